@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
@@ -98,6 +98,12 @@ def printable(text: str) -> str:
 def printable_line(text: str) -> str:
     """Returns the text with a question mark in place of each unprintable character and newline."""
     return printable(text).replace("\n", "?")
+
+
+def few(names: Sequence[str], limit: int = 4) -> str:
+    """Returns at most `limit` names, separated by commas, and the number of the others."""
+    others = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + others
 
 
 def _shortened(text: str) -> str:

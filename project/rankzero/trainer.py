@@ -79,6 +79,7 @@ class Trainer(pl.Trainer):
         master_addr: Host of rank 0.
         master_port: Port for the rendezvous on that host.
         interface: Network interface to use.
+        auth: `required` starts only if all ranks know the same key; `auto` prints a line if they do not.
         backend: `nccl` or `gloo`; None selects the backend by device.
         start_timeout: Seconds to wait for all processes.
         hang_timeout: Time without progress after which a run hangs: 300 (seconds), `5min` or a timedelta.
@@ -123,6 +124,7 @@ class Trainer(pl.Trainer):
         master_addr: str | None = None,
         master_port: int | None = None,
         interface: str | None = None,
+        auth: str = "auto",
         backend: str | None = None,
         start_timeout: float = 300,
         hang_timeout: str | int | timedelta = 300,
@@ -157,7 +159,7 @@ class Trainer(pl.Trainer):
         if arguments["seed"] is not None:
             seed_everything(arguments["seed"], verbose=False)
         own = [global_seed(), arguments["fast"] == "yes", arguments["preflight"]]
-        seed, self._is_fast, self._preflight = coordinator.all_gather_object(own)[0]  # ranks may differ
+        seed, self._is_fast, self._preflight = coordinator.broadcast_object(own)  # ranks may differ
         self.plan = plan = SamplingPlan(
             rank=launch.rank or 0,
             world_size=world.size,
@@ -274,7 +276,7 @@ class Trainer(pl.Trainer):
         if ckpt_path is not None:
             options = replace(options, resume=self._checkpoint_choice.resolve(str(ckpt_path)) or "auto")
         self._stored_config = config = self.config or describe_config(model, data, self._explicit_arguments)
-        self.plan.seed = self.session.coordinator.all_gather_object(global_seed())[0]
+        self.plan.seed = self.session.coordinator.broadcast_object(global_seed())
         limits = {"max_epochs": self.max_epochs, "max_steps": self.max_steps, "precision": self.precision}
         run = PlannedRun(model, data, self.plan, flattened(config), self.run.path.parent, self._keep, limits)
         check_before_fit(self._preflight, self.session, run)

@@ -35,7 +35,7 @@ GROUPS = {
         *("accept_changed", "trust_checkpoint"),
     ),
     "Launching": (
-        *("launcher", "explain", "start_timeout", "backend", "interface"),
+        *("launcher", "explain", "start_timeout", "backend", "interface", "auth"),
         *("node_rank", "master_addr", "master_port"),
     ),
     "Checks and profiles": ("preflight", "profile", "profile_ranks", "json", "pairs", "warn_gbps", "fail_gbps"),

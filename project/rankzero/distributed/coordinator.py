@@ -2,11 +2,10 @@
 
 import json
 import socket
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
-from hashlib import sha256
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -15,14 +14,26 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from typing_extensions import Self
 
 from rankzero.distributed import network
+from rankzero.distributed.connections.key import Key, find_key
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world
+from rankzero.distributed.exchange import StoreExchange
 from rankzero.distributed.process_group import destroy_process_group, init_process_group
+from rankzero.distributed.refusals import Outcomes, Refusals, refusal_reported_elsewhere
 from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.distributed.rendezvous.errors import SAME_KEY_ADVICE, UNAUTHENTICATED_ADVICE, describe_key_problem
 from rankzero.distributed.rendezvous.peers import Peer, assign_ranks
-from rankzero.distributed.rendezvous.server import Progress
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
-from rankzero.messages import AnotherRankFailed, CannotStart, LeftEarlyError, Stopped, is_peer_failure, mark_reported
+from rankzero.messages import (
+    AnotherRankFailed,
+    CannotStart,
+    LeftEarlyError,
+    RequestError,
+    Stopped,
+    is_peer_failure,
+    mark_reported,
+    print_error,
+)
 
 T = TypeVar("T")
 
@@ -30,9 +41,6 @@ _STOPPED = "rankzero was stopped"
 
 CAUSE_SECONDS = 4.0
 """How long a rank that has lost contact waits for the control channel to deliver the cause."""
-
-_POLL_SECONDS = 0.02
-_EXIT_SECONDS = 3.0
 
 WORK_SECONDS = 1800.0
 """Minimum time that a rank may take to build its data and model while the other ranks wait."""
@@ -62,34 +70,62 @@ class Coordinator:
         self.launch, self.members = rendezvous_result.launch, rendezvous_result.members
         self._store: Store | None = None
         self._agent_store: Store | None = None
-        self._exchanges = 0
+        self._exchange: StoreExchange | None = None
+        self._refusals = Refusals(None, self.launch.world_size)
         self._serves_store = rendezvous_result.listener is not None
         if self.launch.world_size == 1:
             if self.launch.uses_agent_store:
                 self._connect_to_store(rendezvous_result.ip)
                 self._check_not_stopped()
-            self.control_channel = ControlChannel(self.launch, self.members, self.all_gather_object)
+            self.control_channel = ControlChannel(self.launch, self.members, self.broadcast_object)
             self.hosts = [member.host for member in self.members]
             return
         ip, listener = rendezvous_result.ip, rendezvous_result.listener
         self._store = self._serve_store(ip, listener) if listener else self._connect_to_store(ip)
+        assert self.launch.rank is not None
+        self._refusals = Refusals(self._store, self.launch.world_size)
+        self._exchange = StoreExchange(self._store, self.launch.rank, self.launch.world_size, self._name_of)
+        key, key_problem = find_key(), rendezvous_result.key_problem
         if self.launch.uses_agent_store:
             self._check_not_stopped()
-            this_peer = self.members[0]
-            peers = [Peer(**peer) for peer in self.all_gather_object(this_peer._asdict())]
-            self.launch, self.members = assign_ranks(self.launch, this_peer, peers)
+            key_problem = self._exchange_peers(key)
             check_world(requested, self.launch)
         self.hosts = [member.host for member in self.members]
+        if key_problem and requested.auth == "required":
+            raise RequestError("--auth required", key_problem, SAME_KEY_ADVICE)
+        if key_problem and self.launch.rank == 0:
+            print_error(f"the control channel is not authenticated: {key_problem}; {UNAUTHENTICATED_ADVICE}")
         # Until the control channel exists, a killed rank goes unnoticed. So wait for `start_timeout` at most.
-        gather_until_start_timeout = partial(self.all_gather_object, seconds=requested.start_timeout)
+        broadcast_until_start_timeout = partial(self.broadcast_object, seconds=requested.start_timeout)
         self.control_channel = ControlChannel(
-            self.launch, self.members, gather_until_start_timeout, requested.interface
+            self.launch,
+            self.members,
+            broadcast_until_start_timeout,
+            requested.interface,
+            None if key_problem else key.secret,
         )
         network.use_interface(requested.interface, self._find_interface())
+
+    def _exchange_peers(self, key: Key) -> str:
+        """Finds all processes that torchrun has started; returns why they do not share a key, or an empty text."""
+        this_peer = self.members[0]
+        own = {"peer": this_peer._asdict(), "key": key.fingerprint(self.launch.world_id), "origin": key.origin}
+        ranks = self.all_gather_object(own)
+        peers = [Peer(**values["peer"]) for values in ranks]
+        self.launch, self.members = assign_ranks(self.launch, this_peer, peers)
+        first_key = ranks[0]["key"]
+        others = [peer for peer, values in zip(peers, ranks, strict=True) if values["key"] != first_key]
+        if first_key and not others:
+            return ""
+        return describe_key_problem(bool(first_key), ranks[0]["origin"], peers[0], others)
 
     def _check_not_stopped(self) -> None:
         if self._agent_store and self._agent_store.check([_STOPPED]):
             raise Stopped("torchrun restarted a run that was stopped at a safe point; it stays stopped")
+
+    def _name_of(self, rank: int) -> str:
+        host = f" on {self.members[rank].host}" if len(self.members) == self.launch.world_size else ""
+        return f"rank {rank}{host}"
 
     def _serve_store(self, ip: str, listener: Any) -> Store:
         """Returns the store, served on the socket of the rendezvous."""
@@ -111,45 +147,55 @@ class Coordinator:
         if self.launch.num_nodes == 1:
             return "lo"
         address = network.resolve(self.launch.address)[0]
-        node_and_source = (self.launch.node_rank, network.source_address(address))
-        other_addresses = [
-            source
-            for node, source in self.all_gather_object(node_and_source)
-            if node != self.launch.node_rank and source
-        ]
-        target = (
-            other_addresses[0] if self.launch.node_rank == self.members[0].node_rank and other_addresses else address
+        node, first_node = self.launch.node_rank, self.members[0].node_rank
+        # Rank zero's machine reaches its own address through `lo`, so it looks for the way to another machine.
+        other = self.decide(
+            [node, network.source_address(address)],
+            lambda values: next((source for other_node, source in values if source and other_node != first_node), None),
         )
+        target = other if node == first_node and other else address
         source = network.source_address(target)
         return network.interface_of(source) if source else None
+
+    def decide(self, value: Any, choose: Callable[[list[Any]], Any], seconds: float | None = None) -> Any:
+        """Sends a value to rank zero, which decides; returns the decision on all ranks. All ranks must call.
+
+        Args:
+            value: The JSON-serializable value of this rank.
+            choose: Called on rank zero with the values of all ranks, by rank; returns a JSON-serializable decision.
+            seconds: How long to wait for all ranks; by default, as long as a rank may take to build its data and model.
+
+        Raises:
+            RequestError: On all ranks, if `choose` raised it.
+            AnotherRankFailed: A rank did not provide its value in time.
+        """
+        if self._exchange is None:
+            return json.loads(json.dumps(choose([json.loads(json.dumps(value))])))
+        return self._exchange.decide(value, choose, self.timeout if seconds is None else seconds)
 
     def all_gather_object(self, value: Any, seconds: float | None = None) -> list[Any]:
         """Gathers one JSON-serializable value from every rank and returns all values, by rank. All ranks must call.
 
+        The data that rank zero sends grows with the square of the number of ranks; `decide` sends less.
+
         Args:
             value: The value of this rank.
-            seconds: How long to wait for each rank; by default, as long as a rank may take to build its data and model.
+            seconds: See `decide`.
 
         Raises:
             AnotherRankFailed: A rank did not provide its value in time.
         """
-        if self._store is None:
-            return [json.loads(json.dumps(value))]
-        self._exchanges += 1
-        key, size = f"exchange {self._exchanges}", self.launch.world_size
-        self._store.set(f"{key} {self.launch.rank}", json.dumps(value))
-        return [json.loads(self._wait_for(f"{key} {rank}", rank, seconds or self.timeout)) for rank in range(size)]
+        values: list[Any] = self.decide(value, list, seconds)
+        return values
 
-    def _wait_for(self, key: str, rank: int, seconds: float) -> bytes:
-        assert self._store is not None
-        deadline, progress = time.monotonic() + seconds, Progress(seconds)
-        while not self._store.check([key]):
-            if time.monotonic() > deadline:
-                raise AnotherRankFailed(f"rank {rank} did not respond within {seconds:g} s")
-            if self.launch.rank == 0:
-                progress.print_if_due(lambda: f"rank {rank} on {self.members[rank].host}")
-            time.sleep(_POLL_SECONDS)
-        return bytes(self._store.get(key))
+    def broadcast_object(self, value: Any, seconds: float | None = None) -> Any:
+        """Returns rank zero's JSON-serializable value on all ranks. All ranks must call.
+
+        Args:
+            value: The value of this rank; only rank zero's matters.
+            seconds: See `decide`.
+        """
+        return self.decide(value if self.launch.rank == 0 else None, lambda values: values[0], seconds)
 
     def run_on_all_ranks(self, work: Callable[[], T]) -> T:
         """Runs `work` on every rank and returns its result, or raises on every rank if one fails. All ranks must call.
@@ -169,17 +215,14 @@ class Coordinator:
         own_outcome = (
             {"refused": str(error)} if isinstance(error, CannotStart) else {"failed": repr(error)} if error else {}
         )
-        outcomes = self.all_gather_object(own_outcome)
+        outcome = Outcomes(**self.decide(own_outcome, lambda values: asdict(Outcomes.of(values))))
         if error is not None and not isinstance(error, CannotStart):
             raise error
-        refusals = [outcome.get("refused") for outcome in outcomes]
-        refusing_rank = next((rank for rank, refusal in enumerate(refusals) if refusal), None)
-        if refusing_rank is not None:
-            raise self._refusal(refusals, refusing_rank, error)
-        failed_rank = next((rank for rank, outcome in enumerate(outcomes) if "failed" in outcome), None)
-        if failed_rank is not None:
-            error_text, host = outcomes[failed_rank]["failed"], self.members[failed_rank].host
-            raise AnotherRankFailed(f"rank {failed_rank} on {host} failed: {error_text}")
+        if outcome.refusals:
+            raise outcome.refusal(error, self.launch.rank or 0)
+        if outcome.failed_rank is not None:
+            host = self.members[outcome.failed_rank].host
+            raise AnotherRankFailed(f"rank {outcome.failed_rank} on {host} failed: {outcome.failure}")
         return result  # type: ignore[return-value]
 
     def run_on_rank_zero(self, work: Callable[[], T]) -> T:
@@ -189,19 +232,8 @@ class Coordinator:
             CannotStart: On every rank, if `work` raised it.
             AnotherRankFailed: On the other ranks, if `work` raised any other exception.
         """
-        result: T = self.all_gather_object(self.run_on_all_ranks(lambda: work() if self.launch.rank == 0 else None))[0]
+        result: T = self.broadcast_object(self.run_on_all_ranks(lambda: work() if self.launch.rank == 0 else None))
         return result
-
-    def _refusal(self, refusals: Sequence[str | None], refusing_rank: int, own_error: Exception | None) -> CannotStart:
-        """Returns the refusal that this rank raises: its own, or the first one by rank.
-
-        Of several ranks with the same refusal, the lowest reports it.
-        """
-        refusal = own_error if isinstance(own_error, CannotStart) else CannotStart(refusals[refusing_rank])
-        refusal.reported_elsewhere = own_error is None or refusals.index(str(own_error)) != self.launch.rank
-        if not refusal.reported_elsewhere and not all(refusals):
-            return refusal_reported_here(refusal, f"rank {self.launch.rank} on {socket.gethostname()}")
-        return refusal
 
     def barrier_before_exit(self) -> None:
         """Waits for all ranks before a stopped run exits. All ranks must call.
@@ -212,7 +244,7 @@ class Coordinator:
         # When a machine joins an elastic torchrun, its workers are signaled and restarted: this is no stop to record.
         if self._agent_store and not self.launch.elastic:
             self._agent_store.set(_STOPPED, "")
-        self.all_gather_object(None)
+        self.decide(None, lambda values: None)
 
     def init_process_group(self, backend: str, device: torch.device, timeout: timedelta | None) -> None:
         """Creates torch's process group if none exists. All ranks must call."""
@@ -231,8 +263,8 @@ class Coordinator:
         is_refused = isinstance(error, CannotStart)
         try:
             if isinstance(error, CannotStart) and error.reported_elsewhere is None:
-                error.reported_elsewhere = self._is_reported_elsewhere(str(error))
-            elif isinstance(error, Exception) and is_peer_failure(error) and self._any_rank_refused():
+                error.reported_elsewhere = self._refusals.is_reported_elsewhere(str(error))
+            elif isinstance(error, Exception) and is_peer_failure(error) and self._refusals.any_rank_refused():
                 is_refused = True
                 raise refusal_reported_elsewhere() from None
             elif error is not None and not is_refused:
@@ -241,8 +273,8 @@ class Coordinator:
             has_left_group = destroy_process_group(after_error=error is not None)
             if error and is_refused and not has_left_group:
                 self._report_failure(error)  # the other ranks may be waiting in a collective
-            if is_refused:
-                self._wait_for_ranks_to_leave()
+            if is_refused and not self.launch.uses_agent_store:
+                self._refusals.wait_for_ranks_to_leave(self._serves_store)
             self.control_channel.close()
 
     def _report_failure(self, error: BaseException) -> None:
@@ -254,46 +286,3 @@ class Coordinator:
         reported_cause = is_peer_failure(error) and self.control_channel.failure_cause(CAUSE_SECONDS)
         if reported_cause or not self.control_channel.report_failure(cause):
             mark_reported(error)
-
-    def _is_reported_elsewhere(self, text: str) -> bool:
-        """Returns whether another rank reports this text; if not, claims the report for this rank."""
-        if self._store is None:
-            return False
-        try:
-            self._store.set("refused", "")
-            return bool(self._store.add(f"refusal {sha256(text.encode()).hexdigest()}", 1) > 1)
-        except RuntimeError:
-            return True  # the rank that serves the store has exited, and has reported its error
-
-    def _any_rank_refused(self) -> bool:
-        try:
-            return self._store is not None and bool(self._store.check(["refused"]))
-        except RuntimeError:
-            return False
-
-    def _wait_for_ranks_to_leave(self) -> None:
-        """Makes the rank that serves the store exit last, so that the other ranks can still read from it."""
-        if self._store is None or self.launch.uses_agent_store:
-            return
-        deadline = time.monotonic() + _EXIT_SECONDS
-        try:
-            left_count = self._store.add("left", 1)
-            while self._serves_store and left_count < self.launch.world_size and time.monotonic() < deadline:
-                time.sleep(_POLL_SECONDS)
-                left_count = self._store.add("left", 0)
-        except RuntimeError:
-            pass  # the rank that serves the store has exited
-
-
-def refusal_reported_here(refusal: CannotStart, rank_and_host: str) -> CannotStart:
-    """Returns a copy of a refusal that names the rank that it concerns, for this rank to report."""
-    named = CannotStart(f"  {rank_and_host}:\n{refusal}")
-    named.reported_elsewhere = False
-    return named
-
-
-def refusal_reported_elsewhere() -> CannotStart:
-    """Returns a refusal that another rank reports."""
-    refusal = CannotStart("another rank cannot start")
-    refusal.reported_elsewhere = True
-    return refusal

@@ -1,7 +1,9 @@
 """Assigns a device to each process and chooses the backend through which the processes communicate."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import torch
 
@@ -59,8 +61,26 @@ def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> WorldI
     """
     launch = coordinator.launch
     assignment = coordinator.run_on_all_ranks(lambda: assign_device(requested, launch))
-    assignments = [DeviceAssignment(**fields) for fields in coordinator.all_gather_object(asdict(assignment))]
-    hosts = [member.host for member in coordinator.members]
+    hosts = coordinator.hosts
+
+    def choose(assignments: list[dict[str, Any]]) -> list[Any]:
+        return _choose_backend(requested, [DeviceAssignment(**fields) for fields in assignments], hosts)
+
+    backend, shares_gpu = coordinator.decide(asdict(assignment), choose)
+    assert launch.local_world_size and launch.num_nodes
+    size, nodes, devices = launch.world_size, launch.num_nodes, launch.local_world_size
+    threads = _set_torch_threads(coordinator)
+    return WorldInfo(assignment.accelerator, size, nodes, devices, backend, assignment.index, shares_gpu, threads)
+
+
+def _choose_backend(
+    requested: RequestedWorld, assignments: Sequence[DeviceAssignment], hosts: Sequence[str]
+) -> list[Any]:
+    """Returns the backend, and whether processes share a GPU.
+
+    Raises:
+        RequestError: The processes have different accelerators, or the requested backend does not fit the devices.
+    """
     host_by_accelerator = {device.accelerator: host for device, host in zip(assignments, hosts, strict=True)}
     if len(host_by_accelerator) > 1:
         raise RequestError(
@@ -68,13 +88,12 @@ def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> WorldI
             ", ".join(f"{accelerator} on {host}" for accelerator, host in host_by_accelerator.items()),
             "--accelerator cpu, or start the run only on machines with GPUs",
         )
+    accelerator = assignments[0].accelerator
     process_counts = Counter((host, device.gpu) for device, host in zip(assignments, hosts, strict=True) if device.gpu)
     shares_gpu = any(count > 1 for count in process_counts.values())
-    backend = requested.backend or ("nccl" if assignment.accelerator == "cuda" and not shares_gpu else "gloo")
-    if backend == "nccl" and assignment.accelerator != "cuda":
-        raise RequestError(
-            "--backend nccl", f"NCCL needs GPUs, but the run uses {assignment.accelerator}", "--backend gloo"
-        )
+    backend = requested.backend or ("nccl" if accelerator == "cuda" and not shares_gpu else "gloo")
+    if backend == "nccl" and accelerator != "cuda":
+        raise RequestError("--backend nccl", f"NCCL needs GPUs, but the run uses {accelerator}", "--backend gloo")
     if backend == "nccl" and shares_gpu:
         (host, _), count = process_counts.most_common(1)[0]
         raise RequestError(
@@ -82,10 +101,7 @@ def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> WorldI
             f"{count} processes share a GPU on {host}, but NCCL needs one GPU per process",
             f"--devices {len({gpu for gpu_host, gpu in process_counts if gpu_host == host})}, or --backend gloo",
         )
-    assert launch.local_world_size and launch.num_nodes
-    size, nodes, devices = launch.world_size, launch.num_nodes, launch.local_world_size
-    threads = _set_torch_threads(coordinator)
-    return WorldInfo(assignment.accelerator, size, nodes, devices, backend, assignment.index, shares_gpu, threads)
+    return [backend, shares_gpu]
 
 
 def _set_torch_threads(coordinator: Coordinator) -> str:

@@ -186,7 +186,7 @@ def check_all(
     coordinator = session.coordinator
     owns_group = not dist.is_initialized()
     try:
-        agreed = coordinator.all_gather_object([options, run.keep, run.checkpoint_bytes])[0]  # by rank zero
+        agreed = coordinator.broadcast_object([options, run.keep, run.checkpoint_bytes])
         options, keep, checkpoint_bytes = NetworkOptions(*agreed[0]), agreed[1], agreed[2]
         _check_processes(session, run, report, start_seconds)
         if not report.names(FAIL):
@@ -197,7 +197,7 @@ def check_all(
             report.add(check_imports(coordinator, import_seconds))
             _check_training(session, run, report, owns_group)
         code = report.verdict()
-        coordinator.all_gather_object(None)  # rank zero has written its file
+        coordinator.broadcast_object(None)  # rank zero has written its file
         return code
     except AnotherRankFailed as error:
         advice = ["look at the processes and the logs of the host of this rank"]

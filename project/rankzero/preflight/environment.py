@@ -193,7 +193,7 @@ def clock_differences(readings: Sequence[tuple[float, float]]) -> list[float]:
 
 def _clock_differences(coordinator: Coordinator) -> list[float]:
     before = time.time()
-    coordinator.all_gather_object(None)
+    coordinator.broadcast_object(None)
     return clock_differences(coordinator.all_gather_object([before, time.time()]))
 
 

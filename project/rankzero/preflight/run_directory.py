@@ -29,7 +29,7 @@ def check_run_directory(coordinator: Coordinator, root: Path, checkpoint_bytes: 
         keep: Number of checkpoints that are kept.
     """
     hosts, rank = coordinator.hosts, coordinator.launch.rank or 0
-    folder = expanded(root) / f".preflight-{coordinator.all_gather_object(uuid.uuid4().hex)[0]}"
+    folder = expanded(root) / f".preflight-{coordinator.broadcast_object(uuid.uuid4().hex)}"
     created, errors = gather(coordinator, lambda: _create(folder) if rank == 0 else 0)
     if errors:
         summary = f"rank 0 on {hosts[0]} cannot write in {root}: {errors[0]}"

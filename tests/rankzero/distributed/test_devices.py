@@ -25,18 +25,15 @@ class CoordinatorOfRankZero:
 
     def __init__(self, launch, assignments=None, hosts=None):
         self.launch, self.assignments = launch, assignments
-        hosts = hosts or ["a"] * launch.world_size
-        self.members = [Peer(rank, rank, 0, launch.world_size, host, rank) for rank, host in enumerate(hosts)]
+        self.hosts = hosts or ["a"] * launch.world_size
+        self.members = [Peer(rank, rank, 0, launch.world_size, host, rank) for rank, host in enumerate(self.hosts)]
 
     def run_on_all_ranks(self, work):
         return work()
 
-    def all_gather_object(self, value):
-        return (
-            [asdict(assignment) for assignment in self.assignments]
-            if self.assignments
-            else [value] * self.launch.world_size
-        )
+    def decide(self, value, choose):
+        values = [asdict(assignment) for assignment in self.assignments or []] or [value] * self.launch.world_size
+        return choose(values)
 
 
 def resolve(*arguments, launch=None, assignments=None, hosts=None):

@@ -51,6 +51,14 @@ COMMON_FLAGS = (
         default=300,
     ),
     Flag(
+        "auth",
+        "A",
+        choice("auto", "required"),
+        "start only if all ranks know the same key: auto or required [auto]",
+        "required",
+        default="auto",
+    ),
+    Flag(
         "backend",
         "NAME",
         choice("nccl", "gloo"),

@@ -54,7 +54,7 @@ def run_checks(
             max_device_batch_size=flags.get("max_device_batch_size"),
         )
         precision = cli.config.trainer.precision
-        if coordinator.all_gather_object(flags.get("fast"))[0] == "yes":
+        if coordinator.broadcast_object(flags.get("fast")) == "yes":
             precision, _ = layout.agree_on_precision(coordinator, world.accelerator, precision)
             layout.apply_layout(cli.model, world.accelerator)
         config, root = flattened(cli.stored_config), Path(flags.get("root"))

@@ -101,6 +101,7 @@ class RequestedWorld(NamedTuple):
         interface: Network interface to use.
         backend: `nccl` or `gloo`; by default, the backend that fits the devices.
         start_timeout: Seconds to wait for all processes.
+        auth: `required` if all processes have to know the same key, otherwise `auto`.
     """
 
     nodes: int | None = None
@@ -114,6 +115,7 @@ class RequestedWorld(NamedTuple):
     interface: str | None = None
     backend: str | None = None
     start_timeout: float = 300.0
+    auth: str = "auto"
 
 
 class Variables:

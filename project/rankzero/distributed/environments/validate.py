@@ -53,6 +53,7 @@ def requested_world(arguments: Mapping[str, Any], lightning_arguments: Mapping[s
         interface=arguments["interface"],
         backend=arguments["backend"],
         start_timeout=float(arguments["start_timeout"]),
+        auth=arguments["auth"],
     )
 
 

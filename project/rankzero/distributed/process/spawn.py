@@ -6,6 +6,7 @@ other processes if one fails. It does not import torch, so it starts quickly and
 
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from rankzero.distributed import network
+from rankzero.distributed.connections.key import pass_key
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.launchers import local
 from rankzero.distributed.process.exit_handshake import ExitHandshake
@@ -79,18 +81,24 @@ def die_with_parent() -> None:
 
 
 def _start(command: Sequence[str], count: int, launch: Launch) -> list["_Process"]:
-    """Starts the processes. On a single machine, rank zero inherits a socket that already listens on the port."""
+    """Starts the processes.
+
+    On a single machine, they inherit a key that no other process knows, and rank zero inherits a socket that already
+    listens on the port.
+    """
     if (launch.num_nodes or 1) > 1:
         variables = _variables(count, launch)
         return [
             _Process(command, variables | _rank_variables(local_rank, count, launch)) for local_rank in range(count)
         ]
+    secret = secrets.token_bytes(32)
     with network.listen("127.0.0.1", 0) as listener:
         variables = _variables(count, launch._replace(port=listener.getsockname()[1]))
         first_variables = variables | _rank_variables(0, count, launch) | {local.LISTENING_FD: str(listener.fileno())}
-        processes = [_Process(command, first_variables, listener.fileno())]
+        processes = [_Process(command, first_variables, listener.fileno(), secret=secret)]
         return processes + [
-            _Process(command, variables | _rank_variables(local_rank, count, launch)) for local_rank in range(1, count)
+            _Process(command, variables | _rank_variables(local_rank, count, launch), secret=secret)
+            for local_rank in range(1, count)
         ]
 
 
@@ -118,14 +126,20 @@ def _rank_variables(local_rank: int, count: int, launch: Launch) -> dict[str, st
 class _Process(subprocess.Popen[bytes]):
     """A local process that reports an intended exit."""
 
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str], *inherited_fds: int) -> None:
+    def __init__(
+        self, command: Sequence[str], variables: Mapping[str, str], *inherited_fds: int, secret: bytes = b""
+    ) -> None:
         self._report = ExitHandshake()
+        key_fd, key_variables = pass_key(secret)
         try:
-            pass_fds = (*inherited_fds, self._report.write_end)
-            super().__init__(command, env={**variables, **self._report.variables}, pass_fds=pass_fds)
+            pass_fds = (*inherited_fds, self._report.write_end, key_fd)
+            environment = {**variables, **self._report.variables, **key_variables}
+            super().__init__(command, env=environment, pass_fds=pass_fds)
         except BaseException:
             self._report.close()
             raise
+        finally:
+            os.close(key_fd)
 
     @cached_property
     def has_reported(self) -> bool:

@@ -4,12 +4,22 @@ import socket
 from collections.abc import Sequence
 
 from rankzero.distributed import network
+from rankzero.distributed.connections.handshake import GREETING
+from rankzero.distributed.connections.key import Key
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.peers import Peer
-from rankzero.messages import RequestError
+from rankzero.messages import RequestError, few
 
-GREETING = "RANKZERO/1"
-"""First word that rank zero sends on each new connection."""
+SAME_KEY_ADVICE = (
+    "the same RANKZERO_KEY on all machines (export RANKZERO_KEY=$(openssl rand -hex 32) creates a value),\n"
+    "or start all ranks with the same home directory"
+)
+"""What to do if the ranks do not have the same key."""
+
+UNAUTHENTICATED_ADVICE = (
+    "to authenticate it, give all machines the same RANKZERO_KEY or home directory (--auth required insists on it)"
+)
+"""What to do about a run that has started without a common key."""
 
 
 def missing_processes_error(launch: Launch, members: Sequence[Peer], timeout: float) -> RequestError:
@@ -96,6 +106,53 @@ def wrong_listener_error(launch: Launch, greeting: str) -> RequestError:
         f"that port is {listener}" if listener.startswith("in use") else f"on that port is {listener}",
         "another --master_port PORT (or MASTER_PORT=PORT), the same on every machine",
     )
+
+
+def world_size_error(launch: Launch, this_peer: Peer, peer: Peer) -> RequestError:
+    """Returns the error for a process that expects another number of processes than rank zero."""
+    return RequestError(
+        f"a world of {launch.world_size} (rank 0 on {this_peer.host})",
+        f"rank {peer.rank} on {peer.host} expects {peer.world_size}",
+        "the same command, with the same --nodes and --devices or WORLD_SIZE, on every machine",
+    )
+
+
+def duplicate_rank_error(existing: Peer, peer: Peer) -> RequestError:
+    """Returns the error for two processes with the same rank."""
+    return RequestError(
+        f"one process with rank {peer.rank}",
+        f"two: process {existing.pid} on {existing.host} and process {peer.pid} on {peer.host}",
+        "a different --node_rank on each machine (or a different RANK for each process)",
+    )
+
+
+def different_keys_error(launch: Launch, key: Key) -> RequestError:
+    """Returns the error for a process that does not have the key of rank zero, if one of the two requires it."""
+    return RequestError(
+        f"rendezvous at {launch.address}:{launch.port} with the key of this run",
+        f"rank 0 and another rank do not have the same key; rank {launch.rank} on {socket.gethostname()}: {key.origin}",
+        SAME_KEY_ADVICE,
+    )
+
+
+def missing_key_error(key: Key) -> RequestError:
+    """Returns the error for a process without a key, if `--auth required` is set."""
+    return RequestError("--auth required", f"no key on {socket.gethostname()}: {key.origin}", SAME_KEY_ADVICE)
+
+
+def describe_key_problem(has_key: bool, origin: str, first: Peer, others: Sequence[Peer]) -> str:
+    """Describes why the processes of a run do not share a key.
+
+    Args:
+        has_key: Whether rank zero has a key.
+        origin: Where rank zero's key comes from, or why there is none.
+        first: Rank zero.
+        others: The processes that do not know rank zero's key.
+    """
+    if not has_key:
+        return f"rank 0 on {first.host} has no key ({origin})"
+    names = few([peer.host if peer.rank is None else f"rank {peer.rank} on {peer.host}" for peer in others])
+    return f"rank 0 on {first.host} has another key ({origin}) than {names}"
 
 
 def _address_flags(launch: Launch, host: str) -> str:

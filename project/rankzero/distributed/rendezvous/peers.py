@@ -1,10 +1,11 @@
 """The processes of a run, as they describe themselves to one another. Does not import torch."""
 
 import os
+import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.cores import cpu_quota, format_cpus, usable_cores
@@ -61,6 +62,26 @@ class Peer(NamedTuple):
             cores,
             *quota_and_cgroup,
         )
+
+    @classmethod
+    def from_message(cls, values: Mapping[str, Any]) -> "Peer | None":
+        """Returns the process in a message; None if the message is malformed."""
+        if set(values) != set(cls._fields):
+            return None
+        peer = cls(**values)
+        ranks = [rank for rank in (peer.rank, peer.local_rank, peer.node_rank) if rank is not None]
+        counts = [*ranks, peer.world_size, peer.pid, peer.rank_order]
+        if not all(type(count) is int and 0 <= count < 1 << 63 for count in counts):
+            return None
+        texts = (peer.host, peer.boot, peer.pids, peer.cgroup)
+        is_valid = (
+            all(isinstance(text, str) and text.isprintable() and len(text) < 2048 for text in texts)
+            and all(rank < peer.world_size for rank in ranks)
+            and isinstance(peer.cores, str)
+            and re.fullmatch(r"[0-9,-]{0,2048}", peer.cores) is not None
+            and (peer.quota is None or (type(peer.quota) in (int, float) and 0 <= peer.quota < 1e9))
+        )
+        return peer if is_valid else None
 
     @property
     def machine(self) -> tuple[str, str]:

@@ -5,6 +5,7 @@ failed, even while their main threads wait in a collective that will never finis
 no message.
 """
 
+import hmac
 import socket
 import subprocess
 import threading
@@ -14,15 +15,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rankzero.distributed import network
+from rankzero.distributed.connections.line_connection import LineConnection, Message
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.heartbeat import HEARTBEAT_SECONDS
 from rankzero.distributed.monitoring.monitor import Monitor, call_in_thread, print_hang
 from rankzero.distributed.monitoring.stacks import main_thread_stack
 from rankzero.distributed.process.early_exit import ORIGINAL_EXIT, EarlyExit
 from rankzero.distributed.process.exit_handshake import report_exit
+from rankzero.distributed.rendezvous.listening import listening_address
 from rankzero.distributed.rendezvous.peers import Peer
-from rankzero.distributed.rendezvous.server import listening_address
-from rankzero.distributed.stop_and_failure.connection import JsonLineConnection, Message, keep_alive
+from rankzero.distributed.stop_and_failure.connect import connect_to_control_server
 from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock
 from rankzero.distributed.stop_and_failure.server import LAUNCHER_REPORTS, ControlServer
 from rankzero.distributed.stop_and_failure.watchdog import start_watchdog
@@ -35,7 +37,6 @@ TEARDOWN_SECONDS = 10.0
 """How long a main thread that has noticed the failure has to exit."""
 
 ANSWER_SECONDS = 3.0
-CONNECT_SECONDS = 30.0
 
 
 class ControlChannel:
@@ -44,8 +45,9 @@ class ControlChannel:
     Args:
         launch: The position of this process among all processes.
         members: All processes, by rank.
-        all_gather_object: Gathers one value from every rank and returns all values, by rank.
+        broadcast_object: Returns rank zero's value on all ranks.
         interface: `--interface`; if given, rank zero listens only on the address of this interface.
+        secret: The key that all ranks know; None if they do not share one.
 
     Attributes:
         monitor: Reports what the main thread is doing, and acts on a hang.
@@ -58,9 +60,11 @@ class ControlChannel:
         self,
         launch: Launch,
         members: Sequence[Peer],
-        all_gather_object: Callable[[Any], list[Any]],
+        broadcast_object: Callable[[Any], Any],
         interface: str | None = None,
+        secret: bytes | None = None,
     ) -> None:
+        self._secret, self._lock_name = secret, ""
         self.launch, self.members, self.rank = launch, members, launch.rank or 0
         self.monitor = Monitor(lambda cause: self._terminate(cause, True))
         self.on_stop: Callable[[], None] = lambda: None
@@ -76,26 +80,34 @@ class ControlChannel:
         self._early_exit = EarlyExit(self._exit_early)
         self._server: ControlServer | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
-        self._server_connection: JsonLineConnection | None = None
+        self._server_connection: LineConnection | None = None
         if launch.world_size > 1:
-            self._connect_all_ranks(all_gather_object, interface)
+            self._connect_all_ranks(broadcast_object, interface)
         else:
             self.monitor.is_single_process = True
 
-    def _connect_all_ranks(self, all_gather_object: Callable[[Any], list[Any]], interface: str | None) -> None:
+    def _connect_all_ranks(self, broadcast_object: Callable[[Any], Any], interface: str | None) -> None:
         is_single_machine, endpoint = self.launch.num_nodes == 1, None
         self._parent_reports_lost_ranks = is_single_machine and self.launch.launcher == "local"
         if self.rank == 0:
             listener = network.listen("127.0.0.1" if is_single_machine else self._server_address(interface), 0)
             self._server = ControlServer(
-                listener, self.members, self._parent_reports_lost_ranks, lambda rank: self.describe_exit(rank)
+                listener,
+                self.members,
+                self._parent_reports_lost_ranks,
+                lambda rank: self.describe_exit(rank),
+                self.launch.world_id,
+                self._secret,
             )
             self._server.on_hang = self.monitor.ends_run
             self.monitor.slow_ranks = self._server.slow_ranks.reports
-            endpoint = (*listener.getsockname()[:2], self._server.token)
-        host, port, self._token = all_gather_object(endpoint)[0]
-        self._server_connection = JsonLineConnection(self._connect(host, port))
-        self._server_connection.send({"rank": self.rank, "token": self._token})
+            endpoint = listener.getsockname()[:2]
+        host, port = broadcast_object(endpoint)
+        # Unpredictable for other users of this machine, who could otherwise acquire the lock.
+        lock_name = f"control channel {self.launch.world_id} {port}".encode()
+        self._lock_name = hmac.digest(self._secret or b"no key", lock_name, "sha256").hex()
+        self._server_connection = connect_to_control_server(self.launch, host, port, self._secret)
+        self._server_connection.send({"rank": self.rank})
         this_peer = self.members[self.rank]
         local_members = [
             member for member in self.members if (member.machine, member.pids) == (this_peer.machine, this_peer.pids)
@@ -107,26 +119,6 @@ class ControlChannel:
         threading.Thread(
             target=self._receive_messages, args=(self._server_connection,), name="control channel", daemon=True
         ).start()
-
-    def _connect(self, host: str, port: int) -> socket.socket:
-        """Connects to the control server.
-
-        Raises:
-            OSError: The control server is unreachable.
-        """
-        ips = [host]
-        if host in ("0.0.0.0", "::"):  # all of rank zero's addresses; which one is reachable depends on the machine
-            ips = ["127.0.0.1"] if self.rank == 0 else network.resolve(self.launch.address)
-        for ip in ips:
-            try:
-                connection = socket.create_connection((ip, port), timeout=CONNECT_SECONDS)
-            except OSError:
-                if ip == ips[-1]:
-                    raise
-                continue
-            keep_alive(connection)
-            return connection
-        raise AssertionError("an address resolves to something, or it has been refused")
 
     def _server_address(self, interface: str | None) -> str:
         own_addresses = [ip for ip in network.resolve(self.launch.address) if network.is_local_address(ip)]
@@ -201,14 +193,9 @@ class ControlChannel:
             self._watchdog.kill()
             self._watchdog.wait()
 
-    @property
-    def _lock_name(self) -> str:
-        """Name of the host lock that makes one rank per machine report if rank zero is lost or does not answer."""
-        return f"control channel {self._token}"
-
     # The receiving thread
 
-    def _receive_messages(self, connection: JsonLineConnection) -> None:
+    def _receive_messages(self, connection: LineConnection) -> None:
         while (messages := connection.receive(HEARTBEAT_SECONDS)) is not None:
             for message in messages:
                 self._handle_message(message, connection)
@@ -218,7 +205,7 @@ class ControlChannel:
         if not self._is_finished:
             self._handle_loss(self.describe_exit(0) or f"was lost{connection.close_reason}")
 
-    def _handle_message(self, message: Message, connection: JsonLineConnection) -> None:
+    def _handle_message(self, message: Message, connection: LineConnection) -> None:
         if "stop_requested" in message and self._stop_reason is None:
             # The main thread first counts a safe point, then reads the stop reason. This thread first sets the stop
             # reason, then reads the count. So no safe point is missed: either the main thread sees the request at this

@@ -2,36 +2,31 @@
 
 The messages, of which a connection transmits each as a line of JSON:
 
-    rank -> server   {"rank": r, "token": w}  {"stop": reason}  {"position": n}  {"failed": cause}  {"leaving": true}
+    rank -> server   {"rank": r}  {"stop": reason}  {"position": n}  {"failed": cause}  {"leaving": true}
                      {"status": the values of a `Status`, or null outside training}
     server -> rank   {"stop_requested": reason}  {"stop_at": n}  {"done": true}  {"hang": description}
                      {"failed": cause, "by": the reporting rank}  {"rank_zero": phase and step of rank zero}
 """
 
-import contextlib
-import secrets
-import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 
+from rankzero.distributed.connections.line_connection import Message
+from rankzero.distributed.connections.line_server import LineServer, ServedConnection
 from rankzero.distributed.monitoring.detector import HangDetector
 from rankzero.distributed.monitoring.heartbeat import HEARTBEAT_SECONDS
 from rankzero.distributed.monitoring.slow_ranks import SlowRankDetector
 from rankzero.distributed.monitoring.status import Status
 from rankzero.distributed.rendezvous.peers import Peer
-from rankzero.distributed.stop_and_failure.connection import (
-    CLOSED_IN_CHILDREN,
-    FORK_LOCK,
-    JsonLineConnection,
-    Message,
-    keep_alive,
-)
-from rankzero.messages import print_error
+from rankzero.messages import print_error, printable, printable_line
 
 FINISH_SECONDS = 5.0
 MISSING_RANK_SECONDS = 60.0
+
+MAX_REASON_LENGTH, MAX_CAUSE_LENGTH = 200, 20_000
+"""Characters of the reason of a stop and of the cause of a failure that the ranks receive."""
 
 LAUNCHER_REPORTS = -1
 """Stands for the reporting rank if the process that started the local processes reports the failure."""
@@ -46,9 +41,10 @@ class ControlServer:
         parent_reports_lost_ranks: Whether the process that started the ranks reports a lost rank, so that no rank has
             to.
         describe_exit: Describes how a rank ended; empty if that is unknown.
+        world_id: Identifier of the run's start.
+        secret: The key that all ranks know; None if they do not share one.
 
     Attributes:
-        token: Secret that a rank has to send when it connects.
         on_hang: Called with the description of a hang, in the thread of the server; returns whether the run ends.
         slow_ranks: Finds ranks that are slower than the others.
     """
@@ -59,6 +55,8 @@ class ControlServer:
         members: Sequence[Peer],
         parent_reports_lost_ranks: bool,
         describe_exit: Callable[[int], str] = lambda rank: "",
+        world_id: str = "",
+        secret: bytes | None = None,
     ) -> None:
         self.listener, self.members, self.parent_reports_lost_ranks, self.describe_exit = (
             listener,
@@ -66,20 +64,16 @@ class ControlServer:
             parent_reports_lost_ranks,
             describe_exit,
         )
-        self.token = secrets.token_hex(8)
         self.on_hang: Callable[[str], bool] = lambda description: False
         hosts = [member.host for member in members]
         self._hangs, self.slow_ranks = HangDetector(hosts), SlowRankDetector(hosts)
-        CLOSED_IN_CHILDREN.add(listener)
-        listener.setblocking(False)
-        self._ranks: dict[int, JsonLineConnection] = {}
-        self._clients: dict[socket.socket, JsonLineConnection] = {}
+        self._server = LineServer(listener, "control", world_id, secret, requires_key=secret is not None)
+        self._ranks: dict[int, ServedConnection] = {}
+        self._connected_ranks: dict[ServedConnection, int] = {}
         self._exited_ranks: set[int] = set()
         self._positions: dict[int, int] = {}
         self._stop_reason: str | None = None
         self._failure: Message | None = None
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name="control server", daemon=True)
         self._thread.start()
 
@@ -91,46 +85,34 @@ class ControlServer:
     def _serve(self) -> None:
         last_heartbeat = started = time.monotonic()
         while len(self._exited_ranks) < len(self.members):
-            for key, _ in self._selector.select(HEARTBEAT_SECONDS):
-                self._receive(key.fileobj)  # type: ignore[arg-type]
+            for connection, messages in self._server.poll(HEARTBEAT_SECONDS):
+                self._receive(connection, messages)
             if time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS:
                 last_heartbeat = time.monotonic()
                 self._send_all({"rank_zero": self._hangs.last_place(0)})
                 self._check_for_missing_ranks(last_heartbeat - started)
                 self._check_progress()
-        self._selector.close()
+        self._server.close()
         self.listener.close()
 
-    def _receive(self, ready_socket: socket.socket) -> None:
-        if ready_socket is self.listener:
-            with contextlib.suppress(OSError), FORK_LOCK:
-                client, _ = self.listener.accept()
-                keep_alive(client)
-                client.settimeout(5)
-                self._clients[client] = JsonLineConnection(client)
-                self._selector.register(client, selectors.EVENT_READ)
-            return
-        connection = self._clients[ready_socket]
-        rank = next((rank for rank, admitted in self._ranks.items() if admitted is connection), None)
-        messages = connection.receive(0)
-        if rank is None and messages == [] and connection.has_partial_line:
-            return
-        if rank is None and messages:
-            rank = self._admit(connection, messages)
-        if messages is None or rank is None:
-            self._disconnect(ready_socket)
+    def _receive(self, connection: ServedConnection, messages: list[Message] | None) -> None:
+        rank = self._connected_ranks.get(connection)
+        if messages is None:
             self._handle_disconnect(rank, connection.close_reason)
+            return
+        if rank is None and (rank := self._admit(connection, messages.pop(0))) is None:
+            self._server.disconnect(connection)
             return
         for message in messages:
             self._handle_message(rank, message)
 
-    def _admit(self, connection: JsonLineConnection, messages: Sequence[Message]) -> int | None:
-        """Admits a new connection and returns its rank; None for an unknown client."""
-        greeting = next(iter(messages), {})
+    def _admit(self, connection: ServedConnection, greeting: Message) -> int | None:
+        """Admits a new connection and returns its rank; None for an unknown client, and for a rank that has one."""
         rank = greeting.get("rank")
-        if greeting.get("token") != self.token or not isinstance(rank, int) or rank not in range(len(self.members)):
+        if type(rank) is not int or rank not in range(len(self.members)) or rank in self._ranks:
             return None
-        self._ranks[rank] = connection
+        self._server.identify(connection)
+        self._ranks[rank], self._connected_ranks[connection] = connection, rank
         if self._failure:
             connection.send(self._failure)
         elif self._stop_reason:
@@ -162,31 +144,29 @@ class ControlServer:
             if self.on_hang(description):
                 self._record_failure(description, 0)
 
-    def _disconnect(self, client: socket.socket) -> None:
-        self._selector.unregister(client)
-        del self._clients[client]
-        client.close()
-
     def _handle_message(self, rank: int, message: Message) -> None:
-        if "stop" in message and self._stop_reason is None:
-            self._stop_reason = str(message["stop"])
-            self._send_all({"stop_requested": self._stop_reason})
-        elif "position" in message:
-            self._positions[rank] = int(message["position"])
-        elif "leaving" in message:
-            self._exited_ranks.add(rank)
-            self._hangs.update(rank, None)
-        elif "status" in message:
-            status = Status.from_message(message["status"])
-            self._hangs.update(rank, status)
-            self.slow_ranks.update(rank, status.first_gradient if status else 0.0)
-        elif "failed" in message:
-            self._record_failure(str(message["failed"]), rank)
-        if self._stop_reason and ("position" in message or "leaving" in message):
-            self._decide_stop()
+        match message:
+            case {"stop": str() as reason} if self._stop_reason is None:
+                self._stop_reason = printable_line(reason[:MAX_REASON_LENGTH])
+                self._send_all({"stop_requested": self._stop_reason})
+            case {"position": int() as position}:
+                self._positions[rank] = position
+                self._decide_stop()
+            case {"leaving": True}:
+                self._exited_ranks.add(rank)
+                self._hangs.update(rank, None)
+                self._decide_stop()
+            case {"status": values}:
+                status = Status.from_message(values)
+                self._hangs.update(rank, status)
+                self.slow_ranks.update(rank, status.first_gradient if status else 0.0)
+            case {"failed": str() as cause}:
+                self._record_failure(printable(cause[:MAX_CAUSE_LENGTH]), rank)
 
     def _decide_stop(self) -> None:
         """Once all positions are known, has all ranks stop at the safe point after the most advanced position."""
+        if self._stop_reason is None:
+            return
         if set(self._positions) | self._exited_ranks >= set(range(len(self.members))) and self._positions:
             self._send_all({"stop_at": max(self._positions.values()) + 1})
 

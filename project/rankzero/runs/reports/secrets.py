@@ -20,7 +20,7 @@ _REFERENCES = re.compile(r".*_(?:file|path|dir|folder|name|env|var|variable|type
 _AT_END = re.compile(
     r"(?:.*_)?(?:pwd|auth|jwt|dsn|authkey|(?:db|ftp|mysql|smtp|user)_pass|(?:auth|access|api|hub|bearer)_?tokens?|(?:access|private|secret)_?keys?(?:_id)?"
     r"|(?:account|auth|deploy|encryption|license|service|session|shared|signing|ssh|subscription"
-    r"|comet|neptune|wandb)_keys?)"
+    r"|comet|neptune|rankzero|wandb)_keys?)"
 )
 
 _TOKEN = re.compile(r"(?:(?:.*_)?(?P<kind>[a-z]+)_)?token")
@@ -53,6 +53,9 @@ _UNNAMED = re.compile(
     re.DOTALL,
 )
 """Signatures in the query of a URL, tokens of known services, and private keys."""
+
+_WORDS = ("auto", "required")
+"""The values of `--auth`, which are no secrets."""
 
 _FLAG = re.compile(r"--?\w")
 
@@ -120,12 +123,13 @@ def _is_secret(name: str) -> bool:
 
 def _can_be_secret(value: Any) -> bool:
     is_empty = isinstance(value, str | list | dict) and not value
-    return not (value is None or isinstance(value, bool) or is_empty)
+    is_word = isinstance(value, str) and value in _WORDS
+    return not (value is None or isinstance(value, bool) or is_empty or is_word)
 
 
 def _hidden(text: str) -> str:
     """Returns `HIDDEN` for the text of a secret value; a text that means true, false or nothing is shown."""
-    return text if text.lower() in ("", "true", "false", "null", "none") else HIDDEN
+    return text if text.lower() in ("", "true", "false", "null", "none", *_WORDS) else HIDDEN
 
 
 def _text_without_secrets(text: str) -> str:

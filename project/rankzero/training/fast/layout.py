@@ -21,7 +21,7 @@ ONEDNN_BLOCK = 16
 
 def agree_on_precision(coordinator: Coordinator, accelerator: str, requested: object) -> tuple[Any, str]:
     """Returns what `choose_precision` returns if it considers the devices of all ranks. All ranks must call."""
-    return choose_precision(accelerator, all(coordinator.all_gather_object(computes_in_bf16(accelerator))), requested)
+    return choose_precision(accelerator, coordinator.decide(computes_in_bf16(accelerator), all), requested)
 
 
 def choose_precision(accelerator: str, supports_bf16: bool, requested: object) -> tuple[Any, str]:

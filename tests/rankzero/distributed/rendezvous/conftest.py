@@ -1,6 +1,5 @@
 """The rendezvous server runs in a thread; the tests connect to it through sockets."""
 
-import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -8,49 +7,57 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rankzero.distributed import network
+from rankzero.distributed.connections.handshake import perform_handshake
+from rankzero.distributed.connections.key import Key
+from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.messages import RequestError
 
+KEY = Key(b"k" * 32, "the tests")
+
 
 class Client:
-    """Connection of a process to rank zero."""
+    """Connection of a process to rank zero, after the handshake."""
 
-    def __init__(self, port):
-        self.connection = socket.create_connection(("127.0.0.1", port), timeout=10)
-        self.file = self.connection.makefile("rwb")
-        self.greeting = self.file.readline()
+    def __init__(self, port, secret=KEY.secret):
+        self.connection = LineConnection(socket.create_connection(("127.0.0.1", port), timeout=10))
+        self.is_open = perform_handshake(self.connection, "rendezvous", "k", secret, False, 10)
 
-    def send(self, line):
-        self.file.write(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
-        self.file.flush()
+    def send(self, message):
+        if isinstance(message, bytes):
+            self.connection.send_body(message)
+        else:
+            self.connection.send(message)
         return self
 
     def answer(self):
-        return json.loads(self.file.readline() or "null")
+        return next(iter(self.connection.receive(10) or []), None)
 
     def close(self):
-        self.file.close()
         self.connection.close()
 
 
 class Rendezvous:
     """Rank zero of a world on this machine; a thread waits for the other processes."""
 
-    def __init__(self, pool, size, seconds=10.0, refusal=None):
+    def __init__(self, pool, size, seconds=10.0, refusal=None, key=KEY, **options):
         self.listener = network.listen("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         self.launch = Launch(
             launcher="env", world_size=size, local_world_size=size, port=self.port, world_id="k", num_nodes=1
         )
         self.this_peer = Peer.this(self.launch)
-        self.server = RendezvousServer(self.launch, self.this_peer, self.listener, time.monotonic() + seconds, seconds)
+        deadline = time.monotonic() + seconds
+        self.server = RendezvousServer(self.launch, self.this_peer, self.listener, deadline, seconds, key, **options)
         self.clients = []
         self.members = pool.submit(self.server.wait, refusal)
 
-    def call(self, line=b""):
-        client = Client(self.port).send(line)
+    def call(self, message=None, secret=KEY.secret):
+        client = Client(self.port, secret)
+        if message is not None:
+            client.send(message)
         self.clients.append(client)
         return client
 

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rankzero.distributed import network
+from rankzero.distributed.connections.handshake import GREETING
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous import client, peers
 from rankzero.distributed.rendezvous.client import RendezvousResult, rendezvous
-from rankzero.distributed.rendezvous.errors import GREETING
 from rankzero.messages import RequestError
 from running import reserved_port
 

@@ -1,30 +1,20 @@
 import contextlib
-import json
 import random
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rankzero.distributed import network
-from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.connections import line_server
+from rankzero.distributed.connections.handshake import DifferentKeyError
+from rankzero.distributed.connections.key import Key
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous import server
-from rankzero.distributed.rendezvous.errors import GREETING
-from rankzero.distributed.rendezvous.peers import Peer
-from rankzero.distributed.rendezvous.server import (
-    Progress,
-    RendezvousServer,
-    listen_for_ranks,
-    listening_address,
-    reject_clients,
-)
 from rankzero.messages import RequestError, Stopped
-from running import reserved_port
 
+KEY = Key(b"k" * 32, "the tests")
 REFUSAL = RequestError("asked", "found", "instead")
-UNKNOWN = b'{"rank": 1, "local_rank": 1, "node_rank": 0, "world_size": 2, "host": "a", "pid": 1, "order": 0}\n'
+UNKNOWN = b'{"rank": 1, "local_rank": 1, "node_rank": 0, "world_size": 2, "host": "a", "pid": 1, "order": 0}'
 
 
 def test_a_world_of_one_process_is_complete_at_once(rendezvous):
@@ -38,21 +28,9 @@ def test_every_process_receives_the_list_of_all_members(rendezvous, size):
     clients = [world.call(world.member(rank)) for rank in range(1, size)]
     members = world.members.result(10)
     assert sorted(member.rank for member in members) == [*range(size)] and members[0] == world.this_peer
-    assert all(client.greeting == f'{GREETING} "k"\n'.encode() for client in clients)
     for client in clients:
-        assert client.answer() == {"members": [member._asdict() for member in members]}
+        assert client.answer() == {"members": [member._asdict() for member in members], "key_problem": ""}
     socket.create_connection(("127.0.0.1", world.port)).close()  # torch's store uses the socket next
-
-
-def test_a_line_may_arrive_in_pieces(rendezvous):
-    world = rendezvous(2)
-    line = json.dumps(world.member(1)).encode() + b"\n"
-    client = world.call()
-    client.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for start in range(0, len(line), 40):
-        client.send(line[start : start + 40])
-        time.sleep(0.002)
-    assert len(world.members.result(10)) == 2 and len(client.answer()["members"]) == 2
 
 
 def test_unrelated_clients_do_not_disturb_the_rendezvous(rendezvous):
@@ -67,24 +45,25 @@ def test_unrelated_clients_do_not_disturb_the_rendezvous(rendezvous):
     assert len(world.members.result(10)) == 2
 
 
-NESTED = b"[" * 3000 + b"\n"
+NESTED = b"[" * 3000
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"\n", b"{}\n", b"null\n", b"[1]\n", UNKNOWN, b"\xff\n", b"{", b"7\n", NESTED], ids=len
+    "body", [b"", b"{}", b"null", b"[1]", UNKNOWN, b"\xff", b"{", b"7", NESTED, b'{"rank": 1}'], ids=len
 )
-def test_a_malformed_line_admits_no_process(rendezvous, line):
+@pytest.mark.parametrize("secret", [KEY.secret, None], ids=["key", "no key"])
+def test_a_malformed_message_admits_no_process(rendezvous, body, secret):
     world = rendezvous(2)
-    unrelated_client = world.call(line)
+    unrelated_client = world.call(body, secret)
     world.call(world.member(1))
     assert [member.rank for member in world.members.result(10)] == [0, 1]
-    assert "more processes" in unrelated_client.answer()["refused"][1]
+    answer = unrelated_client.answer()
+    assert answer is None or "more processes" in answer["refused"][1]
 
 
-def test_a_client_that_sends_too_long_a_line_is_disconnected(rendezvous, monkeypatch):
-    monkeypatch.setattr(server, "MAX_LINE_BYTES", 1000)
+def test_a_client_that_sends_too_long_a_line_is_disconnected(rendezvous):
     world = rendezvous(2)
-    assert world.call(b"x" * 1001).answer() is None
+    assert world.call(b"x" * 5000).answer() is None
     world.call(world.member(1))
     assert len(world.members.result(10)) == 2
 
@@ -177,108 +156,81 @@ def test_a_stop_signal_ends_the_wait(rendezvous, monkeypatch):
         rendezvous(2).members.result(10)
 
 
-def listen(port, **fields):
-    return listen_for_ranks(
-        Launch(**{"launcher": "env", "world_size": 2, "local_world_size": 2, "port": port, **fields}), None
-    )
+def test_an_unauthenticated_process_is_admitted_after_a_wait_for_the_key(rendezvous, monkeypatch):
+    monkeypatch.setattr(server, "UNAUTHENTICATED_SECONDS", 0.3)
+    world = rendezvous(2)
+    client = world.call(world.member(1, host="b"), secret=b"another")
+    assert [member.host for member in world.members.result(10)][1] == "b"
+    problem = f"rank 0 on {world.this_peer.host} has another key (the tests) than rank 1 on b"
+    assert world.server.key_problem == client.answer()["key_problem"] == problem
 
 
-def test_rank_zero_listens_on_the_rendezvous_address():
-    with reserved_port() as port, listen(port) as listener:
-        assert listener.getsockname() == ("127.0.0.1", port)
-        assert listen(port) is None  # the port is in use, so a second process connects to it
+def test_without_a_key_rank_zero_admits_all_processes_at_once(rendezvous):
+    world = rendezvous(2, key=Key(None, "no home"))
+    client = world.call(world.member(1), secret=None)
+    assert len(world.members.result(5)) == 2
+    assert client.answer()["key_problem"] == f"rank 0 on {world.this_peer.host} has no key (no home)"
 
 
-def test_an_inherited_socket_is_used():
-    with network.listen("127.0.0.1", 0) as inherited, listen(1, listening_fd=inherited.fileno()) as listener:
-        assert listener.getsockname() == inherited.getsockname()
-        inherited.detach()
+def test_a_process_with_the_key_takes_the_place_of_one_without(rendezvous):
+    world = rendezvous(2)
+    stranger = world.call(world.member(1, host="stranger"), secret=None)
+    world.wait_for_members(2)
+    client = world.call(world.member(1, host="b"))
+    assert [member.host for member in world.members.result(10)][1] == "b"
+    assert client.answer()["key_problem"] == world.server.key_problem == ""
+    assert "on stranger and process" in stranger.answer()["refused"][1]
 
 
-def test_a_port_without_permission_to_listen_is_refused(monkeypatch):
-    def refuse(ip, number):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(server.network, "listen", refuse)
-    with pytest.raises(RequestError) as caught:
-        listen(80)
-    assert "port 80" in caught.value.asked and caught.value.found == "Permission denied"
-
-
-@pytest.fixture
-def other_machine(monkeypatch):
-    """Makes every address belong to another machine, or to a container's host."""
-    monkeypatch.setattr(network, "is_local_address", lambda ip: False)
+@pytest.mark.parametrize("fields", [{"rank": 0}, {"world_size": 8}, {"rank": 1, "host": "c"}])
+def test_the_conflict_of_an_unauthenticated_process_does_not_end_the_run(rendezvous, fields):
+    world = rendezvous(3)
+    clients = [world.call(world.member(1))]
+    world.wait_for_members(2)
+    stranger = world.call(world.member(2) | fields, secret=None)
+    assert len(stranger.answer()["refused"]) == 3
+    clients.append(world.call(world.member(2)))
+    assert len(world.members.result(10)) == 3
+    assert all(len(client.answer()["members"]) == 3 for client in clients)
 
 
-def test_a_forwarded_port_is_accepted(other_machine):
-    with reserved_port() as port, listen(port, address="127.0.0.1") as listener:
-        assert listener.getsockname() == ("0.0.0.0", port)
+def test_unauthenticated_processes_are_refused_once_another_machine_has_the_key(rendezvous, monkeypatch):
+    monkeypatch.setattr(server, "UNAUTHENTICATED_SECONDS", 0.0)
+    world = rendezvous(3, seconds=1.0)
+    stranger = world.call(world.member(1), secret=None)
+    world.wait_for_members(2)
+    world.call(world.member(2, host="b"))
+    assert "do not have the same key" in stranger.answer()["refused"][1]
+    error = world.refused()
+    assert "missing rank 1;" in error.found and "without rank 0's key connected from 127.0.0.1" in error.found
+    assert "RANKZERO_KEY" in error.instead
 
 
-@pytest.mark.parametrize("hosts", [(), ("a", "b")])
-def test_the_address_of_another_machine_is_refused(other_machine, monkeypatch, hosts):
-    def unreachable(address, timeout):
-        raise OSError(113, "No route to host")
-
-    refusals = []
-    monkeypatch.setattr(RendezvousServer, "wait", lambda rendezvous_server, refusal: refusals.append(refusal))
-    monkeypatch.setattr(server.socket, "create_connection", unreachable)
-    with reserved_port() as port:
-        with pytest.raises(RequestError, match="another machine or does not exist") as caught:
-            listen(port, address="192.0.2.1", hosts=hosts)
-        network.listen("127.0.0.1", port).close()
-    assert refusals == ([caught.value] if hosts else [])  # the other ranks connect to the first host next
+@pytest.mark.parametrize("options", [{"requires_key": True}, {"key": Key(KEY.secret, "explicit", is_explicit=True)}])
+def test_no_unauthenticated_process_is_admitted_if_the_key_is_required(rendezvous, options):
+    world = rendezvous(2, **options)
+    with pytest.raises(DifferentKeyError):
+        world.call(world.member(1), secret=None)
+    world.call(world.member(1))
+    assert len(world.members.result(10)) == 2
 
 
-SEVERAL = {"num_nodes": 2, "local_world_size": 1}
+def test_the_number_of_waiting_unauthenticated_processes_is_limited(rendezvous, monkeypatch):
+    monkeypatch.setattr(server, "MAX_UNAUTHENTICATED", 2)
+    world = rendezvous(4)
+    clients = [world.call(world.member(None), secret=None) for _ in range(7)]
+    assert "do not have the same key" in clients[0].answer()["refused"][1]
+    assert len(world.server.members) <= 7
+    for rank in (1, 2, 3):
+        world.call(world.member(rank))
+    assert [member.rank for member in world.members.result(10)] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("launch", "own_addresses", "interface", "expected"),
-    [
-        ({}, ["127.0.1.1"], None, "127.0.1.1"),
-        (SEVERAL, ["127.0.1.1"], None, ""),
-        (SEVERAL, ["10.0.0.1"], None, "10.0.0.1"),
-        (SEVERAL | {"address": "127.0.0.1"}, ["10.0.0.1"], "lo", "127.0.0.1"),
-        (SEVERAL | {"address": "localhost"}, ["127.0.0.1"], None, "127.0.0.1"),
-        (SEVERAL, ["10.0.0.1", "10.0.0.2"], None, ""),
-        (SEVERAL, ["127.0.1.1", "10.0.0.1"], None, ""),
-        (SEVERAL, [], None, ""),
-        (SEVERAL | {"launcher": "pbs"}, ["10.0.0.1"], None, ""),
-        ({"launcher": "pbs"}, ["10.0.0.1"], None, "10.0.0.1"),
-    ],
-)
-def test_rank_zero_listens_on_one_address_only_if_it_is_unambiguous(
-    monkeypatch, launch, own_addresses, interface, expected
-):
-    for name in (network.GLOO, network.NCCL):
-        monkeypatch.setenv(name, "")
-    fields = {"launcher": "env", "world_size": 2, "local_world_size": 2, "address": "x", **launch}
-    assert listening_address(Launch(**fields), own_addresses, interface) == expected
-
-
-def test_processes_that_connect_to_the_wrong_machine_receive_the_error(monkeypatch, call):
-    monkeypatch.setattr(server, "REJECT_SECONDS", 0.5)
-    with reserved_port() as port, ThreadPoolExecutor(1) as pool:
-        launch = Launch(launcher="env", rank=1, world_size=3, port=port, world_id="k")
-        rejecting = pool.submit(reject_clients, launch, ["127.0.0.1"], REFUSAL)
-        while True:
-            with contextlib.suppress(ConnectionRefusedError):
-                client = call(port)
-                break
-        client.send(Peer.this(launch._replace(rank=2))._asdict())
-        assert client.answer() == {"refused": ["asked", "found", "instead"]}
-        assert rejecting.result(10) is None
-        with network.listen("127.0.0.1", port):
-            assert reject_clients(launch, ["127.0.0.1"], REFUSAL) is None  # another local rank rejects clients
-
-
-def test_progress_is_printed_at_intervals(monkeypatch, capsys):
-    progress = Progress(20)
-    progress.print_if_due(lambda: pytest.fail("it is too early"))
-    monkeypatch.setattr(server, "PROGRESS_SECONDS", -1)
-    progress.print_if_due(lambda: "missing rank 1")
-    monkeypatch.setattr(server, "PROGRESS_SECONDS", 10)
-    progress.print_if_due(lambda: pytest.fail("it is too early again"))
-    assert capsys.readouterr().err.startswith("rankzero: waiting: missing rank 1; ")
+def test_idle_connections_do_not_shut_out_the_ranks(rendezvous, monkeypatch):
+    monkeypatch.setattr(line_server, "IDENTIFY_SECONDS", 0.5)
+    world = rendezvous(2)
+    idle = [socket.create_connection(("127.0.0.1", world.port)) for _ in range(300)]
+    world.call(world.member(1))
+    assert len(world.members.result(10)) == 2
+    for connection in idle:
+        connection.close()

@@ -7,9 +7,12 @@ import time
 import pytest
 
 from rankzero.distributed import network
+from rankzero.distributed.connections.handshake import perform_handshake
+from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.rendezvous.peers import Peer
-from rankzero.distributed.stop_and_failure.connection import JsonLineConnection
 from rankzero.distributed.stop_and_failure.server import ControlServer
+
+SECRET = b"s" * 32
 
 
 class World:
@@ -19,17 +22,18 @@ class World:
         listener = network.listen("127.0.0.1", 0)
         self.address, self.opened, self.size = listener.getsockname(), [], size
         members = [Peer(rank, rank, 0, size, "ab"[rank % 2], 1) for rank in range(size)]
-        self.server = ControlServer(listener, members, parent_reports_lost_ranks, describe_exit)
+        self.server = ControlServer(listener, members, parent_reports_lost_ranks, describe_exit, "k", SECRET)
 
     def connect(self, *lines):
-        connection = socket.create_connection(self.address, timeout=10)
+        connection = LineConnection(socket.create_connection(self.address, timeout=10))
         self.opened.append(connection)
+        assert perform_handshake(connection, "control", "k", SECRET, True, 10)
         for line in lines:
-            connection.sendall(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
-        return JsonLineConnection(connection)
+            connection.send_body(line if isinstance(line, bytes) else json.dumps(line).encode())
+        return connection
 
     def rank(self, rank):
-        connection = self.connect({"rank": rank, "token": self.server.token})
+        connection = self.connect({"rank": rank})
         while rank not in self.server._ranks:
             time.sleep(0.001)
         return connection
@@ -40,7 +44,7 @@ class World:
     def close(self):
         """Makes the server exit: absent ranks connect and leave, and all connections close."""
         for rank in set(range(self.size)) - self.server._ranks.keys():
-            self.connect({"rank": rank, "token": self.server.token}).send({"leaving": True})
+            self.connect({"rank": rank}).send({"leaving": True})
         for connection in self.opened:
             connection.close()
         self.server._thread.join(10)

@@ -1,16 +1,12 @@
 """Ranks are sockets of the test, which exchange messages with a real control server."""
 
-import json
-import os
-import signal
-import socket
 import threading
 import time
 
 import pytest
 
 from rankzero.distributed.stop_and_failure import server
-from rankzero.distributed.stop_and_failure.server import LAUNCHER_REPORTS, keep_alive
+from rankzero.distributed.stop_and_failure.server import LAUNCHER_REPORTS
 
 
 def all_messages(connection, count):
@@ -19,32 +15,6 @@ def all_messages(connection, count):
     while len(found) < count and time.monotonic() < deadline and (received := connection.receive(1)) is not None:
         found += [message for message in received if message and "rank_zero" not in message]
     return found
-
-
-def test_a_process_forked_during_accept_does_not_keep_the_connection_open(world, monkeypatch):
-    accepted = threading.Event()
-
-    def keep_alive_late(connection):
-        accepted.set()
-        time.sleep(0.5)  # the main thread forks meanwhile
-        keep_alive(connection)
-
-    monkeypatch.setattr(server, "keep_alive", keep_alive_late)
-    control = world(2)
-    client = socket.create_connection(control.server.listener.getsockname())
-    assert accepted.wait(10)
-    process = os.fork()
-    if process == 0:
-        time.sleep(60)
-        os._exit(0)
-    try:
-        client.sendall(b"no rank's greeting\n")
-        client.settimeout(10)
-        assert client.recv(1) == b""  # the server closed the connection, and the forked process has no copy
-    finally:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-        client.close()
 
 
 def expect_messages(ranks, *messages):
@@ -126,14 +96,14 @@ def test_a_lost_rank_is_a_failure(world, parent_reports_lost_ranks, description,
         describe_exit=lambda rank: description and f"{description}" * (rank == 1),
     )
     ranks = control.all_ranks()
-    ranks[1].connection.close()
+    ranks[1].close()
     expect_messages([ranks[0], ranks[2]], {"failed": f"rank 1 on b {text}", "by": reporting_rank})
 
 
 def test_a_rank_that_has_left_may_disconnect(world):
     ranks = world(2).all_ranks()
     ranks[1].send({"leaving": True})
-    ranks[1].connection.close()
+    ranks[1].close()
     ranks[0].send({"stop": "SIGTERM"})
     expect_messages(ranks[:1], {"stop_requested": "SIGTERM"})
 
@@ -150,44 +120,51 @@ def test_a_rank_that_does_not_connect_is_a_failure(world, monkeypatch):
 @pytest.mark.parametrize(
     "greeting",
     [
-        b"GET / HTTP/1.1\r\n\r\n",
-        b"[]\n\xff\n",
-        pytest.param(b"[" * 5000 + b"\n", id="nested"),
-        b"\n",
-        {"rank": 1},
-        {"rank": 1, "token": "wrong"},
-        {"rank": 1, "token": None},
-        {"rank": 2, "token": "right"},
-        {"rank": -1, "token": "right"},
-        {"rank": "1", "token": "right"},
-        {"rank": 1.0, "token": "right"},
-        {"token": "right"},
+        *(b"GET / HTTP/1.1\r\n\r", b"[]\n\xff", pytest.param(b"[" * 5000, id="nested"), b""),
+        *({"token": "right"}, {"rank": 2}, {"rank": -1}, {"rank": "1"}, {"rank": 1.0}, {"rank": True}),
+        pytest.param(b"x" * 5000, id="long"),
     ],
 )
 def test_unknown_clients_are_disconnected(world, greeting):
     control = world(2)
-    if isinstance(greeting, dict) and greeting.get("token") == "right":
-        greeting = {**greeting, "token": control.server.token}
     rank = control.rank(0)
     client = control.connect(greeting)
-    while (messages := client.receive(10)) is not None:
-        assert messages == [{}]
+    if greeting not in (b"[]\n\xff", b"[" * 5000):  # not a message: the server waits for one
+        while (messages := client.receive(10)) is not None:
+            assert messages == [{}]
     rank.send({"stop": "SIGTERM"})
     expect_messages([rank], {"stop_requested": "SIGTERM"})  # without a failure before it
 
 
-def test_a_greeting_may_arrive_in_two_packets(world):
-    control = world(1)
-    greeting = json.dumps({"rank": 0, "token": control.server.token}).encode() + b"\n"
-    rank = control.connect(greeting[:9])
-    time.sleep(0.2)  # the server reads the first packet meanwhile
-    rank.connection.sendall(greeting[9:] + b'{"stop": "SIGTERM"}\n')
-    expect_messages([rank], {"stop_requested": "SIGTERM"})
+def test_a_connected_rank_cannot_be_displaced(world):
+    control = world(2)
+    ranks = control.all_ranks()
+    impostor = control.connect({"rank": 1}, {"failed": "by the impostor"})
+    assert impostor.receive(10) is None
+    ranks[1].send({"stop": "SIGTERM"})
+    expect_messages(ranks, {"stop_requested": "SIGTERM"})
 
 
-def test_every_server_has_its_own_token(world):
-    tokens = {world(1).server.token for _ in range(3)}
-    assert len(tokens) == 3 and all(len(token) >= 16 for token in tokens)
+@pytest.mark.parametrize(
+    "message",
+    [
+        *({"stop": 7}, {"position": "1"}, {"position": 1.5}, {"position": None}, {"failed": ["x"]}, {"failed": None}),
+        *({"leaving": 1.5}, {"status": 5}, {"status": [1]}, {"status": {"step": 1}}, {"stop": None}, {"unknown": 1}),
+    ],
+    ids=str,
+)
+def test_a_message_of_the_wrong_type_is_ignored(world, message):
+    ranks = world(2).all_ranks()
+    ranks[1].send(message)
+    ranks[1].send({"stop": "SIGTERM"})
+    expect_messages(ranks, {"stop_requested": "SIGTERM"})
+
+
+def test_unprintable_characters_and_long_causes_are_not_passed_on(world):
+    ranks = world(2).all_ranks()
+    ranks[1].send({"failed": "\x1b[2J\ud800" + "x" * 100_000})
+    (message,) = all_messages(ranks[0], 1)
+    assert message["failed"].startswith("?[2J?xxx") and len(message["failed"]) == server.MAX_CAUSE_LENGTH
 
 
 def test_finish_announces_rank_zeros_exit_and_waits_for_the_other_ranks(world):

@@ -10,7 +10,7 @@ SECRET_NAMES = (
     *("api_key", "logger.api-key", "apikey", "apiKey", "WANDB_API_KEY", "access_key", "aws_access_key_id"),
     *("private_key", "secretAccessKey", "client_secret", "ssh_key", "auth", "basic_auth", "credentials.value"),
     *("credential", "token", "--hub_token", "HF_TOKEN", "auth_token", "access_tokens", "--trainer.logger.0.token"),
-    *("wandb_key", "smtp_pass", "jwt", "dsn"),
+    *("wandb_key", "smtp_pass", "jwt", "dsn", "RANKZERO_KEY"),
 )
 OTHER_NAMES = (
     *("eos_token", "pad_token", "eos_token_id", "num_tokens", "max_tokens", "tokens", "token_dim", "tokenizer"),
@@ -97,6 +97,7 @@ def test_names_that_begin_like_tokens_are_shown(text):
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
+        (["fit.py", "--auth", "required"], ["fit.py", "--auth", "required"]),
         (["fit.py", "--api_key", "abc", "--epochs", "3"], ["fit.py", "--api_key", "...", "--epochs", "3"]),
         (["--logger.token=a b=c", "--model.num_tokens=5"], ["--logger.token=...", "--model.num_tokens=5"]),
         (["--model.x", '{"token": "abc"}'], ["--model.x", '{"token": "..."}']),

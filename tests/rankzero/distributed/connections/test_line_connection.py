@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from rankzero.distributed import network
-from rankzero.distributed.stop_and_failure.connection import JsonLineConnection, keep_alive
+from rankzero.distributed.connections import line_connection
+from rankzero.distributed.connections.line_connection import LineConnection, keep_alive
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def pair():
     """Both ends of a connection."""
     first, second = socket.socketpair()
     with first, second:
-        yield JsonLineConnection(first), JsonLineConnection(second)
+        yield LineConnection(first), LineConnection(second)
 
 
 def test_messages_arrive_unchanged(pair):
@@ -80,7 +81,7 @@ def test_receive_records_a_connection_error_as_the_reason():
     with accepted:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # close() resets the connection
         client.close()
-        connection = JsonLineConnection(accepted)
+        connection = LineConnection(accepted)
         assert connection.receive(10) is None and connection.close_reason == " (Connection reset by peer)"
         assert connection.receive(10) is None
 
@@ -91,7 +92,7 @@ def test_a_connection_may_have_a_descriptor_above_1023(pair):
         with pytest.raises(ValueError, match="out of range"):
             select.select([connection], [], [], 0)
         pair[0].send({"position": 1})
-        assert JsonLineConnection(connection).receive(10) == [{"position": 1}]
+        assert LineConnection(connection).receive(10) == [{"position": 1}]
 
 
 def test_connections_are_closed_in_a_forked_process(pair):
@@ -112,3 +113,73 @@ def test_tcp_options_detect_a_lost_connection_within_15_seconds():
         )
         assert idle + interval * count <= 15 and unacknowledged <= 15_000
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+
+@pytest.fixture
+def signing_pair(pair):
+    """Both ends of a connection that signs its messages."""
+    pair[0].sign_messages(b"first", b"second")
+    pair[1].sign_messages(b"second", b"first")
+    return pair
+
+
+def test_signed_messages_arrive_unchanged_in_both_directions(signing_pair):
+    first, second = signing_pair
+    for message in ({"stop": "SIGTERM"}, {}, {"position": 3}):
+        first.send(message)
+        second.send(message)
+    assert second.receive(10) == first.receive(10) == [{"stop": "SIGTERM"}, {}, {"position": 3}]
+
+
+@pytest.mark.parametrize("attack", ["unsigned", "altered", "repeated", "reordered", "removed"])
+def test_a_message_that_the_other_end_did_not_send_ends_the_connection(pair, attack):
+    recorder, recorded = pair
+    recorder.sign_messages(b"first", b"second")
+    for number in range(3):
+        recorder.send({"position": number})
+    lines = [recorded.receive_line(10) for _ in range(3)]
+    lines = {
+        "unsigned": [lines[0], b'{"stop": "now"}'],
+        "altered": [lines[0], lines[1].replace(b"1", b"9")],
+        "repeated": [lines[0], lines[0]],
+        "reordered": [lines[1], lines[0]],
+        "removed": [lines[0], lines[2]],
+    }[attack]
+    first, second = socket.socketpair()
+    with first, second:
+        victim = LineConnection(second)
+        victim.sign_messages(b"second", b"first")
+        first.sendall(b"".join(line + b"\n" for line in lines))
+        assert victim.receive(10) is None and victim.close_reason == " (a message has a wrong signature)"
+
+
+def test_too_long_a_line_ends_the_connection(pair):
+    short = LineConnection(pair[1].connection, max_line_bytes=100)
+    pair[0].send_line(b"x" * 100)
+    assert short.receive_line(10) == b"x" * 100
+    pair[0].connection.sendall(b"x" * 101)
+    assert short.receive(10) is None and short.close_reason == " (it sent too long a line)"
+
+
+def test_sending_to_a_non_blocking_socket_never_waits(pair):
+    sender, receiver = pair
+    sender.connection.setblocking(False)
+    count, message = 0, {"failed": "x" * 10_000}
+    while not sender.has_unsent_bytes:
+        sender.send(message)
+        count += 1
+    received = 0
+    while received < count:
+        received += len(receiver.receive(10))
+        sender.flush()
+    assert received == count and not sender.has_unsent_bytes
+
+
+def test_a_client_that_never_reads_is_lost(pair, monkeypatch):
+    monkeypatch.setattr(line_connection, "MAX_UNSENT_BYTES", 1 << 20)
+    sender, _ = pair
+    sender.connection.setblocking(False)
+    for _ in range(400):
+        sender.send({"failed": "x" * 10_000})
+    assert sender.receive(10) is None
+    assert sender.close_reason == " (it does not read its control connection)"

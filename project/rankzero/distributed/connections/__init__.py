@@ -1,0 +1,1 @@
+"""Authenticated connections between the processes of a run."""

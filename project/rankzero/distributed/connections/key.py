@@ -1,0 +1,141 @@
+"""The key by which the processes of a run recognize one another. Does not import torch."""
+
+import contextlib
+import functools
+import hmac
+import os
+import secrets
+import stat
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rankzero.distributed.process.config_folder import config_folder
+from rankzero.messages import RequestError
+
+KEY_VARIABLE = "RANKZERO_KEY"
+"""Variable in which the user gives the same key to machines that do not share a home directory."""
+
+KEY_FD = "RANKZERO_KEY_FD"
+"""Variable set for local processes: the file descriptor of the pipe from which a process reads its key."""
+
+MIN_KEY_LENGTH = 32
+"""Characters; whoever observes a connection can test guesses of a short key."""
+
+NEW_KEY_COMMAND = "export RANKZERO_KEY=$(openssl rand -hex 32)"
+"""Command that creates a key. Its output must then be given to all machines."""
+
+_MAX_FILE_BYTES = 4096
+_READ_SECONDS = 2.0
+"""How long a network file system may take to show a key file that another machine has just created."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """The key of this process.
+
+    Args:
+        secret: The key; None if there is none.
+        origin: Where the key comes from, or why there is none.
+        is_explicit: Whether the user or the parent process gave this key to all processes of the run, so that a process
+            without it does not belong to the run.
+    """
+
+    secret: bytes | None = field(repr=False)
+    origin: str
+    is_explicit: bool = False
+
+    def fingerprint(self, world_id: str) -> str | None:
+        """Returns a text by which processes of a run can compare their keys without revealing them."""
+        if self.secret is None:
+            return None
+        return hmac.digest(self.secret, f"fingerprint {world_id}".encode(), "sha256").hex()
+
+
+@functools.cache
+def find_key() -> Key:
+    """Returns the key of this process, and creates the user's key file if it is needed and does not exist.
+
+    The sources, in this order: the parent process, `RANKZERO_KEY`, and the file `key` in the user's configuration
+    folder, which only the user may read.
+
+    Raises:
+        RequestError: `RANKZERO_KEY` is too short.
+    """
+    descriptor, text = os.environ.pop(KEY_FD, None), os.environ.get(KEY_VARIABLE)
+    if descriptor is not None:
+        with contextlib.suppress(OSError, ValueError), os.fdopen(int(descriptor), "rb") as pipe:
+            if secret := pipe.read():
+                return Key(secret, "the process that started this one", is_explicit=True)
+    if text:
+        if len(text) < MIN_KEY_LENGTH:
+            raise RequestError(
+                f"{KEY_VARIABLE} as the key of this run",
+                f"it has {len(text)} characters, and at least {MIN_KEY_LENGTH} are required",
+                f"{NEW_KEY_COMMAND}\nand give the same value to all machines",
+            )
+        return Key(text.encode(errors="surrogateescape"), KEY_VARIABLE, is_explicit=True)
+    folder = config_folder()
+    if folder is None:
+        return Key(None, "there is no home directory (HOME is not set)")
+    try:
+        return _read_or_create(folder / "key")
+    except OSError as error:
+        return Key(None, f"{folder / 'key'}: {error.strerror or error}")
+
+
+def pass_key(secret: bytes) -> tuple[int, dict[str, str]]:
+    """Returns a descriptor from which one child process reads a key, and the variable that tells it so.
+
+    The caller closes the descriptor after it has started the process.
+    """
+    read_end, write_end = os.pipe()
+    with os.fdopen(write_end, "wb") as pipe:
+        pipe.write(secret)  # fits into the pipe's buffer
+    return read_end, {KEY_FD: str(read_end)}
+
+
+def _read_or_create(path: Path) -> Key:
+    """Returns the key in a file, which is created if it does not exist.
+
+    Raises:
+        OSError: The file can be neither read nor created.
+    """
+    deadline = time.monotonic() + _READ_SECONDS
+    while True:
+        try:
+            return _read(path)
+        except FileNotFoundError:
+            if time.monotonic() > deadline:
+                raise
+        if not _create(path):
+            time.sleep(0.05)
+
+
+def _read(path: Path) -> Key:
+    with path.open("rb") as file:
+        status, content = os.fstat(file.fileno()), file.read(_MAX_FILE_BYTES)
+    if status.st_uid != os.geteuid():
+        return Key(None, f"{path} belongs to another user")
+    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return Key(None, f"{path} is open to other users: type chmod 600 {path}")
+    secret = content.strip()
+    if len(secret) < MIN_KEY_LENGTH:
+        return Key(None, f"{path} contains no key: delete it, and the next run creates one")
+    return Key(secret, str(path))
+
+
+def _create(path: Path) -> bool:
+    """Creates the file with a new key; returns False if another process has just created it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".key-")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+        os.link(temporary, path)  # unlike a rename, it never replaces the key of another process
+    except FileExistsError:
+        return False
+    finally:
+        Path(temporary).unlink()
+    return True

@@ -1,0 +1,234 @@
+"""Accepts connections from the processes of a run, and resists those of strangers. Does not import torch.
+
+A connection that has not identified itself costs little: such connections are limited in number, in the length of
+their lines and in time.
+"""
+
+import contextlib
+import errno
+import resource
+import selectors
+import socket
+import time
+from collections.abc import Iterable
+
+from rankzero.distributed.connections.handshake import KEY_REQUIRED, MAX_HANDSHAKE_BYTES, Challenge, answer_to_hello
+from rankzero.distributed.connections.line_connection import (
+    CLOSED_IN_CHILDREN,
+    FORK_LOCK,
+    MAX_MESSAGE_BYTES,
+    LineConnection,
+    Message,
+    keep_alive,
+)
+
+IDENTIFY_SECONDS = 5.0
+"""How long a new connection may take to identify itself."""
+
+STALLED_SECONDS = 0.2
+"""Age at which an unidentified connection makes room for a new one, if their number has reached its limit."""
+
+_UNSENT_POLL_SECONDS = 0.05
+_ACCEPTED_AT_ONCE = 256
+_MAX_WRONG_KEYS = 100
+
+
+class ServedConnection(LineConnection):
+    """A connection that a `LineServer` has accepted.
+
+    Attributes:
+        address: IP address of the client.
+        has_said_hello: Whether the handshake is complete, with or without a proof.
+        is_identified: Whether the client belongs to the run, as far as the owner of the server knows.
+    """
+
+    def __init__(self, connection: socket.socket, challenge: Challenge, unsent: "set[ServedConnection]") -> None:
+        super().__init__(connection, MAX_HANDSHAKE_BYTES)
+        self.challenge, self.accepted_at, self._waiting_to_send = challenge, time.monotonic(), unsent
+        self.address = str(connection.getpeername()[0])
+        self.has_said_hello = self.is_identified = self.is_closed = False
+
+    def _send(self, data: bytes) -> None:
+        super()._send(data)
+        if self.has_unsent_bytes:
+            self._waiting_to_send.add(self)
+
+
+class LineServer:
+    """Listens on a socket, performs the handshake with each client and receives messages.
+
+    The owner calls `poll` again and again, and `identify` for each client that it recognizes.
+
+    Args:
+        listener: The listening socket, which the owner closes.
+        service: The purpose of the connections, `rendezvous` or `control`.
+        world_id: Identifier of the run's start.
+        secret: The key; None if there is none.
+        requires_key: Whether clients that do not know the key are refused.
+
+    Attributes:
+        wrong_keys: Some IP addresses of clients that have proven no knowledge of the key.
+    """
+
+    def __init__(
+        self, listener: socket.socket, service: str, world_id: str, secret: bytes | None, requires_key: bool
+    ) -> None:
+        self.listener, self.service, self.world_id = listener, service, world_id
+        self.secret, self.requires_key = secret, requires_key
+        self.wrong_keys: set[str] = set()
+        self.max_unidentified = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self._connections: dict[socket.socket, ServedConnection] = {}
+        self._unidentified: dict[ServedConnection, None] = {}  # in the order in which they were accepted
+        self._waiting_to_send: set[ServedConnection] = set()
+        self._selector = selectors.DefaultSelector()
+        self._is_accepting = False
+        CLOSED_IN_CHILDREN.add(listener)
+        listener.setblocking(False)
+        self._accept_connections(True)
+
+    def poll(self, seconds: float) -> list[tuple[ServedConnection, list[Message] | None]]:
+        """Serves the connections for up to `seconds`, until messages have arrived.
+
+        Returns:
+            Connections with their new messages; None instead of messages for a connection that is lost and closed.
+        """
+        self._close_late_connections()
+        for connection in [self._waiting_to_send.pop() for _ in range(len(self._waiting_to_send))]:
+            connection.flush()
+        is_waiting = bool(self._waiting_to_send) or not self._is_accepting
+        events = []
+        for key, _ in self._selector.select(min(seconds, _UNSENT_POLL_SECONDS) if is_waiting else seconds):
+            if key.fileobj is self.listener:
+                self._accept()
+            elif (received := self._receive(self._connections[key.fileobj])) is not None:  # type: ignore[index]
+                events.append(received)
+        return events
+
+    @property
+    def connections(self) -> Iterable[ServedConnection]:
+        """All connections."""
+        return list(self._connections.values())
+
+    @property
+    def has_unsent_bytes(self) -> bool:
+        """Whether a client has not yet read all that was sent to it."""
+        return any(connection.has_unsent_bytes for connection in list(self._waiting_to_send))
+
+    def identify(self, connection: ServedConnection) -> None:
+        """Marks a connection as one of the run's: it may stay open, and may send long messages."""
+        connection.is_identified, connection.max_line_bytes = True, MAX_MESSAGE_BYTES
+        self._unidentified.pop(connection, None)
+
+    def disconnect(self, connection: ServedConnection) -> None:
+        """Closes a connection, if it is still open."""
+        if not connection.is_closed:
+            connection.is_closed = True
+            self._selector.unregister(connection.connection)
+            del self._connections[connection.connection]
+            self._unidentified.pop(connection, None)
+            connection.close()
+
+    def close(self) -> None:
+        """Closes all connections; the listening socket stays open."""
+        for connection in self.connections:
+            self.disconnect(connection)
+        self._selector.close()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            if not self._has_room():
+                self._accept_connections(False)
+                return
+            try:
+                with FORK_LOCK:
+                    client, _ = self.listener.accept()
+                    CLOSED_IN_CHILDREN.add(client)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE) and self._unidentified:
+                    self.disconnect(next(iter(self._unidentified)))
+                self._accept_connections(False)  # until the next poll
+                return
+            self._greet(client)
+
+    def _greet(self, client: socket.socket) -> None:
+        try:
+            client.setblocking(False)
+            keep_alive(client)
+            connection = ServedConnection(client, Challenge.new(self.service, self.world_id), self._waiting_to_send)
+            connection.send_line(connection.challenge.line())
+        except OSError:
+            client.close()
+            return
+        self._connections[client] = connection
+        self._unidentified[connection] = None
+        self._selector.register(client, selectors.EVENT_READ)
+
+    def _receive(self, connection: ServedConnection) -> tuple[ServedConnection, list[Message] | None] | None:
+        if connection.is_closed:  # closed while an earlier event of the same poll was handled
+            return None
+        if not connection.has_said_hello:
+            is_open = connection.read_available()
+            line = connection.pop_line()
+            if line is not None:
+                is_open = self._answer_hello(connection, line) and is_open
+            if not is_open:
+                self.disconnect(connection)
+                return None
+            if not connection.has_lines:
+                return None
+        messages = connection.receive(0)
+        if messages is None:
+            self.disconnect(connection)
+        return (connection, messages) if messages or messages is None else None
+
+    def _answer_hello(self, connection: ServedConnection, line: bytes) -> bool:
+        """Answers the first line of a client; returns False if the client is refused."""
+        answer = answer_to_hello(connection.challenge, line, self.secret)
+        if answer is None:
+            return False
+        text, session_keys = answer
+        if session_keys is None and self.secret and len(self.wrong_keys) < _MAX_WRONG_KEYS:
+            self.wrong_keys.add(connection.address)
+        if session_keys is None and self.requires_key:
+            connection.send_line(KEY_REQUIRED.encode())
+            return False
+        connection.send_line(text)
+        if session_keys is not None:
+            connection.sign_messages(session_keys.server, session_keys.client)
+        connection.has_said_hello = True
+        return True
+
+    def _has_room(self) -> bool:
+        """Returns whether another connection may be accepted; closes the oldest unidentified one if that makes room."""
+        if len(self._unidentified) < self.max_unidentified:
+            return True
+        oldest = next(iter(self._unidentified))
+        if time.monotonic() - oldest.accepted_at < STALLED_SECONDS:
+            return False
+        self.disconnect(oldest)
+        return True
+
+    def _close_late_connections(self) -> None:
+        limit = time.monotonic() - IDENTIFY_SECONDS
+        while self._unidentified and (oldest := next(iter(self._unidentified))).accepted_at < limit:
+            self.disconnect(oldest)
+        if not self._is_accepting and self._has_room():
+            self._accept_connections(True)
+
+    def _accept_connections(self, accepts: bool) -> None:
+        if accepts != self._is_accepting:
+            self._is_accepting = accepts
+            if accepts:
+                self._selector.register(self.listener, selectors.EVENT_READ)
+            else:
+                self._selector.unregister(self.listener)
+
+
+def raise_file_limit() -> None:
+    """Raises this process's limit of open files to the most that the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit than the one that it reports
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,131 @@
+"""Decides which rank reports that a run cannot start."""
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from torch._C._distributed_c10d import Store
+
+from rankzero.messages import CannotStart
+
+MAX_REFUSALS = 8
+"""How many different refusals are reported; the ranks with other refusals are counted."""
+
+_POLL_SECONDS = 0.02
+_EXIT_SECONDS = 3.0
+
+
+@dataclass
+class Outcomes:
+    """How a piece of work ended on all ranks.
+
+    Args:
+        refusals: Text of each refusal -> the lowest rank with this text; at most `MAX_REFUSALS`.
+        all_refuse: Whether all ranks refuse.
+        more: Number of ranks with other refusals.
+        failed_rank: The lowest rank on which the work failed with another error; None if there is none.
+        failure: The error of that rank.
+    """
+
+    refusals: dict[str, int]
+    all_refuse: bool
+    more: int
+    failed_rank: int | None
+    failure: str
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Mapping[str, str]]) -> "Outcomes":
+        """Summarizes the outcomes of all ranks.
+
+        Args:
+            outcomes: By rank: `refused` or `failed` -> text of the error; empty after success.
+        """
+        refusals: dict[str, int] = {}
+        more = 0
+        for rank, outcome in enumerate(outcomes):
+            text = outcome.get("refused", "")
+            if text and text not in refusals and len(refusals) == MAX_REFUSALS:
+                more += 1
+            elif text:
+                refusals.setdefault(text, rank)
+        failed = next((rank for rank, outcome in enumerate(outcomes) if "failed" in outcome), None)
+        failure = "" if failed is None else outcomes[failed]["failed"]
+        return cls(refusals, all("refused" in outcome for outcome in outcomes), more, failed, failure)
+
+    def refusal(self, own_error: Exception | None, own_rank: int) -> CannotStart:
+        """Returns the refusal that this rank raises: its own, or the first one by rank.
+
+        Of several ranks with the same refusal, the lowest reports it.
+        """
+        text = str(own_error) if own_error else next(iter(self.refusals))
+        refusal = own_error if isinstance(own_error, CannotStart) else CannotStart(text)
+        refusal.reported_elsewhere = own_error is None or self.refusals.get(text) != own_rank
+        if not refusal.reported_elsewhere and not self.all_refuse:
+            is_first = own_rank == min(self.refusals.values())
+            return refusal_reported_here(refusal, own_rank, self.more if is_first else 0)
+        return refusal
+
+
+class Refusals:
+    """The refusals of all ranks, in the store that they share.
+
+    Args:
+        store: The store; None in a single process.
+        size: Number of processes.
+    """
+
+    def __init__(self, store: Store | None, size: int) -> None:
+        self._store, self._size = store, size
+
+    def is_reported_elsewhere(self, text: str) -> bool:
+        """Returns whether another rank reports this text; if not, claims the report for this rank."""
+        if self._store is None:
+            return False
+        try:
+            self._store.set("refused", "")
+            return bool(self._store.add(f"refusal {sha256(text.encode()).hexdigest()}", 1) > 1)
+        except RuntimeError:
+            return True  # the rank that serves the store has exited, and has reported its error
+
+    def any_rank_refused(self) -> bool:
+        """Returns whether a rank has refused to start."""
+        try:
+            return self._store is not None and bool(self._store.check(["refused"]))
+        except RuntimeError:
+            return False
+
+    def wait_for_ranks_to_leave(self, serves_store: bool) -> None:
+        """Makes the rank that serves the store exit last, so that the other ranks can still read from it."""
+        if self._store is None:
+            return
+        deadline = time.monotonic() + _EXIT_SECONDS
+        try:
+            left_count = self._store.add("left", 1)
+            while serves_store and left_count < self._size and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+                left_count = self._store.add("left", 0)
+        except RuntimeError:
+            pass  # the rank that serves the store has exited
+
+
+def refusal_reported_here(refusal: CannotStart, rank: int, more: int = 0) -> CannotStart:
+    """Returns a copy of a refusal that names this rank, for this rank to report.
+
+    Args:
+        refusal: The refusal.
+        rank: This rank.
+        more: Number of ranks that refuse for reasons that no rank reports.
+    """
+    others = f"\n  {more} more rank{'s' * (more > 1)} cannot start for other reasons" if more else ""
+    named = CannotStart(f"  rank {rank} on {socket.gethostname()}:\n{refusal}{others}")
+    named.reported_elsewhere = False
+    return named
+
+
+def refusal_reported_elsewhere() -> CannotStart:
+    """Returns a refusal that another rank reports."""
+    refusal = CannotStart("another rank cannot start")
+    refusal.reported_elsewhere = True
+    return refusal

@@ -1,0 +1,103 @@
+"""Rank zero's socket for the rendezvous. Does not import torch."""
+
+import contextlib
+import errno
+import os
+import socket
+import time
+from collections.abc import Sequence
+
+from rankzero.distributed import network
+from rankzero.distributed.connections.key import Key
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.errors import wrong_address_error
+from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.rendezvous.server import RendezvousServer
+from rankzero.messages import RequestError
+
+REJECT_SECONDS = 1.0
+"""How long a machine whose address was given by mistake rejects the ranks that connect to it."""
+
+WRONG_ADDRESS_SECONDS = 5.0
+"""How long rank zero, at an address that is not the given one, answers with the error."""
+
+
+def listen_for_ranks(launch: Launch, interface: str | None, key: Key) -> socket.socket | None:
+    """Returns rank zero's socket; None if the port is in use, for example by a process of this world.
+
+    If the result is None, the caller connects to the port instead.
+
+    Raises:
+        RequestError: The address is not this machine's, or this process may not listen on the port.
+    """
+    if launch.listening_fd is not None:
+        return socket.socket(fileno=launch.listening_fd)
+    ips = network.resolve(launch.address)
+    own_addresses = [ip for ip in ips if network.is_local_address(ip)]
+    try:
+        listener = network.listen(listening_address(launch, own_addresses, interface), launch.port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise RequestError(
+            f"port {launch.port} of {socket.gethostname()} for the rendezvous",
+            str(error.strerror),
+            "--master_port PORT (or MASTER_PORT=PORT), 1024 or more, the same on every machine",
+        ) from None
+    if not own_addresses and not _reaches_itself(ips, launch.port, listener):
+        refusal = wrong_address_error(launch, ips)
+        if launch.hosts:  # the other ranks try this host next, see rankzero.distributed.rendezvous.client
+            _refuse_all(launch, listener, WRONG_ADDRESS_SECONDS, refusal, key)
+        listener.close()
+        raise refusal
+    return listener
+
+
+def listening_address(launch: Launch, own_addresses: Sequence[str], interface: str | None) -> str:
+    """Returns the address to listen on; all addresses (`""`) if it is unknown which one the other ranks use."""
+    interface = interface or network.interface_by_variable()
+    if interface:
+        return network.address_of(interface)
+    external_addresses = [ip for ip in own_addresses if not network.is_loopback(ip)]
+    if launch.launcher == "pbs" and not launch.is_single_machine:
+        return ""  # the address is rank zero's own host name here, and its name in the node file elsewhere
+    if (
+        own_addresses
+        and not external_addresses
+        and (launch.is_single_machine or launch.address in ("localhost", *own_addresses))
+    ):
+        return own_addresses[0]
+    # A host name that resolves to loopback here (127.0.1.1 on Debian) resolves to another address on other machines.
+    return external_addresses[0] if len(external_addresses) == 1 == len(own_addresses) else ""
+
+
+def _reaches_itself(ips: Sequence[str], port: int, listener: socket.socket) -> bool:
+    """Whether connections to a foreign address arrive at this socket, as in a container with a published port."""
+    token = os.urandom(16)
+    for ip in ips:
+        try:
+            with socket.create_connection((ip, port), timeout=3) as outgoing:
+                outgoing.sendall(token)
+                listener.settimeout(1)
+                while True:  # other ranks may already connect; they will retry
+                    incoming, _ = listener.accept()
+                    with incoming:
+                        incoming.settimeout(1)
+                        if incoming.recv(len(token)) == token:
+                            return True
+        except OSError:
+            continue
+    return False
+
+
+def reject_clients(launch: Launch, ips: Sequence[str], error: RequestError, key: Key) -> None:
+    """Sends `error` to processes that connect to this machine instead of rank zero's, for `REJECT_SECONDS`."""
+    with contextlib.suppress(OSError), network.listen(ips[0], launch.port) as listener:
+        _refuse_all(launch, listener, REJECT_SECONDS, error, key)
+
+
+def _refuse_all(launch: Launch, listener: socket.socket, seconds: float, refusal: RequestError, key: Key) -> None:
+    """Sends `refusal` to all processes that connect within some seconds."""
+    server = RendezvousServer(launch, Peer.this(launch), listener, time.monotonic() + seconds, seconds, key)
+    with contextlib.suppress(RequestError):
+        server.wait(refusal)

@@ -1,0 +1,24 @@
+"""Progress of a wait for other processes. Does not import torch."""
+
+import time
+from collections.abc import Callable
+
+from rankzero.messages import print_error
+
+PROGRESS_SECONDS = 10.0
+
+
+class Progress:
+    """Reports at intervals which processes or ranks a process is waiting for."""
+
+    def __init__(self, timeout: float) -> None:
+        self.started = self.printed_at = time.monotonic()
+        self.timeout = timeout
+
+    def print_if_due(self, describe: Callable[[], str]) -> None:
+        """Prints a line if `PROGRESS_SECONDS` have passed since the last one; `describe` returns its text."""
+        now = time.monotonic()
+        if now - self.printed_at > PROGRESS_SECONDS:
+            self.printed_at = now
+            remaining = self.started + self.timeout - now
+            print_error(f"waiting: {describe()}; giving up in {remaining:.0f} s")

@@ -1,0 +1,39 @@
+import pytest
+
+from rankzero.distributed import refusals
+from rankzero.distributed.refusals import Outcomes
+from rankzero.messages import CannotStart
+
+
+def refused(*texts):
+    return Outcomes.of([{"refused": text} if text else {} for text in texts])
+
+
+def test_each_different_refusal_has_its_lowest_rank():
+    outcomes = refused("a", "", "b", "a", "b")
+    assert outcomes.refusals == {"a": 0, "b": 2} and not outcomes.all_refuse and outcomes.failed_rank is None
+    assert refused("a", "a").all_refuse
+
+
+def test_the_lowest_failed_rank_is_known():
+    outcomes = Outcomes.of([{}, {"failed": "KeyError(1)"}, {"failed": "KeyError(2)"}])
+    assert (outcomes.failed_rank, outcomes.failure, outcomes.refusals) == (1, "KeyError(1)", {})
+
+
+@pytest.mark.parametrize(("rank", "reported_elsewhere"), [(0, True), (1, False), (2, True), (3, False)])
+def test_the_lowest_rank_with_a_refusal_reports_it(rank, reported_elsewhere):
+    texts = ("", "a", "a", "b")
+    error = CannotStart(texts[rank]) if texts[rank] else None
+    refusal = refused(*texts).refusal(error, rank)
+    assert refusal.reported_elsewhere is reported_elsewhere
+    assert (f"rank {rank} on " in str(refusal)) is not reported_elsewhere
+
+
+def test_more_refusals_than_can_be_shown_are_counted(monkeypatch):
+    monkeypatch.setattr(refusals, "MAX_REFUSALS", 2)
+    texts = ["a", "b", "c", "d", "a", ""]
+    outcomes = refused(*texts)
+    raised = [outcomes.refusal(CannotStart(text) if text else None, rank) for rank, text in enumerate(texts)]
+    assert [refusal.reported_elsewhere for refusal in raised] == [False, False, True, True, True, True]
+    assert "2 more ranks cannot start for other reasons" in str(raised[0])
+    assert "more rank" not in str(raised[1])
