@@ -25,7 +25,8 @@ from rankzero.cli.arguments import parse_arguments
 from rankzero.cli.command import Command
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.rendezvous.client import RendezvousResult, rendezvous
+from rankzero.distributed.rendezvous.client import rendezvous
+from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.sampling.plan import SamplingPlan
 
 REPOSITORY = Path(__file__).parent.parent

@@ -10,7 +10,7 @@ from rankzero.cli.command import Command
 from rankzero.cli.flags import COMMON_FLAGS, TRAINING_FLAGS
 from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
-from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.distributed.rendezvous.result import RendezvousResult
 
 FIT = Command(
     name="fit",

@@ -14,7 +14,7 @@ from rankzero.distributed.environments.validate import check_world, processes_to
 from rankzero.distributed.join import join_ranks
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.stop_and_failure.error_reporter import is_reporting_rank, refuse, report_error
 from rankzero.messages import CannotStart, Exit, Stopped, flush_streams, print_error, set_quiet
 from rankzero.sampling.workers import end_workers

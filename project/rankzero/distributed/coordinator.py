@@ -20,9 +20,9 @@ from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.exchange import StoreExchange
 from rankzero.distributed.process_group import destroy_process_group, init_process_group
 from rankzero.distributed.refusals import Outcomes, Refusals, refusal_reported_elsewhere
-from rankzero.distributed.rendezvous.client import RendezvousResult
 from rankzero.distributed.rendezvous.errors import SAME_KEY_ADVICE, UNAUTHENTICATED_ADVICE, describe_key_problem
-from rankzero.distributed.rendezvous.peers import Peer, assign_ranks
+from rankzero.distributed.rendezvous.peers import Peer, assign_ranks, completed_by_rank_zero, node_views, read_view
+from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import (
     AnotherRankFailed,
@@ -84,7 +84,9 @@ class Coordinator:
         self._store = self._serve_store(ip, listener) if listener else self._connect_to_store(ip)
         assert self.launch.rank is not None
         self._refusals = Refusals(self._store, self.launch.world_size)
-        self._exchange = StoreExchange(self._store, self.launch.rank, self.launch.world_size, self._name_of)
+        self._exchange = StoreExchange(
+            self._store, self.launch.rank, self.launch.world_size, lambda rank: self.members.name_of(rank)
+        )
         key, key_problem = find_key(), rendezvous_result.key_problem
         if self.launch.uses_agent_store:
             self._check_not_stopped()
@@ -107,25 +109,38 @@ class Coordinator:
         network.use_interface(requested.interface, self._find_interface())
 
     def _exchange_peers(self, key: Key) -> str:
-        """Finds all processes that torchrun has started; returns why they do not share a key, or an empty text."""
-        this_peer = self.members[0]
-        own = {"peer": this_peer._asdict(), "key": key.fingerprint(self.launch.world_id), "origin": key.origin}
-        ranks = self.all_gather_object(own)
-        peers = [Peer(**values["peer"]) for values in ranks]
-        self.launch, self.members = assign_ranks(self.launch, this_peer, peers)
-        first_key = ranks[0]["key"]
-        others = [peer for peer, values in zip(peers, ranks, strict=True) if values["key"] != first_key]
-        if first_key and not others:
-            return ""
-        return describe_key_problem(bool(first_key), ranks[0]["origin"], peers[0], others)
+        """Finds the processes that torchrun has started; returns why they do not share a key, or an empty text."""
+        assert self._exchange is not None
+        launch, this_peer = self.launch, next(iter(self.members))
+        own = {"peer": this_peer._asdict(), "key": key.fingerprint(launch.world_id), "origin": key.origin}
+        all_peers: list[Peer] = []
+
+        def assign(ranks: list[Any]) -> list[Any]:
+            peers = [Peer(**values["peer"]) for values in ranks]
+            all_peers.extend(assign_ranks(peers))
+            first_key = ranks[0]["key"]
+            others = [peer for peer, values in zip(peers, ranks, strict=True) if values["key"] != first_key]
+            problem = ""
+            if others or not first_key:
+                problem = describe_key_problem(bool(first_key), ranks[0]["origin"], peers[0], others)
+            return [{**view, "key_problem": problem} for view in node_views(all_peers)]
+
+        view = self._exchange.decide(own, assign, self.timeout, node=launch.node_rank)
+        if all_peers:
+            self.launch, self.members = completed_by_rank_zero(launch, this_peer, all_peers)
+        else:
+            result = read_view(launch, this_peer, view)
+            if result is None:
+                raise AnotherRankFailed("rank 0 has sent a malformed list of the processes of this node")
+            self.launch, self.members = result
+        return str(view["key_problem"])
+
+    def _name_of(self, rank: int) -> str:
+        return self.members.name_of(rank)  # torchrun's processes are known only after an exchange
 
     def _check_not_stopped(self) -> None:
         if self._agent_store and self._agent_store.check([_STOPPED]):
             raise Stopped("torchrun restarted a run that was stopped at a safe point; it stays stopped")
-
-    def _name_of(self, rank: int) -> str:
-        host = f" on {self.members[rank].host}" if len(self.members) == self.launch.world_size else ""
-        return f"rank {rank}{host}"
 
     def _serve_store(self, ip: str, listener: Any) -> Store:
         """Returns the store, served on the socket of the rendezvous."""
@@ -215,14 +230,13 @@ class Coordinator:
         own_outcome = (
             {"refused": str(error)} if isinstance(error, CannotStart) else {"failed": repr(error)} if error else {}
         )
-        outcome = Outcomes(**self.decide(own_outcome, lambda values: asdict(Outcomes.of(values))))
+        outcome = Outcomes(**self.decide(own_outcome, lambda values: asdict(Outcomes.of(values, self.members.name_of))))
         if error is not None and not isinstance(error, CannotStart):
             raise error
         if outcome.refusals:
             raise outcome.refusal(error, self.launch.rank or 0)
-        if outcome.failed_rank is not None:
-            host = self.members[outcome.failed_rank].host
-            raise AnotherRankFailed(f"rank {outcome.failed_rank} on {host} failed: {outcome.failure}")
+        if outcome.failed_name:
+            raise AnotherRankFailed(f"{outcome.failed_name} failed: {outcome.failure}")
         return result  # type: ignore[return-value]
 
     def run_on_rank_zero(self, work: Callable[[], T]) -> T:

@@ -36,13 +36,14 @@ class StoreExchange:
         self.store, self.rank, self.size, self.name_of = store, rank, size, name_of
         self._count = 0
 
-    def decide(self, value: Any, choose: Callable[[list[Any]], Any], seconds: float) -> Any:
+    def decide(self, value: Any, choose: Callable[[list[Any]], Any], seconds: float, node: int | None = None) -> Any:
         """Sends a value to rank zero, which decides; returns the decision on all ranks. All ranks must call.
 
         Args:
             value: The JSON-serializable value of this rank.
             choose: Called on rank zero with the values of all ranks, by rank; returns a JSON-serializable decision.
             seconds: How long to wait for all ranks.
+            node: If given, `choose` returns a list of decisions by node, of which this rank returns that of its node.
 
         Raises:
             RequestError: On all ranks, if `choose` raised it.
@@ -52,20 +53,26 @@ class StoreExchange:
         prefix = f"exchange {self._count}"
         self.store.set(f"{prefix} {self.rank}", json.dumps(value))
         if self.rank == 0:
-            self._answer(prefix, choose, seconds)
+            self._answer(prefix, choose, seconds, node is not None)
         self._wait([prefix], seconds if self.rank == 0 else seconds + ANSWER_SECONDS, "rank 0")
         answer = json.loads(self.store.get(prefix))
+        if answer.get("is_by_node"):
+            return json.loads(self.store.get(f"{prefix} node {node}"))
         if "refused" in answer:
             raise RequestError(*answer["refused"])
         if "missing" in answer:
             raise AnotherRankFailed(answer["missing"])
         return answer["decision"]
 
-    def _answer(self, prefix: str, choose: Callable[[list[Any]], Any], seconds: float) -> None:
+    def _answer(self, prefix: str, choose: Callable[[list[Any]], Any], seconds: float, is_by_node: bool) -> None:
+        answer: dict[str, Any]
         keys = [f"{prefix} {rank}" for rank in range(self.size)]
         try:
             self._wait(keys, seconds, None)
-            answer = {"decision": choose([json.loads(value) for value in self.store.multi_get(keys)])}
+            decision = choose([json.loads(value) for value in self.store.multi_get(keys)])
+            answer = {"is_by_node": True} if is_by_node else {"decision": decision}
+            for node, part in enumerate(decision if is_by_node else ()):
+                self.store.set(f"{prefix} node {node}", json.dumps(part))
         except RequestError as error:
             answer = {"refused": [*error.args]}
         except AnotherRankFailed as error:

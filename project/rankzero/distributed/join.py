@@ -4,7 +4,8 @@ from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.network import silence_socket_warnings
 from rankzero.distributed.process.spawn import die_with_parent, is_local_process, own_command, run_processes
 from rankzero.distributed.process.threads import choose_threads, set_threads
-from rankzero.distributed.rendezvous.client import RendezvousResult, find_all_ranks
+from rankzero.distributed.rendezvous.client import find_all_ranks
+from rankzero.distributed.rendezvous.result import RendezvousResult
 
 
 def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> RendezvousResult:

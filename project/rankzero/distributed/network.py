@@ -65,6 +65,12 @@ def listen(ip: str, port: int) -> socket.socket:
     return listener
 
 
+def reachable_address(listener: socket.socket) -> str:
+    """Returns an address at which processes of this machine reach a listening socket."""
+    ip = str(listener.getsockname()[0])
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(ip, ip)
+
+
 def describe_listener(port: int) -> str:
     """Describes the process that listens on a port of this machine, as far as it is visible to this user."""
     with contextlib.suppress(psutil.Error, OSError):

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -25,22 +25,23 @@ class Outcomes:
         refusals: Text of each refusal -> the lowest rank with this text; at most `MAX_REFUSALS`.
         all_refuse: Whether all ranks refuse.
         more: Number of ranks with other refusals.
-        failed_rank: The lowest rank on which the work failed with another error; None if there is none.
+        failed_name: Name of the lowest rank on which the work failed with another error; empty if there is none.
         failure: The error of that rank.
     """
 
     refusals: dict[str, int]
     all_refuse: bool
     more: int
-    failed_rank: int | None
+    failed_name: str
     failure: str
 
     @classmethod
-    def of(cls, outcomes: Sequence[Mapping[str, str]]) -> "Outcomes":
+    def of(cls, outcomes: Sequence[Mapping[str, str]], name_of: Callable[[int], str]) -> "Outcomes":
         """Summarizes the outcomes of all ranks.
 
         Args:
             outcomes: By rank: `refused` or `failed` -> text of the error; empty after success.
+            name_of: Returns the name of a rank for messages.
         """
         refusals: dict[str, int] = {}
         more = 0
@@ -51,8 +52,8 @@ class Outcomes:
             elif text:
                 refusals.setdefault(text, rank)
         failed = next((rank for rank, outcome in enumerate(outcomes) if "failed" in outcome), None)
-        failure = "" if failed is None else outcomes[failed]["failed"]
-        return cls(refusals, all("refused" in outcome for outcome in outcomes), more, failed, failure)
+        name, failure = ("", "") if failed is None else (name_of(failed), outcomes[failed]["failed"])
+        return cls(refusals, all("refused" in outcome for outcome in outcomes), more, name, failure)
 
     def refusal(self, own_error: Exception | None, own_rank: int) -> CannotStart:
         """Returns the refusal that this rank raises: its own, or the first one by rank.

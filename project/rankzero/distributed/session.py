@@ -22,7 +22,7 @@ from rankzero.distributed.environments.validate import check_world, processes_to
 from rankzero.distributed.join import join_ranks, start_processes
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.quiet import silence_warnings
-from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.stop_and_failure.error_reporter import refuse, report_error
 from rankzero.messages import (
     CannotStart,

@@ -7,7 +7,7 @@ import pytest
 from rankzero.cli.arguments import parse_arguments
 from rankzero.commands.fit import FIT, fit, main
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.distributed.rendezvous.result import RendezvousResult
 from running import restore_process_state
 
 NO_RENDEZVOUS = RendezvousResult.without_rendezvous(Launch())

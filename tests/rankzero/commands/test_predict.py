@@ -7,7 +7,7 @@ import pytest
 from rankzero.cli.arguments import parse_arguments
 from rankzero.commands.predict import PREDICT, main, predict
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.messages import RequestError
 from running import restore_process_state
 

@@ -9,7 +9,8 @@ import torch
 from rankzero.distributed import coordinator
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.rendezvous.client import RendezvousResult, rendezvous
+from rankzero.distributed.rendezvous.client import rendezvous
+from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.messages import AnotherRankFailed, CannotStart, RequestError, is_peer_failure
 from running import reserved_port
 

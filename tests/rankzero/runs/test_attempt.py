@@ -20,7 +20,8 @@ from rankzero.distributed import network
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.rendezvous.client import RendezvousResult, rendezvous
+from rankzero.distributed.rendezvous.client import rendezvous
+from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.messages import CannotStart, LeftEarlyError, RequestError, Stopped
 from rankzero.runs import attempt as attempt_module

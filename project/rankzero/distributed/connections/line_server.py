@@ -10,7 +10,8 @@ import resource
 import selectors
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rankzero.distributed.connections.handshake import KEY_REQUIRED, MAX_HANDSHAKE_BYTES, Challenge, answer_to_hello
 from rankzero.distributed.connections.line_connection import (
@@ -21,6 +22,7 @@ from rankzero.distributed.connections.line_connection import (
     Message,
     keep_alive,
 )
+from rankzero.distributed.connections.local_socket import is_own_user
 
 IDENTIFY_SECONDS = 5.0
 """How long a new connection may take to identify itself."""
@@ -37,7 +39,8 @@ class ServedConnection(LineConnection):
     """A connection that a `LineServer` has accepted.
 
     Attributes:
-        address: IP address of the client.
+        address: IP address of the client, for messages.
+        is_local: Whether the client is a process of the same user on this machine, according to the kernel.
         has_said_hello: Whether the handshake is complete, with or without a proof.
         is_identified: Whether the client belongs to the run, as far as the owner of the server knows.
     """
@@ -45,8 +48,14 @@ class ServedConnection(LineConnection):
     def __init__(self, connection: socket.socket, challenge: Challenge, unsent: "set[ServedConnection]") -> None:
         super().__init__(connection, MAX_HANDSHAKE_BYTES)
         self.challenge, self.accepted_at, self._waiting_to_send = challenge, time.monotonic(), unsent
-        self.address = str(connection.getpeername()[0])
+        self.is_local = connection.family == socket.AF_UNIX
+        self.address = "this machine" if self.is_local else str(connection.getpeername()[0])
         self.has_said_hello = self.is_identified = self.is_closed = False
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the client belongs to this user."""
+        return self.is_authenticated or self.is_local
 
     def _send(self, data: bytes) -> None:
         super()._send(data)
@@ -55,12 +64,13 @@ class ServedConnection(LineConnection):
 
 
 class LineServer:
-    """Listens on a socket, performs the handshake with each client and receives messages.
+    """Listens on sockets, performs the handshake with each client and receives messages.
 
     The owner calls `poll` again and again, and `identify` for each client that it recognizes.
 
     Args:
-        listener: The listening socket, which the owner closes.
+        listeners: The listening sockets, which the owner closes. Clients of a Unix socket have to belong to the same
+            user, and need no key.
         service: The purpose of the connections, `rendezvous` or `control`.
         world_id: Identifier of the run's start.
         secret: The key; None if there is none.
@@ -71,9 +81,9 @@ class LineServer:
     """
 
     def __init__(
-        self, listener: socket.socket, service: str, world_id: str, secret: bytes | None, requires_key: bool
+        self, listeners: Sequence[socket.socket], service: str, world_id: str, secret: bytes | None, requires_key: bool
     ) -> None:
-        self.listener, self.service, self.world_id = listener, service, world_id
+        self.listeners, self.service, self.world_id = listeners, service, world_id
         self.secret, self.requires_key = secret, requires_key
         self.wrong_keys: set[str] = set()
         self.max_unidentified = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
@@ -82,8 +92,9 @@ class LineServer:
         self._waiting_to_send: set[ServedConnection] = set()
         self._selector = selectors.DefaultSelector()
         self._is_accepting = False
-        CLOSED_IN_CHILDREN.add(listener)
-        listener.setblocking(False)
+        for listener in listeners:
+            CLOSED_IN_CHILDREN.add(listener)
+            listener.setblocking(False)
         self._accept_connections(True)
 
     def poll(self, seconds: float) -> list[tuple[ServedConnection, list[Message] | None]]:
@@ -98,9 +109,10 @@ class LineServer:
         is_waiting = bool(self._waiting_to_send) or not self._is_accepting
         events = []
         for key, _ in self._selector.select(min(seconds, _UNSENT_POLL_SECONDS) if is_waiting else seconds):
-            if key.fileobj is self.listener:
-                self._accept()
-            elif (received := self._receive(self._connections[key.fileobj])) is not None:  # type: ignore[index]
+            ready: Any = key.fileobj
+            if ready in self.listeners:
+                self._accept(ready)
+            elif ready in self._connections and (received := self._receive(self._connections[ready])) is not None:
                 events.append(received)
         return events
 
@@ -109,15 +121,14 @@ class LineServer:
         """All connections."""
         return list(self._connections.values())
 
-    @property
-    def has_unsent_bytes(self) -> bool:
-        """Whether a client has not yet read all that was sent to it."""
-        return any(connection.has_unsent_bytes for connection in list(self._waiting_to_send))
-
     def identify(self, connection: ServedConnection) -> None:
         """Marks a connection as one of the run's: it may stay open, and may send long messages."""
         connection.is_identified, connection.max_line_bytes = True, MAX_MESSAGE_BYTES
         self._unidentified.pop(connection, None)
+
+    def watch(self, connection: LineConnection) -> None:
+        """Makes `poll` return when data arrives on another connection, which the owner reads."""
+        self._selector.register(connection.connection, selectors.EVENT_READ)
 
     def disconnect(self, connection: ServedConnection) -> None:
         """Closes a connection, if it is still open."""
@@ -128,20 +139,26 @@ class LineServer:
             self._unidentified.pop(connection, None)
             connection.close()
 
-    def close(self) -> None:
-        """Closes all connections; the listening socket stays open."""
+    def close(self, seconds: float = 0.0) -> None:
+        """Closes all connections, after their clients have read everything or `seconds` have passed.
+
+        The listening sockets stay open.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and any(connection.has_unsent_bytes for connection in self._waiting_to_send):
+            self.poll(_UNSENT_POLL_SECONDS)
         for connection in self.connections:
             self.disconnect(connection)
         self._selector.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
             if not self._has_room():
                 self._accept_connections(False)
                 return
             try:
                 with FORK_LOCK:
-                    client, _ = self.listener.accept()
+                    client, _ = listener.accept()
                     CLOSED_IN_CHILDREN.add(client)
             except BlockingIOError:
                 return
@@ -155,7 +172,12 @@ class LineServer:
     def _greet(self, client: socket.socket) -> None:
         try:
             client.setblocking(False)
-            keep_alive(client)
+            if client.family == socket.AF_UNIX:
+                if not is_own_user(client):
+                    client.close()
+                    return
+            else:
+                keep_alive(client)
             connection = ServedConnection(client, Challenge.new(self.service, self.world_id), self._waiting_to_send)
             connection.send_line(connection.challenge.line())
         except OSError:
@@ -189,9 +211,9 @@ class LineServer:
         if answer is None:
             return False
         text, session_keys = answer
-        if session_keys is None and self.secret and len(self.wrong_keys) < _MAX_WRONG_KEYS:
+        if session_keys is None and self.secret and not connection.is_local and len(self.wrong_keys) < _MAX_WRONG_KEYS:
             self.wrong_keys.add(connection.address)
-        if session_keys is None and self.requires_key:
+        if session_keys is None and self.requires_key and not connection.is_local:
             connection.send_line(KEY_REQUIRED.encode())
             return False
         connection.send_line(text)
@@ -220,10 +242,11 @@ class LineServer:
     def _accept_connections(self, accepts: bool) -> None:
         if accepts != self._is_accepting:
             self._is_accepting = accepts
-            if accepts:
-                self._selector.register(self.listener, selectors.EVENT_READ)
-            else:
-                self._selector.unregister(self.listener)
+            for listener in self.listeners:
+                if accepts:
+                    self._selector.register(listener, selectors.EVENT_READ)
+                else:
+                    self._selector.unregister(listener)
 
 
 def raise_file_limit() -> None:

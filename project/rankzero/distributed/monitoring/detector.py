@@ -13,21 +13,30 @@ class HangDetector:
 
     Args:
         hosts: Host of each rank.
+        silence_seconds: Time without a report after which a connected rank counts as blocked.
         clock: Returns the time in seconds.
     """
 
-    def __init__(self, hosts: Sequence[str], clock: Callable[[], float] = monotonic) -> None:
-        self.hosts, self._clock = hosts, clock
-        self._statuses: dict[int, tuple[Status, float]] = {}
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        silence_seconds: float = SILENCE_SECONDS,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.hosts, self.silence_seconds, self._clock = hosts, silence_seconds, clock
+        self._statuses: dict[int, tuple[Status, float]] = {}  # the oldest report first
+        self._detailed: set[int] = set()
         self._is_reported = False
         self._pauses = PauseDetector(clock)
 
     def update(self, rank: int, status: Status | None) -> None:
         """Records the report of a rank; None if the rank is not training."""
-        if status is None:
-            self._statuses.pop(rank, None)
-        else:
+        self._statuses.pop(rank, None)
+        self._detailed.discard(rank)
+        if status is not None:
             self._statuses[rank] = status, self._clock()
+            if status.has_details:
+                self._detailed.add(rank)
 
     def new_hang(self) -> str:
         """Returns the description of a hang that has begun since the last call; empty if there is none.
@@ -36,8 +45,12 @@ class HangDetector:
         described too.
         """
         now, resumed_at = self._clock(), self._pauses.resumed_at()
+        oldest = next((time for _, time in self._statuses.values()), now)
+        if not self._detailed and now - max(oldest, resumed_at) <= self.silence_seconds:
+            self._is_reported = False
+            return ""
         seconds = {rank: now - max(time, resumed_at) for rank, (_, time) in self._statuses.items()}
-        silent = {rank: silence for rank, silence in seconds.items() if silence > SILENCE_SECONDS}
+        silent = {rank: silence for rank, silence in seconds.items() if silence > self.silence_seconds}
         statuses = {
             rank: status.older_by(seconds[rank]) if status.has_details or rank in silent else status
             for rank, (status, _) in self._statuses.items()

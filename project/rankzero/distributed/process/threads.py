@@ -1,7 +1,7 @@
 """Number of compute threads per rank: the rank's share of the machine's cores. Does not import torch."""
 
 import os
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from rankzero.distributed.environments.launch import Launch, Variables
@@ -31,22 +31,23 @@ class Threads:
     uses_all_cores: bool = False
 
 
-def choose_threads(launch: Launch, peers: Sequence[Peer], environ: Mapping[str, str] | None = None) -> Threads:
+def choose_threads(launch: Launch, peers: Iterable[Peer], environ: Mapping[str, str] | None = None) -> Threads:
     """Divides the cores that this process may use among the ranks that share them, unless the user set a number.
 
     Args:
         launch: This process's launch.
-        peers: All processes, by rank; only this process before the rendezvous.
+        peers: All processes of this machine, and possibly others; only this process before the rendezvous.
         environ: The environment variables; `os.environ` by default.
     """
     environ = os.environ if environ is None else environ
     if setting := user_setting(environ):
         return Threads(None, setting)
     local_ranks = launch.local_world_size or 1
-    if len(peers) == launch.world_size:
-        threads = _divide_cores(peers[launch.rank or 0], peers, local_ranks)
+    peers = list(peers)
+    own_peer = next((peer for peer in peers if peer.rank == launch.rank), peers[0])
+    if sum(peer.node_rank == own_peer.node_rank for peer in peers) == local_ranks:
+        threads = _divide_cores(own_peer, peers, local_ranks)
     else:
-        own_peer = peers[0]
         is_bound = launch.externally_created and launch.launcher != "local" and _is_bound_by_launcher(own_peer)
         threads = _divide_cores(own_peer, [own_peer] * (1 if is_bound else local_ranks), local_ranks)
     limit = _pbs_limit(environ)

@@ -3,13 +3,18 @@
 import os
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.cores import cpu_quota, format_cpus, usable_cores
 from rankzero.distributed.process.process_state import process_namespace
+
+Process = tuple[str, str, str, int]
+"""Host, boot, namespace and id of a process, which together identify it among all processes of a run."""
 
 
 class Peer(NamedTuple):
@@ -84,45 +89,139 @@ class Peer(NamedTuple):
         return peer if is_valid else None
 
     @property
+    def process(self) -> Process:
+        """Key that no other process has."""
+        return self.host, self.boot, self.pids, self.pid
+
+    @property
     def machine(self) -> tuple[str, str]:
         """Key that is the same for all processes of one machine."""
         return self.host, self.boot
 
 
-def assign_ranks(launch: Launch, this_peer: Peer, members: Sequence[Peer]) -> tuple[Launch, list[Peer]]:
-    """Assigns the ranks that the launcher did not provide; returns the completed launch, and all members by rank.
+class Members:
+    """The processes of a run that this process knows: all on rank zero; elsewhere rank zero and those of its machine.
 
     Args:
-        launch: The position of this process among all processes.
-        this_peer: This process, which is one of `members`.
+        peers: The processes, with complete positions.
+    """
+
+    def __init__(self, peers: Iterable[Peer]) -> None:
+        self._by_rank = {peer.rank: peer for peer in peers}
+
+    def __getitem__(self, rank: int) -> Peer:
+        return self._by_rank[rank]
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(self._by_rank.values())
+
+    def __len__(self) -> int:
+        return len(self._by_rank)
+
+    def name_of(self, rank: int) -> str:
+        """Returns the name of a rank for messages, such as `rank 3 on n2`; without host if that is unknown."""
+        return f"rank {rank} on {self[rank].host}" if rank in self._by_rank else f"rank {rank}"
+
+
+def assign_ranks(members: Sequence[Peer]) -> list[Peer]:
+    """Assigns the positions that the launcher did not provide; returns all processes by rank.
+
+    Args:
         members: All processes, in any order.
     """
-    if this_peer.rank is None:
+    if any(member.rank is None for member in members):
         ordered = sorted(members, key=lambda member: (member.node_rank or 0, member.rank_order, member.pid))
     else:
         ordered = sorted(members, key=lambda member: member.rank or 0)
     has_node_ranks = all(member.node_rank is not None for member in ordered)
     node_keys = [member.node_rank if has_node_ranks else member.machine for member in ordered]
-    nodes = list(dict.fromkeys(sorted(node_keys) if has_node_ranks else node_keys))  # type: ignore[type-var]
+    distinct_keys = dict.fromkeys(sorted(node_keys) if has_node_ranks else node_keys)  # type: ignore[type-var]
+    nodes = {key: node for node, key in enumerate(distinct_keys)}
     counts = [0] * len(nodes)
     assigned = []
     for rank, (member, node_key) in enumerate(zip(ordered, node_keys, strict=True)):
-        node = nodes.index(node_key)
+        node = nodes[node_key]
         local_rank = counts[node] if member.local_rank is None else member.local_rank
         assigned.append(member._replace(rank=rank, local_rank=local_rank, node_rank=node))
         counts[node] += 1
-    this_member = next(member for original, member in zip(ordered, assigned, strict=True) if original == this_peer)
-    assert this_member.node_rank is not None
-    launch = launch._replace(
-        rank=this_member.rank,
-        local_rank=this_member.local_rank,
-        node_rank=this_member.node_rank,
-        num_nodes=len(nodes),
-        local_world_size=counts[this_member.node_rank],
+    return assigned
+
+
+def node_views(assigned: Sequence[Peer]) -> list[dict[str, Any]]:
+    """Returns what the processes of each node need to know of the run, as JSON-serializable messages by node.
+
+    Args:
+        assigned: All processes, by rank.
+    """
+    by_node: dict[int | None, list[Peer]] = {}
+    by_machine: dict[tuple[str, str], list[Peer]] = {}
+    for peer in assigned:
+        by_node.setdefault(peer.node_rank, []).append(peer)
+        by_machine.setdefault(peer.machine, []).append(peer)  # several nodes may run on one machine, for a trial
+    sizes = [len(by_node[node]) for node in range(len(by_node))]
+    counts = [[count, len(list(group))] for count, group in groupby(sizes)]
+    views = []
+    for node in range(len(by_node)):
+        known = {peer.rank: peer for peer in by_node[node]}
+        for machine in {peer.machine for peer in by_node[node]}:
+            known |= {peer.rank: peer for peer in by_machine[machine]}
+        peers = [known[rank]._asdict() for rank in sorted(known, key=lambda rank: rank or 0)]
+        views.append({"first": assigned[0]._asdict(), "peers": peers, "counts": counts})
+    return views
+
+
+def read_view(launch: Launch, this_peer: Peer, view: Mapping[str, Any]) -> tuple[Launch, Members] | None:
+    """Returns the completed launch and the known processes from the view of this process's node; None if malformed.
+
+    Args:
+        launch: The position of this process among all processes, as far as the launcher provides it.
+        this_peer: This process, as it described itself.
+        view: One of `node_views`.
+    """
+    try:
+        peers = [Peer.from_message(values) for values in (view["first"], *view["peers"])]
+        counts = [int(count) for count, nodes in view["counts"] for _ in range(min(int(nodes), launch.world_size))]
+    except (KeyError, TypeError, ValueError):
+        return None
+    first, *local = filter(None, peers)
+    own = next((peer for peer in local if peer.process == this_peer.process), None)
+    if len(local) != len(peers) - 1 or own is None or own.node_rank is None or own.node_rank >= len(counts):
+        return None
+    return completed(launch, own, counts), Members([first, *local])
+
+
+def completed(launch: Launch, own: Peer, counts: Sequence[int]) -> Launch:
+    """Returns the launch with complete positions.
+
+    Args:
+        launch: The position of this process among all processes, as far as the launcher provides it.
+        own: This process, with its complete position.
+        counts: The number of processes of each node.
+    """
+    assert own.node_rank is not None
+    return launch._replace(
+        rank=own.rank,
+        local_rank=own.local_rank,
+        node_rank=own.node_rank,
+        num_nodes=len(counts),
+        local_world_size=counts[own.node_rank],
         processes_per_node=tuple(counts),
-        hosts=tuple(next(member.host for member in assigned if member.node_rank == node) for node in range(len(nodes))),
     )
-    return launch, assigned
+
+
+def completed_by_rank_zero(launch: Launch, this_peer: Peer, assigned: Sequence[Peer]) -> tuple[Launch, Members]:
+    """Returns rank zero's completed launch, which includes the hosts, and all processes.
+
+    Args:
+        launch: The position of this process among all processes, as far as the launcher provides it.
+        this_peer: This process, as it described itself.
+        assigned: All processes, by rank.
+    """
+    own = next(peer for peer in assigned if peer.process == this_peer.process)
+    counts = Counter(peer.node_rank for peer in assigned)
+    hosts = {peer.node_rank: peer.host for peer in reversed(assigned)}
+    launch = completed(launch, own, [counts[node] for node in range(len(counts))])
+    return launch._replace(hosts=tuple(hosts[node] for node in range(len(counts)))), Members(assigned)
 
 
 def _boot() -> str:

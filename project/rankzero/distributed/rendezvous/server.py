@@ -1,12 +1,16 @@
 """Rank zero's side of the rendezvous, to which all other processes connect. Does not import torch."""
 
+import json
 import socket
 import time
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.connections.line_connection import Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.network import reachable_address
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.errors import (
     SAME_KEY_ADVICE,
@@ -17,7 +21,7 @@ from rankzero.distributed.rendezvous.errors import (
     missing_processes_error,
     world_size_error,
 )
-from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.rendezvous.peers import Peer, Process, assign_ranks, node_views
 from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.messages import RequestError, few
 
@@ -33,17 +37,24 @@ ANSWER_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 
 
+class Claim(NamedTuple):
+    """A process that has connected, itself or through the leader of its node."""
+
+    peer: Peer
+    connection: ServedConnection
+
+
 class RendezvousServer:
     """Accepts connections on rank zero until all processes have connected.
 
-    Processes that know the key belong to the run: a conflict between them is an error of the launch. A process without
-    the key may be a stranger. So its conflicts do not concern the run, a process with the key takes precedence over it,
-    and it is not admitted at all if a process on another machine knows the key.
+    Processes that know the key, and local processes of the same user, belong to the run: a conflict between them is an
+    error of the launch. Another process may be a stranger. So its conflicts do not concern the run, a process with the
+    key takes precedence over it, and it is not admitted at all if a process on another machine knows the key.
 
     Args:
         launch: The position of this process among all processes.
         this_peer: The description of this process.
-        listener: The listening socket.
+        listeners: The listening sockets: the one of the rendezvous, and possibly one for local processes.
         deadline: Time, in seconds of `time.monotonic`, at which the wait ends.
         timeout: The seconds from the start of the wait to `deadline`, for messages.
         key: The key of this process.
@@ -57,28 +68,29 @@ class RendezvousServer:
         self,
         launch: Launch,
         this_peer: Peer,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         deadline: float,
         timeout: float,
         key: Key,
         requires_key: bool = False,
     ) -> None:
         self.launch, self.this_peer, self.deadline, self.timeout, self.key = launch, this_peer, deadline, timeout, key
-        self.key_problem = ""
+        self.listeners, self.key_problem = listeners, ""
         requires_key = requires_key or key.is_explicit
-        self._server = LineServer(listener, "rendezvous", launch.world_id, key.secret, requires_key)
-        self._peers: dict[ServedConnection, Peer] = {}
-        self._by_rank: dict[int, ServedConnection] = {}
-        self._authenticated = 0
+        self._server = LineServer(listeners, "rendezvous", launch.world_id, key.secret, requires_key)
+        self._claims: dict[Process, Claim] = {}
+        self._by_rank: dict[int, Process] = {}
+        self._by_connection: dict[ServedConnection, dict[Process, None]] = {}
+        self._trusted = 0
         self._changed_at = time.monotonic()
 
     @property
     def members(self) -> list[Peer]:
         """This process, and the processes that have connected."""
-        return [self.this_peer, *self._peers.values()]
+        return [self.this_peer, *(claim.peer for claim in self._claims.values())]
 
     def wait(self, refusal: RequestError | None = None) -> list[Peer]:
-        """Waits for all processes, sends each of them the list of all, and returns that list.
+        """Waits for all processes, tells each of them its position, and returns all processes by rank.
 
         Args:
             refusal: Error to send instead, to all processes that connect before the deadline.
@@ -99,26 +111,43 @@ class RendezvousServer:
                 raise refusal
         except RequestError as error:
             self._answer({}, {"refused": [*error.args]})
-            self._server.listener.close()
+            for listener in self.listeners:
+                listener.close()
             raise
-        chosen = dict(sorted(self._peers.items(), key=lambda item: not item[0].is_authenticated))
-        chosen = dict(list(chosen.items())[: self.launch.world_size - 1])
-        members = [self.this_peer, *chosen.values()]
-        unauthenticated = [peer for connection, peer in chosen.items() if not connection.is_authenticated]
+        claims = sorted(self._claims.values(), key=lambda claim: not claim.connection.is_trusted)
+        claims = claims[: self.launch.world_size - 1]
+        unauthenticated = [claim.peer for claim in claims if not claim.connection.is_trusted]
         if unauthenticated:
             self.key_problem = describe_key_problem(
                 self.key.secret is not None, self.key.origin, self.this_peer, unauthenticated
             )
-        answer = {"members": [member._asdict() for member in members], "key_problem": self.key_problem}
-        too_many = [f"a world of {self.launch.world_size}", "more processes than that", "fewer of them"]
-        self._answer(dict.fromkeys(chosen, encode_message(answer)), {"refused": too_many})
-        return members
+        assigned = assign_ranks([self.this_peer, *(claim.peer for claim in claims)])
+        self._answer(self._views(claims, assigned), {"refused": self._too_many})
+        return assigned
+
+    @property
+    def _too_many(self) -> list[str]:
+        return [f"a world of {self.launch.world_size}", "more processes than that", "fewer of them"]
+
+    def _views(self, claims: Sequence[Claim], assigned: Sequence[Peer]) -> dict[ServedConnection, bytes]:
+        """Returns the answer to each connection: the views of the nodes of its processes, each encoded once."""
+        views = [encode_message(view) for view in node_views(assigned)]
+        nodes = {peer.process: peer.node_rank or 0 for peer in assigned}
+        nodes_of: dict[ServedConnection, dict[int, None]] = {}
+        for claim in claims:
+            nodes_of.setdefault(claim.connection, {})[nodes[claim.peer.process]] = None
+        own_ip = reachable_address(self.listeners[0])
+        end = f'], "key_problem": {json.dumps(self.key_problem)}, "ip": "{own_ip}"}}'.encode()
+        return {
+            connection: b'{"views": [' + b", ".join(views[node] for node in own_nodes) + end
+            for connection, own_nodes in nodes_of.items()
+        }
 
     def _is_complete(self) -> bool:
-        """Returns whether all processes have connected, with as many unauthenticated ones as are needed."""
+        """Returns whether all processes have connected, with as many untrusted ones as are needed."""
         needed = self.launch.world_size - 1
-        if self._authenticated >= needed or len(self._peers) < needed:
-            return self._authenticated >= needed
+        if self._trusted >= needed or len(self._claims) < needed:
+            return self._trusted >= needed
         # Without a key of its own, rank zero cannot distinguish the processes of the run from strangers.
         return self.key.secret is None or time.monotonic() > self._changed_at + UNAUTHENTICATED_SECONDS
 
@@ -129,8 +158,8 @@ class RendezvousServer:
         return error
 
     def _describe_wait(self) -> str:
-        if len(self._peers) >= self.launch.world_size - 1:
-            return "the ranks do not have the same key; waiting for ranks that have it"
+        if len(self._claims) >= self.launch.world_size - 1:
+            return "not all ranks have the same key; waiting for ranks that have it"
         missing = describe_missing_ranks(self.launch, self.members)
         wrong_keys = f"; {self._describe_wrong_keys()}" if self._server.wrong_keys else ""
         return f"{missing}; {len(self.members)} connected{wrong_keys}"
@@ -140,68 +169,82 @@ class RendezvousServer:
 
     def _handle(self, connection: ServedConnection, messages: list[Message] | None) -> None:
         if messages is None:
-            self._forget(connection)
-        elif not connection.is_identified and messages and (peer := Peer.from_message(messages[0])):
-            self._admit(connection, peer)
+            self._forget_all(connection)
+        for message in messages or ():
+            match message:
+                case {"peer": dict() as values} if not connection.is_closed:
+                    if peer := Peer.from_message(values):
+                        self._admit(connection, peer)
+                case {"gone": [str() as host, str() as boot, str() as pids, int() as pid]}:
+                    if (host, boot, pids, pid) in self._by_connection.get(connection, ()):
+                        self._forget(connection, (host, boot, pids, pid))
 
     def _admit(self, connection: ServedConnection, peer: Peer) -> None:
         conflict = self._conflict(connection, peer)
-        if conflict and not connection.is_authenticated:
+        if conflict and not connection.is_trusted:
             self._refuse(connection, conflict)
             return
         self._server.identify(connection)
-        self._peers[connection] = peer
-        self._authenticated += connection.is_authenticated
+        self._claims[peer.process] = Claim(peer, connection)
+        self._by_connection.setdefault(connection, {})[peer.process] = None
+        self._trusted += connection.is_trusted
         self._changed_at = time.monotonic()
         if conflict:
             raise conflict
         if peer.rank is not None:
-            self._by_rank[peer.rank] = connection
+            self._by_rank[peer.rank] = peer.process
         if connection.is_authenticated and peer.machine != self.this_peer.machine:
             self._require_key()
-        elif len(self._peers) - self._authenticated > MAX_UNAUTHENTICATED + self.launch.world_size:
-            oldest = next(connection for connection in self._peers if not connection.is_authenticated)
+        elif len(self._claims) - self._trusted > MAX_UNAUTHENTICATED + self.launch.world_size:
+            oldest = next(claim.connection for claim in self._claims.values() if not claim.connection.is_trusted)
             self._refuse(oldest, different_keys_error(self.launch, self.key))
 
     def _conflict(self, connection: ServedConnection, peer: Peer) -> RequestError | None:
-        """Returns why a process cannot belong to the run; it takes the place of one that does not know the key."""
+        """Returns why a process cannot belong to the run. A trusted one takes the place of an untrusted one."""
         if peer.world_size != self.launch.world_size:
             return world_size_error(self.launch, self.this_peer, peer)
-        if peer.rank is None:
-            return None
-        if peer.rank == self.this_peer.rank:
+        if peer.rank is not None and peer.rank == self.this_peer.rank:
             return duplicate_rank_error(self.this_peer, peer)
-        if holder := self._by_rank.get(peer.rank):
-            error = duplicate_rank_error(self._peers[holder], peer)
-            if holder.is_authenticated or not connection.is_authenticated:
-                return error
-            self._refuse(holder, error)
+        holder = self._claims.get(peer.process)
+        if peer.rank in self._by_rank:
+            holder = self._claims[self._by_rank[peer.rank]]
+        if holder is None:
+            return None
+        error = duplicate_rank_error(holder.peer, peer)
+        if holder.connection.is_trusted or not connection.is_trusted:
+            return error
+        self._refuse(holder.connection, error)
         return None
 
     def _require_key(self) -> None:
         """Refuses all processes without the key, now that another machine is known to have it."""
         self._server.requires_key = True
-        for connection in [connection for connection in self._peers if not connection.is_authenticated]:
+        for connection in [connection for connection in self._by_connection if not connection.is_trusted]:
             self._refuse(connection, different_keys_error(self.launch, self.key))
 
     def _refuse(self, connection: ServedConnection, error: RequestError) -> None:
         connection.send({"refused": [*error.args]})
         self._server.disconnect(connection)
-        self._forget(connection)
+        self._forget_all(connection)
 
-    def _forget(self, connection: ServedConnection) -> None:
-        peer = self._peers.pop(connection, None)
-        if peer is not None:
-            self._authenticated -= connection.is_authenticated
-            if peer.rank is not None and self._by_rank.get(peer.rank) is connection:
-                del self._by_rank[peer.rank]
+    def _forget_all(self, connection: ServedConnection) -> None:
+        for process in list(self._by_connection.get(connection, ())):
+            self._forget(connection, process)
+        self._by_connection.pop(connection, None)
+
+    def _forget(self, connection: ServedConnection, process: Process) -> None:
+        del self._by_connection[connection][process]
+        claim = self._claims.get(process)
+        if claim is None or claim.connection is not connection:
+            return
+        del self._claims[process]
+        self._trusted -= connection.is_trusted
+        if claim.peer.rank is not None and self._by_rank.get(claim.peer.rank) == process:
+            del self._by_rank[claim.peer.rank]
 
     def _answer(self, answers: dict[ServedConnection, bytes], other_answer: Message) -> None:
-        """Answers all processes and disconnects them; the listening socket stays open."""
+        """Answers all processes and disconnects them; the listening sockets stay open."""
         for connection in self._server.connections:
             if connection.has_said_hello:  # a lost connection is ignored; its launcher reports that
                 connection.send_body(answers.get(connection) or encode_message(other_answer))
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while time.monotonic() < deadline and self._server.has_unsent_bytes:
-            self._server.poll(_POLL_SECONDS)
-        self._server.close()
+        self._server.close(ANSWER_SECONDS)

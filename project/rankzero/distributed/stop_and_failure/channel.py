@@ -1,32 +1,31 @@
 """The control channel: connects every rank to rank zero, in addition to the process group. Does not import torch.
 
+The first rank of each node, the leader, speaks to rank zero for all ranks of the node.
+
 Through the control channel, all ranks agree on the step to stop after. They also learn at once that another rank has
 failed, even while their main threads wait in a collective that will never finish. A step without a stop request costs
 no message.
 """
 
-import hmac
 import socket
 import subprocess
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from rankzero.distributed import network
-from rankzero.distributed.connections.line_connection import LineConnection, Message
+from rankzero.distributed.connections.line_connection import Message
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.monitoring.heartbeat import HEARTBEAT_SECONDS
+from rankzero.distributed.monitoring.heartbeat import heartbeat_seconds
 from rankzero.distributed.monitoring.monitor import Monitor, call_in_thread, print_hang
 from rankzero.distributed.monitoring.stacks import main_thread_stack
 from rankzero.distributed.process.early_exit import ORIGINAL_EXIT, EarlyExit
 from rankzero.distributed.process.exit_handshake import report_exit
-from rankzero.distributed.rendezvous.listening import listening_address
-from rankzero.distributed.rendezvous.peers import Peer
-from rankzero.distributed.stop_and_failure.connect import connect_to_control_server
+from rankzero.distributed.rendezvous.peers import Members
+from rankzero.distributed.stop_and_failure.connect import Endpoint, RankConnection, connect_rank, listen_for_control
 from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock
-from rankzero.distributed.stop_and_failure.server import LAUNCHER_REPORTS, ControlServer
+from rankzero.distributed.stop_and_failure.server import LAUNCHER_REPORTS, MAX_CAUSE_LENGTH, ControlServer
 from rankzero.distributed.stop_and_failure.watchdog import start_watchdog
 from rankzero.messages import print_error
 
@@ -44,7 +43,7 @@ class ControlChannel:
 
     Args:
         launch: The position of this process among all processes.
-        members: All processes, by rank.
+        members: The processes that this process knows; on rank zero all.
         broadcast_object: Returns rank zero's value on all ranks.
         interface: `--interface`; if given, rank zero listens only on the address of this interface.
         secret: The key that all ranks know; None if they do not share one.
@@ -59,7 +58,7 @@ class ControlChannel:
     def __init__(
         self,
         launch: Launch,
-        members: Sequence[Peer],
+        members: Members,
         broadcast_object: Callable[[Any], Any],
         interface: str | None = None,
         secret: bytes | None = None,
@@ -80,56 +79,60 @@ class ControlChannel:
         self._early_exit = EarlyExit(self._exit_early)
         self._server: ControlServer | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
-        self._server_connection: LineConnection | None = None
+        self._rank_connection: RankConnection | None = None
         if launch.world_size > 1:
             self._connect_all_ranks(broadcast_object, interface)
         else:
             self.monitor.is_single_process = True
 
     def _connect_all_ranks(self, broadcast_object: Callable[[Any], Any], interface: str | None) -> None:
-        is_single_machine, endpoint = self.launch.num_nodes == 1, None
-        self._parent_reports_lost_ranks = is_single_machine and self.launch.launcher == "local"
+        launch, endpoint = self.launch, None
+        self._parent_reports_lost_ranks = launch.num_nodes == 1 and launch.launcher == "local"
         if self.rank == 0:
-            listener = network.listen("127.0.0.1" if is_single_machine else self._server_address(interface), 0)
+            endpoint, listeners = listen_for_control(launch, interface, self._secret)
             self._server = ControlServer(
-                listener,
+                listeners,
                 self.members,
                 self._parent_reports_lost_ranks,
                 lambda rank: self.describe_exit(rank),
-                self.launch.world_id,
+                launch.world_id,
                 self._secret,
+                heartbeat_seconds(launch.num_nodes or 1),
             )
             self._server.on_hang = self.monitor.ends_run
             self.monitor.slow_ranks = self._server.slow_ranks.reports
-            endpoint = listener.getsockname()[:2]
-        host, port = broadcast_object(endpoint)
-        # Unpredictable for other users of this machine, who could otherwise acquire the lock.
-        lock_name = f"control channel {self.launch.world_id} {port}".encode()
-        self._lock_name = hmac.digest(self._secret or b"no key", lock_name, "sha256").hex()
-        self._server_connection = connect_to_control_server(self.launch, host, port, self._secret)
-        self._server_connection.send({"rank": self.rank})
+        endpoint = Endpoint(*broadcast_object(endpoint))
+        self._lock_name = endpoint.derived_name("lock", self._secret)
+        first_rank = min(peer.rank or 0 for peer in self.members if peer.node_rank == launch.node_rank)
+        self._rank_connection = connect_rank(launch, endpoint, self._secret, first_rank)
+        self._send({})
+        self._start_watchdog()
+        threading.Thread(
+            target=self._receive_messages, args=(self._rank_connection,), name="control channel", daemon=True
+        ).start()
+
+    def _send(self, message: Message) -> None:
+        """Sends a message with this rank's number; does nothing in a single process."""
+        if self._rank_connection:
+            self._rank_connection.connection.send({"rank": self.rank, **message})
+
+    def _start_watchdog(self) -> None:
+        """Starts the watchdog of this machine, on its first rank."""
         this_peer = self.members[self.rank]
         local_members = [
             member for member in self.members if (member.machine, member.pids) == (this_peer.machine, this_peer.pids)
         ]
-        if local_members[0].rank == self.rank:
+        if min(member.rank or 0 for member in local_members) == self.rank:
             self._watchdog = start_watchdog(
-                local_members[0].host, [(member.rank or 0, member.pid) for member in local_members]
+                this_peer.host, [(member.rank or 0, member.pid) for member in local_members]
             )
-        threading.Thread(
-            target=self._receive_messages, args=(self._server_connection,), name="control channel", daemon=True
-        ).start()
-
-    def _server_address(self, interface: str | None) -> str:
-        own_addresses = [ip for ip in network.resolve(self.launch.address) if network.is_local_address(ip)]
-        return listening_address(self.launch, own_addresses, interface)
 
     # Stops
 
     def request_stop(self, reason: str) -> None:
         """Stops all ranks at the next safe point that they can agree on. Any thread of any rank may call."""
-        if self._server_connection:
-            self._server_connection.send({"stop": reason})
+        if self._rank_connection:
+            self._send({"stop": reason})
         elif self._stop_reason is None:
             self._stop_reason, self._stop_at = reason, 0
             self._stop_decided.set()
@@ -162,10 +165,10 @@ class ControlChannel:
     def report_failure(self, cause: str) -> bool:
         """Reports this rank's failure, so that all ranks exit; returns whether this rank has to print the cause."""
         self._is_exiting = self._has_reported_failure = True
-        if self._server_connection is None:
+        if self._rank_connection is None:
             return True
         if not self._failure_received.is_set():
-            self._server_connection.send({"failed": cause})
+            self._send({"failed": cause[:MAX_CAUSE_LENGTH]})
         if not self._failure_received.wait(ANSWER_SECONDS):
             return acquire_host_lock(self._lock_name)
         return self._reporting_rank == self.rank
@@ -173,7 +176,7 @@ class ControlChannel:
     def failure_cause(self, seconds: float = 0) -> str | None:
         """Waits up to `seconds` for a failure and returns its cause, which has been printed; None without a failure."""
         self._is_exiting = True
-        if self._server_connection:
+        if self._rank_connection:
             self._failure_received.wait(seconds)
         return self._cause if self._failure_received.is_set() else None
 
@@ -185,8 +188,9 @@ class ControlChannel:
         """Announces that this rank exits, after success or after a failure that has been reported."""
         self._early_exit.close()
         self._is_exiting = self._is_finished = True
-        if self._server_connection:
-            self._server_connection.send({"leaving": True})
+        self._send({"leaving": True})
+        if self._rank_connection and self._rank_connection.relay:
+            self._rank_connection.relay.finish()
         if self._server:
             self._server.finish()
         if self._watchdog:
@@ -195,23 +199,27 @@ class ControlChannel:
 
     # The receiving thread
 
-    def _receive_messages(self, connection: LineConnection) -> None:
-        while (messages := connection.receive(HEARTBEAT_SECONDS)) is not None:
+    def _receive_messages(self, rank_connection: RankConnection) -> None:
+        connection, interval = rank_connection.connection, rank_connection.interval
+        while (messages := connection.receive(interval)) is not None:
             for message in messages:
-                self._handle_message(message, connection)
-            connection.send(self.monitor.message())
+                self._handle_message(message)
+            self._send(self.monitor.message())
             if silence := self.monitor.new_silence(bool(messages)):
-                self._handle_hang(f"rank 0 on {self.members[0].host} {silence}")
-        if not self._is_finished:
+                self._handle_hang(f"{self.members.name_of(0)} {silence}")
+        leader = rank_connection.leader
+        if not self._is_finished and leader == 0:
             self._handle_loss(self.describe_exit(0) or f"was lost{connection.close_reason}")
+        elif not self._is_finished:  # rank zero reports it
+            self._terminate(f"{self.members.name_of(leader)} was lost{connection.close_reason}", False)
 
-    def _handle_message(self, message: Message, connection: LineConnection) -> None:
+    def _handle_message(self, message: Message) -> None:
         if "stop_requested" in message and self._stop_reason is None:
             # The main thread first counts a safe point, then reads the stop reason. This thread first sets the stop
             # reason, then reads the count. So no safe point is missed: either the main thread sees the request at this
             # safe point, or the position sent here includes it.
             self._stop_reason = str(message["stop_requested"])
-            connection.send({"position": self._position})
+            self._send({"position": self._position})
             if self.rank == 0:
                 self._confirm_stop(self._stop_reason)
         elif "stop_at" in message:
@@ -222,7 +230,9 @@ class ControlChannel:
         elif "rank_zero" in message:
             self.monitor.rank_zero_place = str(message["rank_zero"])
         elif "done" in message:
-            self._is_finished = True  # rank zero has finished; its exit is not a failure
+            self._is_finished = True  # rank zero, or the leader of this node, has finished; its exit is not a failure
+        elif "lost" in message and not self._is_finished:
+            self._handle_loss(self.describe_exit(0) or f"was lost{message['lost']}")
         elif "failed" in message:
             self._reporting_rank = int(message["by"])
             self._terminate(
@@ -231,7 +241,7 @@ class ControlChannel:
 
     def _handle_loss(self, description: str) -> None:
         """Handles the loss of rank zero. One rank per machine reports it, unless the parent process does."""
-        name, place = f"rank 0 on {self.members[0].host}", self.monitor.rank_zero_place
+        name, place = self.members.name_of(0), self.monitor.rank_zero_place
         cause = f"{name} {description}" + (f", last seen in {place}" if place else "")
         if self._parent_reports_lost_ranks:
             if place and acquire_host_lock(self._lock_name):
@@ -270,7 +280,7 @@ class ControlChannel:
 
     def _exit_early(self, status: int) -> None:
         """Reports that the user's code has called `os._exit`."""
-        is_single_process = self._server_connection is None
+        is_single_process = self._rank_connection is None
         process_name = "this process" if is_single_process else f"rank {self.rank} on {socket.gethostname()}"
         cause = f"{process_name} exited with code {status} (os._exit) without an error report"
         if self.report_failure(cause):

@@ -1,38 +1,135 @@
-"""Connects a rank to the control server of rank zero. Does not import torch."""
+"""Connects a rank to the control server of rank zero, through the leader of its node. Does not import torch."""
 
+import hmac
 import itertools
+import secrets
 import socket
 import time
+from typing import NamedTuple
 
 from rankzero.distributed import network
 from rankzero.distributed.connections.handshake import DifferentKeyError, WrongListenerError, perform_handshake
 from rankzero.distributed.connections.line_connection import LineConnection, keep_alive
+from rankzero.distributed.connections.local_socket import connect_locally, listen_locally
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.monitoring.heartbeat import HEARTBEAT_SECONDS, heartbeat_seconds
+from rankzero.distributed.rendezvous.listening import listening_address
+from rankzero.distributed.stop_and_failure.relay import NodeRelay
 from rankzero.messages import AnotherRankFailed
 
 CONNECT_SECONDS = 30.0
-_RETRY_SECONDS = 0.1
+
+LEADER_SECONDS = 10.0
+"""How long a rank looks for the leader of its node before it connects to rank zero itself."""
+
+_RETRY_SECONDS = 0.05
 
 
-def connect_to_control_server(launch: Launch, host: str, port: int, secret: bytes | None) -> LineConnection:
-    """Returns an open connection to the control server.
+class Endpoint(NamedTuple):
+    """Where the control server listens.
+
+    Args:
+        host: Address of the TCP socket.
+        port: Port of the TCP socket; 0 if there is none, since all ranks are on rank zero's machine.
+        name: Random text from which the names of Unix sockets and locks are derived.
+    """
+
+    host: str
+    port: int
+    name: str
+
+    def derived_name(self, purpose: str, secret: bytes | None) -> str:
+        """Returns a name that other users of a machine cannot predict, so that they cannot take it first."""
+        return hmac.digest(secret or b"no key", f"{purpose} {self.name}".encode(), "sha256").hex()
+
+    def node_name(self, launch: Launch, secret: bytes | None) -> str:
+        """Returns the name of the Unix socket to which the ranks of this node connect."""
+        return self.derived_name(f"node {launch.node_rank}", secret)
+
+
+class RankConnection(NamedTuple):
+    """The control connection of a rank.
+
+    Args:
+        connection: The connection to rank zero, or to the leader of the node.
+        leader: The rank at the other end.
+        interval: Seconds between two reports over this connection.
+        relay: The relay of this node, if this rank is the leader of another node than rank zero's.
+    """
+
+    connection: LineConnection
+    leader: int
+    interval: float
+    relay: NodeRelay | None = None
+
+
+def listen_for_control(
+    launch: Launch, interface: str | None, secret: bytes | None
+) -> tuple[Endpoint, list[socket.socket]]:
+    """Returns the sockets on which rank zero listens.
+
+    Raises:
+        OSError: This process may not listen on the network.
+    """
+    endpoint = Endpoint("", 0, secrets.token_hex(16))
+    local = listen_locally(endpoint.node_name(launch, secret))
+    if local and launch.num_nodes == 1:
+        return endpoint, [local]
+    address = "127.0.0.1"
+    if launch.num_nodes != 1:
+        own_addresses = [ip for ip in network.resolve(launch.address) if network.is_local_address(ip)]
+        address = listening_address(launch, own_addresses, interface)
+    listener = network.listen(address, 0)
+    host, port = listener.getsockname()[:2]
+    return endpoint._replace(host=host, port=port), [listener, *([local] if local else [])]
+
+
+def connect_rank(launch: Launch, endpoint: Endpoint, secret: bytes | None, first_rank: int) -> RankConnection:
+    """Connects this rank to rank zero, through the leader of its node if possible.
 
     Args:
         launch: The position of this process among all processes.
-        host: The address on which rank zero listens.
-        port: The port on which rank zero listens.
+        endpoint: Where the control server listens.
         secret: The key that all ranks know; None if they do not share one.
+        first_rank: The first rank of this node, its leader.
 
     Raises:
         AnotherRankFailed: No control server of this run with this key is reachable within `CONNECT_SECONDS`.
     """
-    ips = [host]
-    if host in ("0.0.0.0", "::"):  # all of rank zero's addresses; which one is reachable depends on the machine
+    name, interval, relay = endpoint.node_name(launch, secret), heartbeat_seconds(launch.num_nodes or 1), None
+    ranks, has_leader = launch.local_world_size or 1, True
+    if launch.rank == first_rank != 0:
+        listener = listen_locally(name) if ranks > 1 else None
+        if listener:
+            rank_zero = _connect_to_rank_zero(launch, endpoint, secret)
+            relay = NodeRelay(listener, rank_zero, launch.world_id, ranks, interval)
+        has_leader = relay is not None
+    connection = _connect_to_leader(launch, name) if has_leader else None
+    if connection:
+        return RankConnection(connection, first_rank, HEARTBEAT_SECONDS, relay)
+    return RankConnection(_connect_to_rank_zero(launch, endpoint, secret), 0, interval)
+
+
+def _connect_to_leader(launch: Launch, name: str) -> LineConnection | None:
+    deadline = time.monotonic() + LEADER_SECONDS
+    while time.monotonic() < deadline:
+        if connection := connect_locally(name):
+            leader = LineConnection(connection)
+            if perform_handshake(leader, "control", launch.world_id, None, False, LEADER_SECONDS):
+                connection.settimeout(CONNECT_SECONDS)
+                return leader
+        time.sleep(_RETRY_SECONDS)
+    return None
+
+
+def _connect_to_rank_zero(launch: Launch, endpoint: Endpoint, secret: bytes | None) -> LineConnection:
+    ips = [endpoint.host]
+    if endpoint.host in ("0.0.0.0", "::"):  # all of rank zero's addresses; the reachable one depends on the machine
         ips = ["127.0.0.1"] if launch.rank == 0 else network.resolve(launch.address)
     reason, deadline = "the connection was closed", time.monotonic() + CONNECT_SECONDS
     for ip in itertools.cycle(ips):
         try:
-            connection = LineConnection(socket.create_connection((ip, port), timeout=CONNECT_SECONDS))
+            connection = LineConnection(socket.create_connection((ip, endpoint.port), timeout=CONNECT_SECONDS))
             keep_alive(connection.connection)
             if perform_handshake(connection, "control", launch.world_id, secret, secret is not None, CONNECT_SECONDS):
                 return connection
@@ -45,4 +142,5 @@ def connect_to_control_server(launch: Launch, host: str, port: int, secret: byte
         if time.monotonic() > deadline:
             break
         time.sleep(_RETRY_SECONDS)
-    raise AnotherRankFailed(f"rank {launch.rank} cannot connect to the control server on {ips[0]}:{port}: {reason}")
+    server = f"{ips[0]}:{endpoint.port}" if endpoint.port else "this machine"
+    raise AnotherRankFailed(f"rank {launch.rank} cannot connect to the control server on {server}: {reason}")

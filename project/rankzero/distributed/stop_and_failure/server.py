@@ -2,25 +2,31 @@
 
 The messages, of which a connection transmits each as a line of JSON:
 
-    rank -> server   {"rank": r}  {"stop": reason}  {"position": n}  {"failed": cause}  {"leaving": true}
-                     {"status": the values of a `Status`, or null outside training}
+    rank -> server   {"rank": r} on a new connection, and then {"rank": r, ...} with one of
+                     "stop": reason, "position": n, "failed": cause, "leaving": true,
+                     "status": the values of a `Status`, or null outside training
+    relay -> server  the messages of its ranks, and {"rank": r, "lost": how its connection ended},
+                     {"statuses": [[rank, status], ...]}
     server -> rank   {"stop_requested": reason}  {"stop_at": n}  {"done": true}  {"hang": description}
                      {"failed": cause, "by": the reporting rank}  {"rank_zero": phase and step of rank zero}
+    relay -> rank    the messages of the server, and {"lost": how the connection to rank zero ended}
 """
 
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from rankzero.distributed.connections.line_connection import Message
+from rankzero.distributed.connections.line_connection import Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
 from rankzero.distributed.monitoring.detector import HangDetector
+from rankzero.distributed.monitoring.diagnosis import SILENCE_SECONDS
 from rankzero.distributed.monitoring.heartbeat import HEARTBEAT_SECONDS
 from rankzero.distributed.monitoring.slow_ranks import SlowRankDetector
 from rankzero.distributed.monitoring.status import Status
-from rankzero.distributed.rendezvous.peers import Peer
-from rankzero.messages import print_error, printable, printable_line
+from rankzero.distributed.rendezvous.peers import Members
+from rankzero.messages import few, print_error, printable, printable_line
 
 FINISH_SECONDS = 5.0
 MISSING_RANK_SECONDS = 60.0
@@ -36,13 +42,14 @@ class ControlServer:
     """Rank zero's end of all control channels, which runs in a thread.
 
     Args:
-        listener: The socket to which the ranks connect.
-        members: All processes, by rank.
+        listeners: The sockets to which relays and ranks connect.
+        members: All processes.
         parent_reports_lost_ranks: Whether the process that started the ranks reports a lost rank, so that no rank has
             to.
         describe_exit: Describes how a rank ended; empty if that is unknown.
         world_id: Identifier of the run's start.
         secret: The key that all ranks know; None if they do not share one.
+        interval: Seconds between the reports of a relay.
 
     Attributes:
         on_hang: Called with the description of a hang, in the thread of the server; returns whether the run ends.
@@ -51,28 +58,33 @@ class ControlServer:
 
     def __init__(
         self,
-        listener: socket.socket,
-        members: Sequence[Peer],
+        listeners: Sequence[socket.socket],
+        members: Members,
         parent_reports_lost_ranks: bool,
         describe_exit: Callable[[int], str] = lambda rank: "",
         world_id: str = "",
         secret: bytes | None = None,
+        interval: float = HEARTBEAT_SECONDS,
     ) -> None:
-        self.listener, self.members, self.parent_reports_lost_ranks, self.describe_exit = (
-            listener,
+        self.listeners, self.members, self.parent_reports_lost_ranks, self.describe_exit = (
+            listeners,
             members,
             parent_reports_lost_ranks,
             describe_exit,
         )
         self.on_hang: Callable[[str], bool] = lambda description: False
-        hosts = [member.host for member in members]
-        self._hangs, self.slow_ranks = HangDetector(hosts), SlowRankDetector(hosts)
-        self._server = LineServer(listener, "control", world_id, secret, requires_key=secret is not None)
+        self.interval, self.size = interval, len(members)
+        hosts = [members[rank].host for rank in range(self.size)]
+        self._hangs = HangDetector(hosts, silence_seconds=SILENCE_SECONDS * interval / HEARTBEAT_SECONDS)
+        self.slow_ranks = SlowRankDetector(hosts)
+        self._server = LineServer(listeners, "control", world_id, secret, requires_key=secret is not None)
+        self._connections: dict[ServedConnection, list[int]] = {}
         self._ranks: dict[int, ServedConnection] = {}
-        self._connected_ranks: dict[ServedConnection, int] = {}
         self._exited_ranks: set[int] = set()
-        self._positions: dict[int, int] = {}
+        self._accounted_ranks: set[int] = set()
+        self._latest_position, self._positions_known = -1, False
         self._stop_reason: str | None = None
+        self._stop_at: int | None = None
         self._failure: Message | None = None
         self._thread = threading.Thread(target=self._serve, name="control server", daemon=True)
         self._thread.start()
@@ -84,57 +96,63 @@ class ControlServer:
 
     def _serve(self) -> None:
         last_heartbeat = started = time.monotonic()
-        while len(self._exited_ranks) < len(self.members):
+        while len(self._exited_ranks) < self.size:
             for connection, messages in self._server.poll(HEARTBEAT_SECONDS):
                 self._receive(connection, messages)
-            if time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS:
+            if time.monotonic() - last_heartbeat >= self.interval:
                 last_heartbeat = time.monotonic()
                 self._send_all({"rank_zero": self._hangs.last_place(0)})
                 self._check_for_missing_ranks(last_heartbeat - started)
                 self._check_progress()
-        self._server.close()
-        self.listener.close()
+        self._server.close(FINISH_SECONDS)
+        for listener in self.listeners:
+            listener.close()
 
     def _receive(self, connection: ServedConnection, messages: list[Message] | None) -> None:
-        rank = self._connected_ranks.get(connection)
         if messages is None:
-            self._handle_disconnect(rank, connection.close_reason)
-            return
-        if rank is None and (rank := self._admit(connection, messages.pop(0))) is None:
-            self._server.disconnect(connection)
+            for rank in sorted(self._connections.pop(connection, ())):  # the leader first
+                self._handle_loss(rank, connection.close_reason)
             return
         for message in messages:
-            self._handle_message(rank, message)
+            if connection.is_closed:
+                return
+            sender: Any = message.get("rank")
+            if type(sender) is int and 0 <= sender < self.size and sender not in self._ranks:
+                self._admit(connection, sender)
+            if type(sender) is int and self._ranks.get(sender) is connection:
+                self._handle_message(sender, message)
+            elif "statuses" in message and connection in self._connections:
+                self._handle_statuses(connection, message["statuses"])
+            elif message and connection not in self._connections:
+                self._server.disconnect(connection)  # not a rank of this run, or one that is connected already
 
-    def _admit(self, connection: ServedConnection, greeting: Message) -> int | None:
-        """Admits a new connection and returns its rank; None for an unknown client, and for a rank that has one."""
-        rank = greeting.get("rank")
-        if type(rank) is not int or rank not in range(len(self.members)) or rank in self._ranks:
-            return None
+    def _admit(self, connection: ServedConnection, rank: int) -> None:
         self._server.identify(connection)
-        self._ranks[rank], self._connected_ranks[connection] = connection, rank
+        self._ranks[rank] = connection
+        self._connections.setdefault(connection, []).append(rank)
         if self._failure:
             connection.send(self._failure)
         elif self._stop_reason:
             connection.send({"stop_requested": self._stop_reason})
-        return rank
 
-    def _handle_disconnect(self, rank: int | None, close_reason: str) -> None:
+    def _handle_loss(self, rank: int, close_reason: str) -> None:
         """Handles a closed connection; unless the rank has announced its exit, the run has failed."""
-        if rank is not None and rank not in self._exited_ranks:
-            self._exited_ranks.add(rank)
-            name, place = f"rank {rank} on {self.members[rank].host}", self._hangs.last_place(rank)
-            cause = f"{name} {self.describe_exit(rank) or f'was lost{close_reason}'}"
-            if place and self.parent_reports_lost_ranks and self._failure is None:
-                print_error(f"{name} was last seen in {place}")
-            elif place:
-                cause += f", last seen in {place}"
-            self._record_failure(cause, LAUNCHER_REPORTS if self.parent_reports_lost_ranks else 0)
+        if rank in self._exited_ranks:
+            return
+        self._exited_ranks.add(rank)
+        name, place = self.members.name_of(rank), self._hangs.last_place(rank)
+        cause = f"{name} {self.describe_exit(rank) or f'was lost{close_reason}'}"
+        if place and self.parent_reports_lost_ranks and self._failure is None:
+            print_error(f"{name} was last seen in {place}")
+        elif place:
+            cause += f", last seen in {place}"
+        self._record_failure(cause, LAUNCHER_REPORTS if self.parent_reports_lost_ranks else 0)
 
     def _check_for_missing_ranks(self, seconds: float) -> None:
-        missing = [member for member in self.members if member.rank not in self._ranks]
-        if missing and seconds > MISSING_RANK_SECONDS:
-            self._record_failure(f"rank {missing[0].rank} on {missing[0].host} did not open its control connection", 0)
+        if len(self._ranks) < self.size and seconds > MISSING_RANK_SECONDS:
+            missing = [self.members.name_of(rank) for rank in range(self.size) if rank not in self._ranks]
+            connections = "its control connection" if len(missing) == 1 else "their control connections"
+            self._record_failure(f"{few(missing)} did not open {connections}", 0)
 
     def _check_progress(self) -> None:
         for report in self.slow_ranks.new_reports():
@@ -150,25 +168,39 @@ class ControlServer:
                 self._stop_reason = printable_line(reason[:MAX_REASON_LENGTH])
                 self._send_all({"stop_requested": self._stop_reason})
             case {"position": int() as position}:
-                self._positions[rank] = position
-                self._decide_stop()
+                self._latest_position = max(
+                    position, position if self._latest_position is None else self._latest_position
+                )
+                self._account_for(rank)
             case {"leaving": True}:
                 self._exited_ranks.add(rank)
                 self._hangs.update(rank, None)
-                self._decide_stop()
+                self._account_for(rank)
             case {"status": values}:
-                status = Status.from_message(values)
-                self._hangs.update(rank, status)
-                self.slow_ranks.update(rank, status.first_gradient if status else 0.0)
+                self._update(rank, values)
             case {"failed": str() as cause}:
                 self._record_failure(printable(cause[:MAX_CAUSE_LENGTH]), rank)
+            case {"lost": str() as close_reason}:
+                self._handle_loss(rank, printable_line(close_reason[:MAX_REASON_LENGTH]))
 
-    def _decide_stop(self) -> None:
+    def _handle_statuses(self, connection: ServedConnection, statuses: object) -> None:
+        for entry in statuses if isinstance(statuses, list) else ():
+            match entry:
+                case [int() as rank, values] if self._ranks.get(rank) is connection:
+                    self._update(rank, values)
+
+    def _update(self, rank: int, values: object) -> None:
+        status = Status.from_message(values)
+        self._hangs.update(rank, status)
+        self.slow_ranks.update(rank, status.first_gradient if status else 0.0)
+
+    def _account_for(self, rank: int) -> None:
         """Once all positions are known, has all ranks stop at the safe point after the most advanced position."""
-        if self._stop_reason is None:
-            return
-        if set(self._positions) | self._exited_ranks >= set(range(len(self.members))) and self._positions:
-            self._send_all({"stop_at": max(self._positions.values()) + 1})
+        self._accounted_ranks.add(rank)
+        is_known = len(self._accounted_ranks) == self.size and self._positions_known
+        if self._stop_reason is not None and self._stop_at is None and is_known:
+            self._stop_at = self._latest_position + 1
+            self._send_all({"stop_at": self._stop_at})
 
     def _record_failure(self, cause: str, reporting_rank: int) -> None:
         """Records the first failure, which ends the run, and sends it to all ranks."""
@@ -177,6 +209,7 @@ class ControlServer:
             self._send_all(self._failure)
 
     def _send_all(self, message: Message | None) -> None:
-        for rank, connection in list(self._ranks.items()):  # any thread may send while the server admits ranks
-            if rank not in self._exited_ranks:
-                connection.send(message)
+        """Sends a message to all ranks, encoded once."""
+        body = encode_message(message)
+        for connection in list(self._connections):  # any thread may send while the server admits ranks
+            connection.send_body(body)

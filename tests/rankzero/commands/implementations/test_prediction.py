@@ -24,7 +24,7 @@ from rankzero.commands.implementations.prediction import (
 )
 from rankzero.commands.implementations.prediction_files import merge
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.messages import CannotStart, RequestError
 from running import command_of, fit_in_folder, restore_process_state, weights
 

@@ -13,7 +13,8 @@ from rankzero.distributed import network
 from rankzero.distributed.connections.handshake import GREETING
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous import client, peers
-from rankzero.distributed.rendezvous.client import RendezvousResult, rendezvous
+from rankzero.distributed.rendezvous.client import rendezvous
+from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.messages import RequestError
 from running import reserved_port
 

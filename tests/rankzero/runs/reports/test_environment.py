@@ -6,7 +6,7 @@ from rankzero import __version__
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.rendezvous.client import RendezvousResult
+from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.runs.reports.environment import describe_environment
 

@@ -1,0 +1,81 @@
+"""The leader of a node, which speaks to rank zero for all processes of the node. Does not import torch."""
+
+import socket
+import sys
+
+from rankzero.distributed.connections.line_connection import LineConnection, Message
+from rankzero.distributed.connections.line_server import LineServer, ServedConnection
+from rankzero.distributed.connections.local_socket import listen_locally
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.messages import RequestError
+
+LEADER_SECONDS = 5.0
+"""How long a process looks for the leader of its node before it connects to rank zero itself."""
+
+ANSWER_SECONDS = 5.0
+_POLL_SECONDS = 0.05
+
+
+def uses_leader(launch: Launch) -> bool:
+    """Returns whether the processes of this node connect through a leader."""
+    return sys.platform == "linux" and not launch.is_single_machine and launch.local_world_size != 1
+
+
+def leader_name(launch: Launch) -> str:
+    """Returns the name under which the leader of this node listens."""
+    return f"rendezvous {launch.world_id} {launch.address}:{launch.port} {launch.node_rank}"
+
+
+def listen_as_leader(launch: Launch) -> socket.socket | None:
+    """Returns the leader's listening socket; None if this process is not the leader."""
+    is_candidate = uses_leader(launch) and launch.local_rank in (0, None)
+    return listen_locally(leader_name(launch)) if is_candidate else None
+
+
+class NodeLeader:
+    """Accepts the other processes of the node and passes their descriptions on to rank zero.
+
+    Args:
+        listener: The socket to which the other processes connect.
+        world_id: Identifier of the run's start.
+    """
+
+    def __init__(self, listener: socket.socket, world_id: str) -> None:
+        self._listener = listener
+        self._server = LineServer([listener], "rendezvous", world_id, None, requires_key=False)
+        self._peers: dict[ServedConnection, Peer] = {}
+
+    def introduce_all(self, rank_zero: LineConnection) -> None:
+        """Sends the descriptions of the processes that have connected so far, over a new connection."""
+        for peer in self._peers.values():
+            rank_zero.send({"peer": peer._asdict()})
+
+    def serve(self, rank_zero: LineConnection) -> None:
+        """Passes on processes that connect or disconnect within a short time."""
+        for connection, messages in self._server.poll(_POLL_SECONDS):
+            if messages is None:
+                if peer := self._peers.pop(connection, None):
+                    rank_zero.send({"gone": [*peer.process]})
+                continue
+            peer = Peer.from_message(messages[0].get("peer") or {}) if messages else None
+            if peer and connection not in self._peers:
+                self._server.identify(connection)
+                self._peers[connection] = peer
+                rank_zero.send({"peer": peer._asdict()})
+
+    def answer(self, message: Message) -> None:
+        """Sends rank zero's answer, or an error, to the other processes of the node."""
+        self.serve_nobody_else()
+        for connection in self._peers:
+            connection.send(message)
+        self._server.close(ANSWER_SECONDS)
+
+    def serve_nobody_else(self) -> None:
+        """Closes the listening socket."""
+        self._listener.close()
+
+
+def refusal_message(error: RequestError) -> Message:
+    """Returns the message by which a process receives an error."""
+    return {"refused": [*error.args]}

@@ -1,0 +1,221 @@
+"""How a process finds rank zero, itself or through the leader of its node. Does not import torch."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rankzero.distributed import network
+from rankzero.distributed.connections.handshake import DifferentKeyError, WrongListenerError, perform_handshake
+from rankzero.distributed.connections.key import Key
+from rankzero.distributed.connections.line_connection import LineConnection, Message
+from rankzero.distributed.connections.local_socket import connect_locally
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process.stop_signals import SIGNALS
+from rankzero.distributed.rendezvous.errors import (
+    different_keys_error,
+    missing_processes_error,
+    no_answer_error,
+    wrong_address_error,
+    wrong_listener_error,
+)
+from rankzero.distributed.rendezvous.leader import (
+    LEADER_SECONDS,
+    NodeLeader,
+    leader_name,
+    listen_as_leader,
+    refusal_message,
+    uses_leader,
+)
+from rankzero.distributed.rendezvous.listening import reject_clients
+from rankzero.distributed.rendezvous.peers import Peer, read_view
+from rankzero.distributed.rendezvous.progress import Progress
+from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.messages import RequestError
+
+NO_ANSWER_SECONDS = 5.0
+"""How long a host may stay silent; a running host refuses a connection at once if its port is not open yet."""
+
+GREETING_SECONDS = 5.0
+"""How long a process that accepts a connection may take to send the greeting of rank zero."""
+
+ANSWER_SECONDS = 5.0
+"""How much later than the deadline rank zero's answer may arrive."""
+
+MAX_ANSWER_BYTES = 64 << 20
+"""Bytes of rank zero's answer."""
+
+_POLL_SECONDS = 0.1
+
+
+@dataclass
+class RankZeroSearch:
+    """The search of one process for rank zero.
+
+    Args:
+        launch: The position of this process among all processes.
+        this_peer: The description of this process.
+        deadline: Time, in seconds of `time.monotonic`, at which the search ends.
+        timeout: The seconds from the start of the search to `deadline`, for messages.
+        key: The key of this process.
+        requires_key: Whether rank zero has to know the key.
+    """
+
+    launch: Launch
+    this_peer: Peer
+    deadline: float
+    timeout: float
+    key: Key
+    requires_key: bool
+
+    def result(self) -> RendezvousResult:
+        """Connects to rank zero, itself or through the leader of its node, and returns rank zero's answer.
+
+        Raises:
+            RequestError: Rank zero is unreachable, or it answers that the run cannot start.
+        """
+        launch, give_up = self.launch, time.monotonic() + LEADER_SECONDS
+        while uses_leader(launch) and time.monotonic() < give_up:
+            if listener := listen_as_leader(launch):
+                return self._result_as_leader(NodeLeader(listener, launch.world_id))
+            if connection := connect_locally(leader_name(launch)):
+                with connection:
+                    answer = self._exchange_descriptions(LineConnection(connection, MAX_ANSWER_BYTES), is_local=True)
+                if answer is not None:
+                    return self._accepted(answer, str(answer.get("ip")))
+            SIGNALS.check_stop_request()
+            time.sleep(_POLL_SECONDS)
+        return self._accepted(*self._ask_rank_zero())
+
+    def _result_as_leader(self, leader: NodeLeader) -> RendezvousResult:
+        try:
+            answer, ip = self._ask_rank_zero(leader)
+        except RequestError as error:
+            leader.answer(refusal_message(error))
+            raise
+        leader.answer({**answer, "ip": ip})
+        return self._accepted(answer, ip)
+
+    def _ask_rank_zero(self, leader: NodeLeader | None = None) -> tuple[Message, str]:
+        """Connects to rank zero, with retries; returns its answer, and the address at which it answered.
+
+        Raises:
+            RequestError: Rank zero is unreachable, or this process and rank zero have different keys.
+        """
+        launch = self.launch
+        ips, started = network.resolve(launch.address), time.monotonic()
+        first_host = launch.hosts[0] if launch.hosts and launch.hosts[0] != launch.address else None
+        progress, silent_since = Progress(self.timeout), None
+        while True:
+            was_refused = False
+            for ip in ips:
+                try:
+                    connection = socket.create_connection((ip, launch.port), timeout=2)
+                except ConnectionRefusedError:
+                    was_refused = True
+                    continue
+                except OSError:
+                    continue
+                with connection:
+                    answer = self._exchange_descriptions(LineConnection(connection, MAX_ANSWER_BYTES), leader)
+                if answer is not None:
+                    return answer, ip
+                was_refused = True
+            SIGNALS.check_stop_request()
+            now = time.monotonic()
+            if first_host and now - started > NO_ANSWER_SECONDS / 3:
+                # Rank zero runs on the first host even if the given address is wrong, and answers with the error.
+                with contextlib.suppress(RequestError):
+                    ips += network.resolve(first_host)
+                first_host = None
+            silent_since = None if was_refused else (silent_since or started)
+            if launch.rank == 0 or (silent_since is not None and now - silent_since > NO_ANSWER_SECONDS):
+                raise no_answer_error(launch, ips)
+            if now - started > NO_ANSWER_SECONDS:
+                self._check_address(ips)
+            if now > self.deadline:
+                error = missing_processes_error(launch, [self.this_peer], self.timeout)
+                # Rank zero, the usual reporting rank, is missing.
+                error.reported_elsewhere = self.this_peer.local_rank not in (0, None)
+                raise error
+            if self.this_peer.local_rank == 0:
+                progress.print_if_due(lambda: f"rank 0 at {launch.address}:{launch.port}")
+            time.sleep(_POLL_SECONDS)
+
+    def _exchange_descriptions(
+        self, connection: LineConnection, leader: NodeLeader | None = None, is_local: bool = False
+    ) -> Message | None:
+        """Sends the description of this process; returns rank zero's answer, or None if the call can be retried.
+
+        Args:
+            connection: A new connection to rank zero, or to the leader of this node.
+            leader: The leader, if this process is the leader of its node.
+            is_local: Whether the connection is one to the leader.
+
+        Raises:
+            RequestError: The listener is not rank zero of this world, or rank zero has another key or does not answer.
+        """
+        launch, secret = self.launch, None if is_local else self.key.secret
+        # Local processes on one machine know that the port is rank zero's, so a late greeting is no error.
+        is_known_port = is_local or (launch.launcher == "local" and launch.is_single_machine)
+        seconds = max(self.deadline - time.monotonic() if is_known_port else GREETING_SECONDS, 0.1)
+        requires_key = self.requires_key and not is_local
+        try:
+            if not perform_handshake(connection, "rendezvous", launch.world_id, secret, requires_key, seconds):
+                return None
+        except WrongListenerError as error:
+            if is_local or (not error.greeting and launch.rank != 0 and connection.close_reason):
+                return None
+            raise wrong_listener_error(launch, error.greeting) from None
+        except DifferentKeyError:
+            raise different_keys_error(launch, self.key) from None
+        connection.send({"peer": self.this_peer._asdict()})
+        if leader:
+            connection.connection.setblocking(False)
+            leader.introduce_all(connection)
+        deadline = self.deadline + ANSWER_SECONDS
+        while (seconds := deadline - time.monotonic()) > 0:
+            if leader:
+                leader.serve(connection)
+                connection.flush()
+                SIGNALS.check_stop_request()
+            messages = connection.receive(0 if leader else seconds)
+            if messages is None:
+                return None
+            if messages:
+                return messages[0]
+        raise missing_processes_error(launch, [self.this_peer], self.timeout)
+
+    def _accepted(self, answer: Message, ip: str) -> RendezvousResult:
+        """Returns the result in rank zero's answer.
+
+        Raises:
+            RequestError: Rank zero answers that the run cannot start.
+        """
+        match answer:
+            case {"refused": [str() as asked, str() as found, str() as instead]}:
+                refusal = RequestError(asked, found, instead)
+                refusal.reported_elsewhere = True
+                raise refusal
+            case {"views": [*views], "key_problem": str() as key_problem}:
+                for view in views:
+                    if result := read_view(self.launch, self.this_peer, view):
+                        return RendezvousResult(*result, ip, key_problem=key_problem)
+        raise wrong_listener_error(self.launch, "")
+
+    def _check_address(self, ips: Sequence[str]) -> None:
+        """Checks that the given address is not an address of this machine if rank zero cannot be on it.
+
+        Raises:
+            RequestError: It is. The other ranks that connect to this machine receive the same error.
+        """
+        launch = self.launch
+        is_other_machine = bool(launch.node_rank) or (launch.launcher == "mpi" and launch.rank != launch.local_rank)
+        is_own_address = any(network.is_local_address(ip) and not network.is_loopback(ip) for ip in ips)
+        if launch.is_single_machine or not is_other_machine or not is_own_address:
+            return
+        error = wrong_address_error(launch, ips)
+        if self.this_peer.local_rank == 0:  # the reporter of this machine, see `is_node_reporter`
+            reject_clients(launch, ips, error, self.key)
+        raise error

@@ -1,0 +1,102 @@
+"""The leader's end of the control channels of a node: passes messages on to rank zero and back.
+
+Does not import torch.
+"""
+
+import socket
+import threading
+import time
+
+from rankzero.distributed.connections.line_connection import LineConnection, Message, encode_message
+from rankzero.distributed.connections.line_server import LineServer, ServedConnection
+from rankzero.distributed.monitoring.heartbeat import HEARTBEAT_SECONDS
+
+FINISH_SECONDS = 5.0
+
+
+class NodeRelay:
+    """Speaks to rank zero for the ranks of a node, in a thread.
+
+    It passes each message on unchanged, except the reports of the ranks' states, which it sends together.
+
+    Args:
+        listener: The socket to which the ranks of this node connect.
+        rank_zero: The connection to rank zero.
+        world_id: Identifier of the run's start.
+        size: Number of ranks of this node.
+        interval: Seconds between the reports to rank zero.
+    """
+
+    def __init__(
+        self, listener: socket.socket, rank_zero: LineConnection, world_id: str, size: int, interval: float
+    ) -> None:
+        self.listener, self.rank_zero, self.size, self.interval = listener, rank_zero, size, interval
+        self._server = LineServer([listener], "control", world_id, None, requires_key=False)
+        self._ranks: dict[ServedConnection, int] = {}
+        self._statuses: dict[int, object] = {}
+        self._left: set[int] = set()
+        self._finish_at = float("inf")
+        rank_zero.connection.setblocking(False)
+        self._server.watch(rank_zero)
+        self._thread = threading.Thread(target=self._serve, name="control relay", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Waits up to `FINISH_SECONDS` for the other ranks of this node to leave."""
+        self._finish_at = time.monotonic() + FINISH_SECONDS
+        self._thread.join(FINISH_SECONDS + 1)
+
+    def _serve(self) -> None:
+        reported_at = time.monotonic()
+        is_connected = True
+        while is_connected and len(self._left) < self.size and time.monotonic() < self._finish_at:
+            for connection, messages in self._server.poll(min(HEARTBEAT_SECONDS, self._finish_at - time.monotonic())):
+                self._receive(connection, messages)
+            is_connected = self._pass_on_from_rank_zero()
+            if time.monotonic() - reported_at >= self.interval:
+                reported_at = time.monotonic()
+                self.rank_zero.send({"statuses": list(self._statuses.items())})
+                self._statuses.clear()
+            self.rank_zero.flush()
+        if not is_connected:
+            self._send_all({"lost": self.rank_zero.close_reason})
+        elif len(self._left) < self.size:
+            self._send_all({"done": True})  # this rank has finished; its exit is not a failure
+        self._server.close(FINISH_SECONDS)
+        self.listener.close()
+        self.rank_zero.close()
+
+    def _receive(self, connection: ServedConnection, messages: list[Message] | None) -> None:
+        rank = self._ranks.get(connection)
+        if messages is None:
+            if rank is not None and rank not in self._left:
+                self._left.add(rank)
+                self.rank_zero.send({"rank": rank, "lost": connection.close_reason})
+            return
+        for message in messages:
+            if rank is None:
+                rank = self._admit(connection, message)
+            if "status" in message:
+                self._statuses[int(message["rank"])] = message["status"]
+            elif message:
+                self.rank_zero.send(message)
+            if "leaving" in message and rank is not None:
+                self._left.add(rank)
+
+    def _admit(self, connection: ServedConnection, message: Message) -> int:
+        self._server.identify(connection)
+        self._ranks[connection] = int(message["rank"])
+        return self._ranks[connection]
+
+    def _pass_on_from_rank_zero(self) -> bool:
+        """Sends rank zero's messages to all ranks of the node; returns False if the connection is lost."""
+        while messages := self.rank_zero.receive(0):
+            for message in messages:
+                self._send_all(message)
+        return messages is not None
+
+    def _send_all(self, message: Message) -> None:
+        body = encode_message(message)
+        for connection, rank in self._ranks.items():
+            if rank not in self._left:
+                connection.send_body(body)
