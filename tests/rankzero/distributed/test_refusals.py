@@ -6,18 +6,18 @@ from rankzero.messages import CannotStart
 
 
 def refused(*texts):
-    return Outcomes.of([{"refused": text} if text else {} for text in texts])
+    return Outcomes.of([{"refused": text} if text else {} for text in texts], "rank {}".format)
 
 
 def test_each_different_refusal_has_its_lowest_rank():
     outcomes = refused("a", "", "b", "a", "b")
-    assert outcomes.refusals == {"a": 0, "b": 2} and not outcomes.all_refuse and outcomes.failed_rank is None
+    assert outcomes.refusals == {"a": 0, "b": 2} and not outcomes.all_refuse and outcomes.failed_name == ""
     assert refused("a", "a").all_refuse
 
 
 def test_the_lowest_failed_rank_is_known():
-    outcomes = Outcomes.of([{}, {"failed": "KeyError(1)"}, {"failed": "KeyError(2)"}])
-    assert (outcomes.failed_rank, outcomes.failure, outcomes.refusals) == (1, "KeyError(1)", {})
+    outcomes = Outcomes.of([{}, {"failed": "KeyError(1)"}, {"failed": "KeyError(2)"}], "rank {}".format)
+    assert (outcomes.failed_name, outcomes.failure, outcomes.refusals) == ("rank 1", "KeyError(1)", {})
 
 
 @pytest.mark.parametrize(("rank", "reported_elsewhere"), [(0, True), (1, False), (2, True), (3, False)])

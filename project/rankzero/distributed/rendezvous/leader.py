@@ -56,7 +56,7 @@ class NodeLeader:
         for connection, messages in self._server.poll(_POLL_SECONDS):
             if messages is None:
                 if peer := self._peers.pop(connection, None):
-                    rank_zero.send({"gone": [*peer.process]})
+                    rank_zero.send({"gone": peer.id})
                 continue
             peer = Peer.from_message(messages[0].get("peer") or {}) if messages else None
             if peer and connection not in self._peers:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,9 +13,6 @@ from typing import Any, NamedTuple
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.cores import cpu_quota, format_cpus, usable_cores
 from rankzero.distributed.process.process_state import process_namespace
-
-Process = tuple[str, str, str, int]
-"""Host, boot, namespace and id of a process, which together identify it among all processes of a run."""
 
 
 class Peer(NamedTuple):
@@ -33,6 +31,7 @@ class Peer(NamedTuple):
         cores: The cores that it may run on, in Linux's notation.
         quota: The CPU time that its cgroup allows, in CPUs; None without a limit.
         cgroup: The cgroup that has this limit.
+        id: Random text that identifies the process during the rendezvous.
     """
 
     rank: int | None
@@ -47,25 +46,26 @@ class Peer(NamedTuple):
     cores: str = ""
     quota: float | None = None
     cgroup: str = ""
+    id: str = ""
 
     @classmethod
     def this(cls, launch: Launch) -> "Peer":
         """Returns the description of this process."""
-        host, pid = socket.gethostname(), os.getpid()
-        ranks = (launch.rank, launch.local_rank, launch.node_rank)
         quota = cpu_quota()
-        quota_and_cgroup = (quota.cpus, quota.cgroup) if quota else (None, "")
-        cores = format_cpus(usable_cores())
         return cls(
-            *ranks,
-            launch.world_size,
-            host,
-            pid,
-            launch.rank_order,
-            _boot(),
-            process_namespace(),
-            cores,
-            *quota_and_cgroup,
+            rank=launch.rank,
+            local_rank=launch.local_rank,
+            node_rank=launch.node_rank,
+            world_size=launch.world_size,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            rank_order=launch.rank_order,
+            boot=_boot(),
+            pids=process_namespace(),
+            cores=format_cpus(usable_cores()),
+            quota=quota.cpus if quota else None,
+            cgroup=quota.cgroup if quota else "",
+            id=secrets.token_hex(8),
         )
 
     @classmethod
@@ -78,7 +78,7 @@ class Peer(NamedTuple):
         counts = [*ranks, peer.world_size, peer.pid, peer.rank_order]
         if not all(type(count) is int and 0 <= count < 1 << 63 for count in counts):
             return None
-        texts = (peer.host, peer.boot, peer.pids, peer.cgroup)
+        texts = (peer.host, peer.boot, peer.pids, peer.cgroup, peer.id)
         is_valid = (
             all(isinstance(text, str) and text.isprintable() and len(text) < 2048 for text in texts)
             and all(rank < peer.world_size for rank in ranks)
@@ -87,11 +87,6 @@ class Peer(NamedTuple):
             and (peer.quota is None or (type(peer.quota) in (int, float) and 0 <= peer.quota < 1e9))
         )
         return peer if is_valid else None
-
-    @property
-    def process(self) -> Process:
-        """Key that no other process has."""
-        return self.host, self.boot, self.pids, self.pid
 
     @property
     def machine(self) -> tuple[str, str]:
@@ -184,7 +179,7 @@ def read_view(launch: Launch, this_peer: Peer, view: Mapping[str, Any]) -> tuple
     except (KeyError, TypeError, ValueError):
         return None
     first, *local = filter(None, peers)
-    own = next((peer for peer in local if peer.process == this_peer.process), None)
+    own = next((peer for peer in local if peer.id == this_peer.id), None)
     if len(local) != len(peers) - 1 or own is None or own.node_rank is None or own.node_rank >= len(counts):
         return None
     return completed(launch, own, counts), Members([first, *local])
@@ -217,7 +212,7 @@ def completed_by_rank_zero(launch: Launch, this_peer: Peer, assigned: Sequence[P
         this_peer: This process, as it described itself.
         assigned: All processes, by rank.
     """
-    own = next(peer for peer in assigned if peer.process == this_peer.process)
+    own = next(peer for peer in assigned if peer.id == this_peer.id)
     counts = Counter(peer.node_rank for peer in assigned)
     hosts = {peer.node_rank: peer.host for peer in reversed(assigned)}
     launch = completed(launch, own, [counts[node] for node in range(len(counts))])

@@ -21,7 +21,7 @@ from rankzero.distributed.rendezvous.errors import (
     missing_processes_error,
     world_size_error,
 )
-from rankzero.distributed.rendezvous.peers import Peer, Process, assign_ranks, node_views
+from rankzero.distributed.rendezvous.peers import Peer, assign_ranks, node_views
 from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.messages import RequestError, few
 
@@ -78,9 +78,9 @@ class RendezvousServer:
         self.listeners, self.key_problem = listeners, ""
         requires_key = requires_key or key.is_explicit
         self._server = LineServer(listeners, "rendezvous", launch.world_id, key.secret, requires_key)
-        self._claims: dict[Process, Claim] = {}
-        self._by_rank: dict[int, Process] = {}
-        self._by_connection: dict[ServedConnection, dict[Process, None]] = {}
+        self._claims: dict[str, Claim] = {}
+        self._by_rank: dict[int, str] = {}
+        self._by_connection: dict[ServedConnection, dict[str, None]] = {}
         self._trusted = 0
         self._changed_at = time.monotonic()
 
@@ -132,10 +132,10 @@ class RendezvousServer:
     def _views(self, claims: Sequence[Claim], assigned: Sequence[Peer]) -> dict[ServedConnection, bytes]:
         """Returns the answer to each connection: the views of the nodes of its processes, each encoded once."""
         views = [encode_message(view) for view in node_views(assigned)]
-        nodes = {peer.process: peer.node_rank or 0 for peer in assigned}
+        nodes = {peer.id: peer.node_rank or 0 for peer in assigned}
         nodes_of: dict[ServedConnection, dict[int, None]] = {}
         for claim in claims:
-            nodes_of.setdefault(claim.connection, {})[nodes[claim.peer.process]] = None
+            nodes_of.setdefault(claim.connection, {})[nodes[claim.peer.id]] = None
         own_ip = reachable_address(self.listeners[0])
         end = f'], "key_problem": {json.dumps(self.key_problem)}, "ip": "{own_ip}"}}'.encode()
         return {
@@ -175,9 +175,8 @@ class RendezvousServer:
                 case {"peer": dict() as values} if not connection.is_closed:
                     if peer := Peer.from_message(values):
                         self._admit(connection, peer)
-                case {"gone": [str() as host, str() as boot, str() as pids, int() as pid]}:
-                    if (host, boot, pids, pid) in self._by_connection.get(connection, ()):
-                        self._forget(connection, (host, boot, pids, pid))
+                case {"gone": str() as process} if process in self._by_connection.get(connection, ()):
+                    self._forget(connection, process)
 
     def _admit(self, connection: ServedConnection, peer: Peer) -> None:
         conflict = self._conflict(connection, peer)
@@ -185,14 +184,14 @@ class RendezvousServer:
             self._refuse(connection, conflict)
             return
         self._server.identify(connection)
-        self._claims[peer.process] = Claim(peer, connection)
-        self._by_connection.setdefault(connection, {})[peer.process] = None
+        self._claims[peer.id] = Claim(peer, connection)
+        self._by_connection.setdefault(connection, {})[peer.id] = None
         self._trusted += connection.is_trusted
         self._changed_at = time.monotonic()
         if conflict:
             raise conflict
         if peer.rank is not None:
-            self._by_rank[peer.rank] = peer.process
+            self._by_rank[peer.rank] = peer.id
         if connection.is_authenticated and peer.machine != self.this_peer.machine:
             self._require_key()
         elif len(self._claims) - self._trusted > MAX_UNAUTHENTICATED + self.launch.world_size:
@@ -205,7 +204,7 @@ class RendezvousServer:
             return world_size_error(self.launch, self.this_peer, peer)
         if peer.rank is not None and peer.rank == self.this_peer.rank:
             return duplicate_rank_error(self.this_peer, peer)
-        holder = self._claims.get(peer.process)
+        holder = self._claims.get(peer.id)
         if peer.rank in self._by_rank:
             holder = self._claims[self._by_rank[peer.rank]]
         if holder is None:
@@ -232,7 +231,7 @@ class RendezvousServer:
             self._forget(connection, process)
         self._by_connection.pop(connection, None)
 
-    def _forget(self, connection: ServedConnection, process: Process) -> None:
+    def _forget(self, connection: ServedConnection, process: str) -> None:
         del self._by_connection[connection][process]
         claim = self._claims.get(process)
         if claim is None or claim.connection is not connection:

@@ -25,7 +25,7 @@ class Service:
 
     def __init__(self, secret=KEY, requires_key=True, max_unidentified=None):
         self.listener = network.listen("127.0.0.1", 0)
-        self.server = LineServer(self.listener, "control", "w", secret, requires_key)
+        self.server = LineServer([self.listener], "control", "w", secret, requires_key)
         self.server.max_unidentified = max_unidentified or self.server.max_unidentified
         self.received, self.lost, self.is_over, self.opened = [], 0, False, []
         self.thread = threading.Thread(target=self._serve)

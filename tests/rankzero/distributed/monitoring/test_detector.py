@@ -17,7 +17,7 @@ class Clock:
 
 def detector(*statuses):
     clock = Clock()
-    found = HangDetector(["n1", "n2", "n3"][: len(statuses)], clock)
+    found = HangDetector(["n1", "n2", "n3"][: len(statuses)], clock=clock)
     for rank, status in enumerate(statuses):
         found.update(rank, status)
     return found, clock

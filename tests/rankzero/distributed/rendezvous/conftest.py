@@ -1,5 +1,6 @@
 """The rendezvous server runs in a thread; the tests connect to it through sockets."""
 
+import itertools
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -50,8 +51,8 @@ class Rendezvous:
         )
         self.this_peer = Peer.this(self.launch)
         deadline = time.monotonic() + seconds
-        self.server = RendezvousServer(self.launch, self.this_peer, self.listener, deadline, seconds, key, **options)
-        self.clients = []
+        self.server = RendezvousServer(self.launch, self.this_peer, [self.listener], deadline, seconds, key, **options)
+        self.clients, self.ids = [], itertools.count()
         self.members = pool.submit(self.server.wait, refusal)
 
     def call(self, message=None, secret=KEY.secret):
@@ -62,10 +63,9 @@ class Rendezvous:
         return client
 
     def member(self, rank, **fields):
-        """Returns the description that the process of this rank sends."""
-        return self.this_peer._replace(
-            **{"rank": rank, "local_rank": rank, "pid": 1000 + (rank or 0), **fields}
-        )._asdict()
+        """Returns the message by which the process of this rank describes itself."""
+        defaults = {"rank": rank, "local_rank": rank, "pid": 1000 + (rank or 0), "id": f"process {next(self.ids)}"}
+        return {"peer": self.this_peer._replace(**{**defaults, **fields})._asdict()}
 
     def wait_for_members(self, count):
         while len(self.server.members) != count:

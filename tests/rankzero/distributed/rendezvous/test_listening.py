@@ -107,7 +107,7 @@ def test_processes_that_connect_to_the_wrong_machine_receive_the_error(monkeypat
             with contextlib.suppress(ConnectionRefusedError):
                 client = call(port)
                 break
-        client.send(Peer.this(launch._replace(rank=2))._asdict())
+        client.send({"peer": Peer.this(launch._replace(rank=2))._asdict()})
         assert client.answer() == {"refused": ["asked", "found", "instead"]}
         assert rejecting.result(10) is None
         with network.listen("127.0.0.1", port):

@@ -10,7 +10,14 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process import process_state
 from rankzero.distributed.process.cores import parse_cpus, usable_cores
 from rankzero.distributed.rendezvous import peers
-from rankzero.distributed.rendezvous.peers import Peer, assign_ranks
+from rankzero.distributed.rendezvous.peers import (
+    Members,
+    Peer,
+    assign_ranks,
+    completed_by_rank_zero,
+    node_views,
+    read_view,
+)
 
 WORLD = Launch(launcher="env", num_nodes=None, externally_created=True)
 
@@ -18,17 +25,19 @@ WORLD = Launch(launcher="env", num_nodes=None, externally_created=True)
 def tasks(*positions):
     """Returns the processes of a world from the rank, local rank, node rank and host of each."""
     return [
-        Peer(rank, local_rank, node, len(positions), host, pid=100 + index)
+        Peer(rank, local_rank, node, len(positions), host, pid=100 + index, id=str(index))
         for index, (rank, local_rank, node, host) in enumerate(positions)
     ]  # fmt: skip
 
 
 def assigned(members, index=0):
+    """Returns the completed launch and the known processes of one process, as rank zero determines them."""
     this_peer = members[index]
     launch = WORLD._replace(
         rank=this_peer.rank, world_size=len(members), node_rank=this_peer.node_rank, local_rank=this_peer.local_rank
     )
-    return assign_ranks(launch, this_peer, members)
+    launch, known = completed_by_rank_zero(launch, this_peer, assign_ranks(members))
+    return launch, list(known)
 
 
 def positions(members):
@@ -75,9 +84,8 @@ def test_a_description_is_unchanged_by_json(rank):
 
 
 def test_machines_with_the_same_name_are_distinguished():
-    launch = Launch(world_size=2, externally_created=True, num_nodes=None)
     members = [Peer(rank, None, None, 2, "node", 1, boot=f"boot {rank}") for rank in range(2)]
-    assert assign_ranks(launch, members[1], members)[0].num_nodes == 2
+    assert [member.node_rank for member in assign_ranks(members)] == [0, 1]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -95,7 +103,8 @@ def test_the_order_of_arrival_does_not_change_the_positions():
     members = tasks((0, None, None, "b"), (1, None, None, "a"), (2, None, None, "b"))
     expected = [(0, 0, 0, "b"), (1, 0, 1, "a"), (2, 1, 0, "b")]
     for arrivals in permutations(members):
-        launch, members_by_rank = assign_ranks(WORLD._replace(world_size=3), members[2], arrivals)
+        members_by_rank = assign_ranks(arrivals)
+        launch, _ = completed_by_rank_zero(WORLD._replace(world_size=3), members[2], members_by_rank)
         assert positions(members_by_rank) == expected
         assert (launch.rank, launch.local_rank, launch.node_rank) == (2, 1, 0)
         assert (launch.processes_per_node, launch.hosts, launch.local_world_size) == ((2, 1), ("b", "a"), 2)
@@ -127,10 +136,80 @@ def test_local_ranks_of_the_launcher_are_kept():
 
 def test_tasks_without_ranks_are_ordered_by_node_then_rank_order_then_process_id():
     members = [
-        Peer(None, None, node, 4, host, pid, rank_order=order)
+        Peer(None, None, node, 4, host, pid, rank_order=order, id=str(pid))
         for node, host, pid, order in [(1, "b", 1, 2), (0, "a", 9, 3), (0, "a", 8, 3), (0, "a", 10, 2)]
     ]
-    launch, members_by_rank = assign_ranks(WORLD._replace(rank=None, world_size=4), members[0], members)
+    members_by_rank = assign_ranks(members)
+    launch, _ = completed_by_rank_zero(WORLD._replace(rank=None, world_size=4), members[0], members_by_rank)
     assert [(member.rank, member.pid) for member in members_by_rank] == [(0, 10), (1, 8), (2, 9), (3, 1)]
     assert (launch.rank, launch.local_rank, launch.node_rank) == (3, 0, 1)
     assert [member.local_rank for member in members_by_rank] == [0, 1, 2, 0]
+
+
+def known_by(members, index):
+    """Returns the launch and the known processes of one process, from the view of its node."""
+    this_peer, ranks = members[index], assign_ranks(members)
+    views = json.loads(json.dumps(node_views(ranks)))
+    launch = WORLD._replace(world_size=len(members))
+    results = [result for view in views if (result := read_view(launch, this_peer, view))]
+    assert len({result[0] for result in results}) == 1
+    return results[0]
+
+
+def test_a_process_knows_rank_zero_and_its_own_node():
+    members = tasks(*[(rank, None, rank // 2, f"n{rank // 2}") for rank in range(6)])
+    for index in range(6):
+        launch, known = known_by(members, index)
+        node = index // 2
+        assert (launch.rank, launch.local_rank, launch.node_rank, launch.num_nodes) == (index, index % 2, node, 3)
+        assert launch.processes_per_node == (2, 2, 2) and launch.local_world_size == 2
+        assert {member.rank for member in known} == {0, 2 * node, 2 * node + 1}
+
+
+def test_a_view_does_not_grow_with_the_number_of_nodes():
+    def size(nodes):
+        members = tasks(*[(rank, None, rank // 8, f"n{rank // 8:04}") for rank in range(8 * nodes)])
+        return len(json.dumps(node_views(assign_ranks(members))[-1]))
+
+    assert size(400) < size(4) + 100
+
+
+def test_processes_of_two_nodes_on_one_machine_know_one_another():
+    launch, known = known_by(tasks((0, 0, 0, "a"), (1, 0, 1, "a"), (2, 0, 2, "b")), 1)
+    assert (launch.local_world_size, launch.num_nodes) == (1, 3) and {member.rank for member in known} == {0, 1}
+
+
+def test_names_include_known_hosts_only():
+    _, known = known_by(tasks((0, 0, 0, "a"), (1, 0, 1, "b"), (2, 0, 2, "c")), 1)
+    assert [known.name_of(rank) for rank in range(3)] == ["rank 0 on a", "rank 1 on b", "rank 2"]
+
+
+@pytest.mark.parametrize("name", ["first", "peers", "counts"])
+@pytest.mark.parametrize("value", [None, 7, "x", [], [[]], [{}], {}, [[1, "x"]], [[1, 10**12]]], ids=str)
+def test_a_malformed_view_is_ignored(name, value):
+    members = tasks((0, 0, 0, "a"), (1, 0, 1, "b"))
+    view = json.loads(json.dumps(node_views(assign_ranks(members))[1]))
+    result = read_view(WORLD._replace(world_size=2), members[1], {**view, name: value})
+    assert result is None or (name == "counts" and isinstance(result[1], Members))
+
+
+VALID = Peer(1, 0, 0, 2, "a", 7, 0, "boot", "pid:[1]", "0-3,8", 1.5, "job", "id")
+
+
+def test_a_valid_description_is_read():
+    assert Peer.from_message(json.loads(json.dumps(VALID._asdict()))) == VALID
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"rank": 2}, {"rank": -1}, {"rank": "1"}, {"rank": True}, {"rank": 1.0}, {"local_rank": 2}, {"node_rank": 9}),
+        *({"world_size": None}, {"world_size": 0}, {"pid": None}, {"pid": 1 << 70}, {"host": 7}, {"host": "a\x1b[2J"}),
+        *({"host": "x" * 5000}, {"cores": "0-3; rm"}, {"cores": None}, {"quota": "1"}, {"quota": float("nan")}),
+        *({"quota": -1.0}, {"boot": None}, {"cgroup": "\n"}, {"id": 7}, {"unknown": 1}),
+    ],
+    ids=lambda fields: str(fields)[:40],
+)
+def test_a_malformed_description_is_ignored(fields):
+    assert Peer.from_message({**VALID._asdict(), **fields}) is None
+    assert Peer.from_message({}) is None and Peer.from_message(dict.fromkeys(Peer._fields)) is None

@@ -19,7 +19,7 @@ UNKNOWN = b'{"rank": 1, "local_rank": 1, "node_rank": 0, "world_size": 2, "host"
 
 def test_a_world_of_one_process_is_complete_at_once(rendezvous):
     world = rendezvous(1)
-    assert world.members.result(10) == [world.this_peer]
+    assert [member.id for member in world.members.result(10)] == [world.this_peer.id]
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -27,9 +27,13 @@ def test_every_process_receives_the_list_of_all_members(rendezvous, size):
     world = rendezvous(size)
     clients = [world.call(world.member(rank)) for rank in range(1, size)]
     members = world.members.result(10)
-    assert sorted(member.rank for member in members) == [*range(size)] and members[0] == world.this_peer
+    assert [member.rank for member in members] == [*range(size)]
+    ranks = [{**world.this_peer._asdict(), "rank": 0, "local_rank": 0, "node_rank": 0}]
     for client in clients:
-        assert client.answer() == {"members": [member._asdict() for member in members], "key_problem": ""}
+        answer = client.answer()
+        (view,) = answer["views"]
+        assert (answer["key_problem"], answer["ip"], view["counts"]) == ("", "127.0.0.1", [[size, 1]])
+        assert view["peers"] == [member._asdict() for member in members] and view["first"] == ranks[0]
     socket.create_connection(("127.0.0.1", world.port)).close()  # torch's store uses the socket next
 
 
@@ -86,7 +90,7 @@ def test_a_process_that_disconnects_may_connect_again(rendezvous):
     world.wait_for_members(1)
     clients = [world.call(world.member(rank)) for rank in (1, 2)]
     assert len(world.members.result(10)) == 3
-    assert all(len(client.answer()["members"]) == 3 for client in clients)
+    assert all(len(client.answer()["views"][0]["peers"]) == 3 for client in clients)
 
 
 def test_processes_beyond_the_world_size_are_refused(rendezvous):
@@ -128,7 +132,7 @@ def test_several_tasks_without_ranks_are_no_duplicates(rendezvous):
     world = rendezvous(3)
     for _ in range(2):
         world.call(world.member(None))
-    assert [member.rank for member in world.members.result(10)] == [0, None, None]
+    assert [member.rank for member in world.members.result(10)] == [0, 1, 2]
 
 
 def test_at_the_deadline_all_processes_receive_the_missing_ranks(rendezvous):
@@ -187,11 +191,11 @@ def test_the_conflict_of_an_unauthenticated_process_does_not_end_the_run(rendezv
     world = rendezvous(3)
     clients = [world.call(world.member(1))]
     world.wait_for_members(2)
-    stranger = world.call(world.member(2) | fields, secret=None)
+    stranger = world.call(world.member(**{"rank": 2} | fields), secret=None)
     assert len(stranger.answer()["refused"]) == 3
     clients.append(world.call(world.member(2)))
     assert len(world.members.result(10)) == 3
-    assert all(len(client.answer()["members"]) == 3 for client in clients)
+    assert all(len(client.answer()["views"][0]["peers"]) == 3 for client in clients)
 
 
 def test_unauthenticated_processes_are_refused_once_another_machine_has_the_key(rendezvous, monkeypatch):

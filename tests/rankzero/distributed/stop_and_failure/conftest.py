@@ -9,10 +9,21 @@ import pytest
 from rankzero.distributed import network
 from rankzero.distributed.connections.handshake import perform_handshake
 from rankzero.distributed.connections.line_connection import LineConnection
-from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.rendezvous.peers import Members, Peer
 from rankzero.distributed.stop_and_failure.server import ControlServer
 
 SECRET = b"s" * 32
+
+
+class RankOfTest:
+    """A rank's connection to the control server."""
+
+    def __init__(self, rank, connection):
+        self.rank, self.connection = rank, connection
+        self.receive, self.close = connection.receive, connection.close
+
+    def send(self, message):
+        self.connection.send({"rank": self.rank, **message})
 
 
 class World:
@@ -21,8 +32,8 @@ class World:
     def __init__(self, size, parent_reports_lost_ranks=False, describe_exit=lambda rank: ""):
         listener = network.listen("127.0.0.1", 0)
         self.address, self.opened, self.size = listener.getsockname(), [], size
-        members = [Peer(rank, rank, 0, size, "ab"[rank % 2], 1) for rank in range(size)]
-        self.server = ControlServer(listener, members, parent_reports_lost_ranks, describe_exit, "k", SECRET)
+        members = Members(Peer(rank, rank, 0, size, "ab"[rank % 2], 1) for rank in range(size))
+        self.server = ControlServer([listener], members, parent_reports_lost_ranks, describe_exit, "k", SECRET)
 
     def connect(self, *lines):
         connection = LineConnection(socket.create_connection(self.address, timeout=10))
@@ -33,7 +44,7 @@ class World:
         return connection
 
     def rank(self, rank):
-        connection = self.connect({"rank": rank})
+        connection = RankOfTest(rank, self.connect({"rank": rank}))
         while rank not in self.server._ranks:
             time.sleep(0.001)
         return connection
@@ -44,11 +55,11 @@ class World:
     def close(self):
         """Makes the server exit: absent ranks connect and leave, and all connections close."""
         for rank in set(range(self.size)) - self.server._ranks.keys():
-            self.connect({"rank": rank}).send({"leaving": True})
+            self.connect({"rank": rank}).send({"rank": rank, "leaving": True})
         for connection in self.opened:
             connection.close()
         self.server._thread.join(10)
-        assert not self.server._thread.is_alive() and self.server.listener.fileno() == -1
+        assert not self.server._thread.is_alive() and self.server.listeners[0].fileno() == -1
 
 
 @pytest.fixture

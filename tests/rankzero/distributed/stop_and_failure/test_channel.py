@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.rendezvous.peers import Members, Peer
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 
 
@@ -24,7 +24,7 @@ def run_rank(rank, world, pipes, work, result):
 
     launch = Launch(rank=rank, world_size=world, local_world_size=world, launcher="env")
     this_peer = Peer.this(launch)._replace(rank=rank)
-    members = [Peer(**member) for member in all_gather_object(this_peer._asdict())]
+    members = Members(Peer(**member) for member in all_gather_object(this_peer._asdict()))
     control_channel = ControlChannel(launch, members, lambda value: all_gather_object(value)[0], secret=b"s" * 32)
     all_gather_object(None)
     result.put((rank, work(control_channel, rank, all_gather_object)))
@@ -146,7 +146,7 @@ def test_a_killed_rank_is_detected_although_its_children_survive(lost, capfd, tm
 
 
 def test_a_single_process_needs_no_agreement_to_stop(capsys):
-    control_channel = ControlChannel(Launch(), [Peer.this(Launch())], lambda value: value)
+    control_channel = ControlChannel(Launch(), Members([Peer.this(Launch())]), lambda value: value)
     assert control_channel.check_stop() is None
     control_channel.request_stop("SIGINT")
     control_channel.request_stop("SIGTERM")

@@ -139,7 +139,7 @@ def test_unknown_clients_are_disconnected(world, greeting):
 def test_a_connected_rank_cannot_be_displaced(world):
     control = world(2)
     ranks = control.all_ranks()
-    impostor = control.connect({"rank": 1}, {"failed": "by the impostor"})
+    impostor = control.connect({"rank": 1, "failed": "by the impostor"})
     assert impostor.receive(10) is None
     ranks[1].send({"stop": "SIGTERM"})
     expect_messages(ranks, {"stop_requested": "SIGTERM"})
@@ -177,7 +177,7 @@ def test_finish_announces_rank_zeros_exit_and_waits_for_the_other_ranks(world):
     assert finishing.is_alive()
     ranks[1].send({"leaving": True})
     finishing.join(10)
-    assert not finishing.is_alive() and control.server.listener.fileno() == -1
+    assert not finishing.is_alive() and control.server.listeners[0].fileno() == -1
 
 
 def test_finish_waits_a_limited_time_for_the_other_ranks(world, monkeypatch):
