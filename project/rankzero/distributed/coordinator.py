@@ -14,15 +14,16 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from typing_extensions import Self
 
 from rankzero.distributed import network
-from rankzero.distributed.connections.key import Key, find_key
+from rankzero.distributed.connections.key import find_key
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.exchange import StoreExchange
 from rankzero.distributed.process_group import destroy_process_group, init_process_group
 from rankzero.distributed.refusals import Outcomes, Refusals, refusal_reported_elsewhere
-from rankzero.distributed.rendezvous.errors import SAME_KEY_ADVICE, UNAUTHENTICATED_ADVICE, describe_key_problem
-from rankzero.distributed.rendezvous.peers import Peer, assign_ranks, completed_by_rank_zero, node_views, read_view
+from rankzero.distributed.rendezvous.errors import SAME_KEY_ADVICE, UNAUTHENTICATED_ADVICE
+from rankzero.distributed.rendezvous.peers import Members, Peer
 from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.through_store import find_ranks_through_store
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import (
     AnotherRankFailed,
@@ -57,8 +58,8 @@ class Coordinator:
 
     Attributes:
         launch: The position of this process among all processes, with the values that the launcher did not provide.
-        members: All processes, by rank.
-        hosts: Host of each rank.
+        members: The processes that this process knows; on rank zero, and after `share_members`, all.
+        hosts: Host of each rank; empty as long as not all are known.
         control_channel: The control channel of this rank.
 
     Raises:
@@ -90,9 +91,11 @@ class Coordinator:
         key, key_problem = find_key(), rendezvous_result.key_problem
         if self.launch.uses_agent_store:
             self._check_not_stopped()
-            key_problem = self._exchange_peers(key)
+            self.launch, self.members, key_problem = find_ranks_through_store(
+                self._exchange, self.launch, next(iter(self.members)), key, self.timeout
+            )
             check_world(requested, self.launch)
-        self.hosts = [member.host for member in self.members]
+        self.hosts = [member.host for member in self.members] if self.launch.rank == 0 else []
         if key_problem and requested.auth == "required":
             raise RequestError("--auth required", key_problem, SAME_KEY_ADVICE)
         if key_problem and self.launch.rank == 0:
@@ -107,33 +110,6 @@ class Coordinator:
             None if key_problem else key.secret,
         )
         network.use_interface(requested.interface, self._find_interface())
-
-    def _exchange_peers(self, key: Key) -> str:
-        """Finds the processes that torchrun has started; returns why they do not share a key, or an empty text."""
-        assert self._exchange is not None
-        launch, this_peer = self.launch, next(iter(self.members))
-        own = {"peer": this_peer._asdict(), "key": key.fingerprint(launch.world_id), "origin": key.origin}
-        all_peers: list[Peer] = []
-
-        def assign(ranks: list[Any]) -> list[Any]:
-            peers = [Peer(**values["peer"]) for values in ranks]
-            all_peers.extend(assign_ranks(peers))
-            first_key = ranks[0]["key"]
-            others = [peer for peer, values in zip(peers, ranks, strict=True) if values["key"] != first_key]
-            problem = ""
-            if others or not first_key:
-                problem = describe_key_problem(bool(first_key), ranks[0]["origin"], peers[0], others)
-            return [{**view, "key_problem": problem} for view in node_views(all_peers)]
-
-        view = self._exchange.decide(own, assign, self.timeout, node=launch.node_rank)
-        if all_peers:
-            self.launch, self.members = completed_by_rank_zero(launch, this_peer, all_peers)
-        else:
-            result = read_view(launch, this_peer, view)
-            if result is None:
-                raise AnotherRankFailed("rank 0 has sent a malformed list of the processes of this node")
-            self.launch, self.members = result
-        return str(view["key_problem"])
 
     def _name_of(self, rank: int) -> str:
         return self.members.name_of(rank)  # torchrun's processes are known only after an exchange
@@ -211,6 +187,12 @@ class Coordinator:
             seconds: See `decide`.
         """
         return self.decide(value if self.launch.rank == 0 else None, lambda values: values[0], seconds)
+
+    def share_members(self) -> None:
+        """Makes all processes known to every process. All ranks must call."""
+        peers = [peer._asdict() for peer in self.members] if self.launch.rank == 0 else None
+        self.members = Members(Peer(**values) for values in self.broadcast_object(peers))
+        self.hosts = [member.host for member in self.members]
 
     def run_on_all_ranks(self, work: Callable[[], T]) -> T:
         """Runs `work` on every rank and returns its result, or raises on every rank if one fails. All ranks must call.

@@ -115,6 +115,7 @@ def check_before_fit(mode: str, session: Session, run: PlannedRun) -> None:
         RequestError: The ranks cannot train together.
     """
     if mode == "full":
+        session.coordinator.share_members()
         report = Report(prints=session.coordinator.launch.rank == 0, thresholds=thresholds(NetworkOptions()))
         with isolate_rng():
             code = check_all(session, _copy(session, run), NetworkOptions(), report)
@@ -153,7 +154,6 @@ def _compare_ranks(session: Session, run: PlannedRun) -> None:
     for check in (check_launcher(coordinator, world), check_environment(coordinator, world, run.config)):
         if check.status == FAIL:
             escape = ["or, if the difference is intended, --preflight off"] * (check.name == "environment")
-            # The launcher's summary differs between ranks, and all ranks must raise the same error.
             found = [check.summary, *check.details] if check.name == "environment" else check.details
             advice = [*check.advice, *escape]
             raise RequestError(f"training on {world.size} ranks", "\n".join(found), "\n".join(advice))
@@ -170,7 +170,7 @@ def check_all(
     start_seconds: float | None = None,
     import_seconds: float | None = None,
 ) -> Exit:
-    """Runs all checks, prints them and the verdict. All ranks must call.
+    """Runs all checks, prints them and the verdict. All ranks must call, after `Coordinator.share_members`.
 
     Args:
         session: The processes.

@@ -60,7 +60,7 @@ def check_collectives(
     rows: list[dict[str, float]] = measured[0]
     advice: list[str] = []
     peak = max(row["bus_gbps"] for row in rows)
-    uses_network = len({member.node_rank for member in coordinator.members}) > 1
+    uses_network = (launch.num_nodes or 1) > 1
     status = FAIL if uses_network and peak < fail_gbps else WARN if peak < max(warn_gbps, fail_gbps) else OK
     lines = [f"{'size':>9} {'time':>11} {'algorithm':>15} {'bus bandwidth':>15}"]
     lines += [

@@ -68,6 +68,18 @@ class Check(NamedTuple):
         }
 
 
+def attempt(work: Callable[[], T]) -> tuple[T | None, str, KeyboardInterrupt | None]:
+    """Calls `work`; returns its result, the text of its exception, and the exception if it is a KeyboardInterrupt.
+
+    A call of `sys.exit` counts as an exception. The text is empty after success.
+    """
+    try:
+        return work(), "", None
+    except (Exception, SystemExit, KeyboardInterrupt) as raised:
+        text = f"{type(raised).__name__}: {raised}" if str(raised) else type(raised).__name__
+        return None, text, raised if isinstance(raised, KeyboardInterrupt) else None
+
+
 def gather(
     coordinator: "Coordinator", work: Callable[[], T], seconds: float | None = None
 ) -> tuple[list[T | None], dict[int, str]]:
@@ -80,21 +92,35 @@ def gather(
 
     Returns:
         The results by rank, None for a rank on which `work` has raised an exception; and the text of the exception of
-        each such rank. A call of `sys.exit` counts as an exception.
+        each such rank.
 
     Raises:
         AnotherRankFailed: A rank did not finish its work in time.
     """
-    result, error, interrupt = None, None, None
-    try:
-        result = work()
-    except (Exception, SystemExit, KeyboardInterrupt) as raised:
-        error = f"{type(raised).__name__}: {raised}" if str(raised) else type(raised).__name__
-        interrupt = raised if isinstance(raised, KeyboardInterrupt) else None
+    result, error, interrupt = attempt(work)
     answers = coordinator.all_gather_object([result, error], seconds)
     if interrupt:
         raise interrupt
     return [answer[0] for answer in answers], {rank: answer[1] for rank, answer in enumerate(answers) if answer[1]}
+
+
+def check_on_rank_zero(coordinator: "Coordinator", own: Any, check: Callable[[list[Any]], Check]) -> Check:
+    """Performs a check of the values of all ranks on rank zero; returns it on all ranks. All ranks must call.
+
+    Args:
+        coordinator: Exchanges values between all ranks.
+        own: The JSON-serializable value of this rank.
+        check: Called on rank zero with the values of all ranks, by rank. The other ranks receive the result without
+            `values`.
+    """
+    checks: list[Check] = []
+
+    def choose(values: list[Any]) -> dict[str, Any]:
+        checks.append(check(values))
+        return checks[0]._replace(values={})._asdict()
+
+    decision = coordinator.decide(own, choose)
+    return checks[0] if checks else Check(**decision)
 
 
 def error_lines(errors: Mapping[int, str], hosts: Sequence[str]) -> list[str]:

@@ -4,7 +4,8 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.relevant_variables import relevant_variables
-from rankzero.preflight.check import FAIL, OK, WARN, Check, differences, error_lines, gather
+from rankzero.preflight.check import FAIL, OK, WARN, Check, attempt, check_on_rank_zero, differences, error_lines
 from rankzero.preflight.code import combined, rankzero_code, rankzero_digest, user_code
 from rankzero.runs.reports.secrets import HIDDEN, without_secrets
 
@@ -54,7 +55,6 @@ def check_environment(coordinator: Coordinator, world: WorldInfo, config: Mappin
         world: The devices of all processes.
         config: The settings of the run: name, such as `trainer.max_epochs`, -> value.
     """
-    hosts = coordinator.hosts
     settings = {name: str(value) for name, value in config.items() if _setting(name).split(".")[0] not in MAY_DIFFER}
     code: dict[str, str] = {}
 
@@ -62,46 +62,110 @@ def check_environment(coordinator: Coordinator, world: WorldInfo, config: Mappin
         code.update(user_code())
         return [describe_environment(world), rankzero_digest(), combined(code), combined(settings)]
 
-    answers, errors = gather(coordinator, describe)
-    if errors:
-        summary, advice = "a rank cannot describe its environment", ["correct the error shown above"]
-        return Check("environment", FAIL, summary, error_lines(errors, hosts), advice)
-    properties: list[dict[str, str]] = [answer[0] for answer in answers if answer]
-    found = different_parts(properties, hosts)
-    details = [f"{name}: {'; '.join(texts)}" for name, texts in found.items()]
-    advice = [f"install the same version of {name} on all hosts" for name in MUST_BE_EQUAL if name in found]
-    kinds, has_failed = list(found), bool(advice)
-    clocks = _clock_differences(coordinator)
-    if skewed := _clock_texts(clocks, hosts):
-        kinds.append("clocks")
-        details += skewed
-        advice.append("synchronize the clocks of all hosts (chrony, NTP)")
-    comparisons: tuple[tuple[str, str, Callable[[], dict[str, str]]], ...] = (
-        ("Rankzero's code", "install the same version of Rankzero on all hosts", rankzero_code),
-        ("your code", "use the same files on all hosts", lambda: code),
-        ("settings", "start all ranks with the same flags", lambda: settings),
+    own, error, interrupt = attempt(describe)
+    ranks = _RanksOfRankZero(coordinator.hosts)
+    differing = coordinator.decide([own, error], ranks.compare_digests)
+    if interrupt:
+        raise interrupt
+    if differing is not None:
+        before = time.time()
+        coordinator.decide(None, lambda values: None)
+        coordinator.decide([before, time.time()], ranks.compare_clocks)
+        parts = (rankzero_code, lambda: code, lambda: settings)
+        for position, senders in enumerate(differing):
+            if senders:
+                sent = parts[position]() if coordinator.launch.rank in senders else None
+                coordinator.decide(sent, partial(ranks.compare_parts, position))
+    return check_on_rank_zero(coordinator, None, lambda values: ranks.result())
+
+
+class _RanksOfRankZero:
+    """What rank zero knows of the environments of all ranks. Empty on the other ranks.
+
+    Args:
+        hosts: Host of each rank.
+    """
+
+    COMPARISONS = (
+        ("Rankzero's code", "install the same version of Rankzero on all hosts"),
+        ("your code", "use the same files on all hosts"),
+        ("settings", "start all ranks with the same flags"),
     )
-    for position, (name, remedy, parts) in enumerate(comparisons, 1):
-        parts_of_ranks = _gather_by_digest(coordinator, [answer[position] for answer in answers if answer], parts)
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self.hosts = hosts
+        self.properties: list[dict[str, str]] = []
+        self.digests: list[list[str]] = []
+        self.errors: dict[int, str] = {}
+        self.clocks: list[float] = []
+        self.kinds: list[str] = []
+        self.details: list[str] = []
+        self.advice: list[str] = []
+        self.has_failed = False
+
+    def compare_digests(self, answers: list[Any]) -> list[list[int]] | None:
+        """Receives properties, digests and error of each rank.
+
+        Returns:
+            For each comparison, the first rank with each digest; an empty list if all digests are equal. None if a rank
+            has failed.
+        """
+        self.errors = {rank: error for rank, (_, error) in enumerate(answers) if error}
+        if self.errors:
+            return None
+        self.properties = [answer[0] for answer, _ in answers]
+        self.digests = [[answer[position] for answer, _ in answers] for position in (1, 2, 3)]
+        found = different_parts(self.properties, self.hosts)
+        self.details += [f"{name}: {'; '.join(texts)}" for name, texts in found.items()]
+        self.advice += [f"install the same version of {name} on all hosts" for name in MUST_BE_EQUAL if name in found]
+        self.kinds, self.has_failed = list(found), bool(self.advice)
+        first_ranks = [{digest: ranks.index(digest) for digest in set(ranks)} for ranks in self.digests]
+        return [sorted(ranks.values()) if len(ranks) > 1 else [] for ranks in first_ranks]
+
+    def compare_clocks(self, readings: list[Any]) -> None:
+        """Receives two readings of each rank's clock."""
+        self.clocks = clock_differences(readings)
+        if skewed := _clock_texts(self.clocks, self.hosts):
+            self.kinds.append("clocks")
+            self.details += skewed
+            self.advice.append("synchronize the clocks of all hosts (chrony, NTP)")
+
+    def compare_parts(self, position: int, sent: list[Any]) -> None:
+        """Receives the files or settings of the first rank with each digest.
+
+        Args:
+            position: The comparison.
+            sent: Name -> value or digest, by rank; None for the other ranks.
+        """
+        name, remedy = self.COMPARISONS[position]
+        digests = self.digests[position]
+        parts_of_ranks = [sent[digests.index(digest)] for digest in digests]
         # Only some ranks may import a module, for example for logging.
-        different = different_parts(parts_of_ranks, hosts, ignores_missing=name == "your code")
+        different = different_parts(parts_of_ranks, self.hosts, ignores_missing=name == "your code")
         if not different:
-            continue
-        kinds.append(name)
-        advice.append(remedy)
+            return
+        self.kinds.append(name)
+        self.advice.append(remedy)
         shown = different
         if name == "settings":
-            shown = different_parts([without_secrets(values) for values in parts_of_ranks], hosts)
+            shown = different_parts([without_secrets(values) for values in parts_of_ranks], self.hosts)
         for part in list(different)[:MAX_SHOWN]:
-            details.append(f"{part}: {'; '.join(shown.get(part) or [f'{HIDDEN} (different secrets)'])}")
-        details += [f"and {len(different) - MAX_SHOWN} more"] * (len(different) > MAX_SHOWN)
-        has_failed |= name != "settings" or any(is_decisive(part, texts) for part, texts in different.items())
+            self.details.append(f"{part}: {'; '.join(shown.get(part) or [f'{HIDDEN} (different secrets)'])}")
+        self.details += [f"and {len(different) - MAX_SHOWN} more"] * (len(different) > MAX_SHOWN)
+        self.has_failed |= name != "settings" or any(is_decisive(part, texts) for part, texts in different.items())
 
-    status = FAIL if has_failed else WARN if details else OK
-    equal = ", ".join(f"{name} {properties[0][name]}" for name in MUST_BE_EQUAL) + " on all ranks"
-    summary = f"{', '.join(kinds)} differ{'s' * (len(kinds) == 1 and not kinds[0].endswith('s'))} between ranks"
-    ranks = [{**values, "clock_ahead": clock} for values, clock in zip(properties, clocks, strict=True)]
-    return Check("environment", status, summary if kinds else equal, details, advice, {"ranks": ranks})
+    def result(self) -> Check:
+        """Returns the check."""
+        if self.errors:
+            summary, advice = "a rank cannot describe its environment", ["correct the error shown above"]
+            return Check("environment", FAIL, summary, error_lines(self.errors, self.hosts), advice)
+        kinds = self.kinds
+        status = FAIL if self.has_failed else WARN if self.details else OK
+        equal = ", ".join(f"{name} {self.properties[0][name]}" for name in MUST_BE_EQUAL) + " on all ranks"
+        summary = f"{', '.join(kinds)} differ{'s' * (len(kinds) == 1 and not kinds[0].endswith('s'))} between ranks"
+        pairs = zip(self.properties, self.clocks, strict=True)
+        ranks = [{**values, "clock_ahead": clock} for values, clock in pairs]
+        return Check("environment", status, summary if kinds else equal, self.details, self.advice, {"ranks": ranks})
 
 
 def is_decisive(name: str, texts: Sequence[str]) -> bool:
@@ -117,17 +181,6 @@ def is_decisive(name: str, texts: Sequence[str]) -> bool:
 
 def _setting(name: str) -> str:
     return name.removeprefix("trainer.")
-
-
-def _gather_by_digest(
-    coordinator: Coordinator, digests: Sequence[str], parts: Callable[[], dict[str, str]]
-) -> list[dict[str, str]]:
-    """Returns the parts of each rank, of which one rank per digest sends them; [] if all digests are equal."""
-    if len(set(digests)) == 1:
-        return []
-    is_first = digests.index(digests[coordinator.launch.rank or 0]) == (coordinator.launch.rank or 0)
-    sent = coordinator.all_gather_object(parts() if is_first else None)
-    return [sent[digests.index(digest)] for digest in digests]
 
 
 def describe_environment(world: WorldInfo) -> dict[str, str]:
@@ -189,12 +242,6 @@ def clock_differences(readings: Sequence[tuple[float, float]]) -> list[float]:
         is_certain = before - last > CLOCK_SECONDS or after - first < -CLOCK_SECONDS
         seconds.append(round((before + after - first - last) / 2, 3) if is_certain else 0.0)
     return seconds
-
-
-def _clock_differences(coordinator: Coordinator) -> list[float]:
-    before = time.time()
-    coordinator.broadcast_object(None)
-    return clock_differences(coordinator.all_gather_object([before, time.time()]))
 
 
 def _version(package: str) -> str:

@@ -47,7 +47,7 @@ def check_links(coordinator: Coordinator, device: torch.device, mode: str, warn_
     if mode == "off":
         return Check("links", SKIPPED, "--pairs off")
     hosts = coordinator.hosts
-    first_ranks = list({member.node_rank: member.rank or 0 for member in reversed(coordinator.members)}.values())
+    first_ranks = list({member.node_rank: member.rank or 0 for member in reversed(list(coordinator.members))}.values())
     ends = sorted(first_ranks) if len(first_ranks) > 1 else list(range(size))
     rounds = all_rounds(ends) if mode == "all" else ring_rounds(ends)
 

@@ -9,7 +9,7 @@ from rankzero.distributed.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch_problems import launch_problems
 from rankzero.distributed.process.cores import usable_cores
-from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, describe_ranks
+from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, check_on_rank_zero, describe_ranks
 
 MAX_LISTED = 64
 """How many processes are printed; the JSON file has all."""
@@ -19,7 +19,7 @@ SLOW_IMPORT_SECONDS = 20.0
 
 def check_launcher(coordinator: Coordinator, world: WorldInfo) -> Check:
     """Reports the detected launcher, and threads and cores per rank. All ranks must call."""
-    launch, gpus = coordinator.launch, torch.cuda.device_count()
+    launch, hosts, gpus = coordinator.launch, coordinator.hosts, torch.cuda.device_count()
     hides_gpus = world.accelerator == "cuda" and gpus == 1 and world.devices > 1 and not world.shares_gpu
     uses_gloo = world.backend == "gloo" and world.size > 1
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -30,23 +30,26 @@ def check_launcher(coordinator: Coordinator, world: WorldInfo) -> Check:
         "visible_gpus": gpus,
         "problems": [problem._asdict() for problem in launch_problems(launch, cpus, hides_gpus, uses_gloo)],
     }
-    ranks: list[dict[str, Any]] = coordinator.all_gather_object(own)
-    ranks_with: dict[str, list[int]] = {}
-    for rank, values in enumerate(ranks):
-        for found in values["problems"]:
-            ranks_with.setdefault(found["problem"], []).append(rank)
-    problems = [found for values in ranks for found in values["problems"]]
-    details = [f"{problem}: {describe_ranks(affected, coordinator.hosts)}" for problem, affected in ranks_with.items()]
-    status = FAIL if any(found["ends_run"] for found in problems) else WARN if problems else OK
-    threads = sorted({values["threads"] for values in ranks})
-    cores = sorted({values["cores"] for values in ranks})
-    summary = (
-        f"{launch.launcher} ({launch.evidence}): {launch.shape} on {world.accelerator}, "
-        f"{_range(threads, 'thread')} and {_range(cores, 'core')} per rank"
-    )
-    advice = list(dict.fromkeys(found["advice"] for found in problems))
-    values = {"launcher": launch.launcher, "variables": dict(launch.variables), "ranks": ranks}
-    return Check("launcher", status, summary, details, advice, values)
+
+    def check(ranks: list[dict[str, Any]]) -> Check:
+        ranks_with: dict[str, list[int]] = {}
+        for rank, values in enumerate(ranks):
+            for found in values["problems"]:
+                ranks_with.setdefault(found["problem"], []).append(rank)
+        problems = [found for values in ranks for found in values["problems"]]
+        details = [f"{problem}: {describe_ranks(affected, hosts)}" for problem, affected in ranks_with.items()]
+        status = FAIL if any(found["ends_run"] for found in problems) else WARN if problems else OK
+        threads = sorted({values["threads"] for values in ranks})
+        cores = sorted({values["cores"] for values in ranks})
+        summary = (
+            f"{launch.launcher} ({launch.evidence}): {launch.shape} on {world.accelerator}, "
+            f"{_range(threads, 'thread')} and {_range(cores, 'core')} per rank"
+        )
+        advice = list(dict.fromkeys(found["advice"] for found in problems))
+        values = {"launcher": launch.launcher, "variables": dict(launch.variables), "ranks": ranks}
+        return Check("launcher", status, summary, details, advice, values)
+
+    return check_on_rank_zero(coordinator, own, check)
 
 
 def check_processes(coordinator: Coordinator, world: WorldInfo, seconds: float | None) -> Check:

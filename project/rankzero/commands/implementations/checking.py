@@ -63,6 +63,7 @@ def run_checks(
         run = PlannedRun(cli.model, cli.datamodule, plan, config, root, flags.get("keep"), settings)
         options = NetworkOptions(flags.get("pairs"), flags.get("warn_gbps"), flags.get("fail_gbps"))
         report = Report(coordinator.launch.rank == 0, file, thresholds(options))
+        coordinator.share_members()
         return check_all(session, run, options, report, start_seconds, import_seconds)
 
 

@@ -1,0 +1,57 @@
+"""The rendezvous under torchrun, whose agent provides a store that all processes share."""
+
+from typing import Any
+
+from rankzero.distributed.connections.key import Key
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.exchange import StoreExchange
+from rankzero.distributed.rendezvous.errors import describe_key_problem
+from rankzero.distributed.rendezvous.peers import (
+    Members,
+    Peer,
+    assign_ranks,
+    completed_by_rank_zero,
+    node_views,
+    read_view,
+)
+from rankzero.messages import AnotherRankFailed
+
+
+def find_ranks_through_store(
+    exchange: StoreExchange, launch: Launch, this_peer: Peer, key: Key, seconds: float
+) -> tuple[Launch, Members, str]:
+    """Finds the other processes and compares the keys of all. All ranks must call.
+
+    Args:
+        exchange: Exchanges values between all ranks.
+        launch: The position of this process among all processes.
+        this_peer: The description of this process.
+        key: The key of this process.
+        seconds: How long to wait for all ranks.
+
+    Returns:
+        The completed launch, the processes that this process knows, and why the processes do not share a key; an empty
+        text if they do.
+
+    Raises:
+        AnotherRankFailed: A rank did not describe itself in time.
+    """
+    own = {"peer": this_peer._asdict(), "key": key.fingerprint(launch.world_id), "origin": key.origin}
+    assigned: list[Peer] = []
+
+    def assign(ranks: list[Any]) -> list[Any]:
+        peers = [Peer(**values["peer"]) for values in ranks]
+        assigned.extend(assign_ranks(peers))
+        first_key, origin = ranks[0]["key"], ranks[0]["origin"]
+        others = [peer for peer, values in zip(peers, ranks, strict=True) if values["key"] != first_key]
+        is_shared = first_key is not None and not others
+        problem = "" if is_shared else describe_key_problem(first_key is not None, origin, peers[0], others)
+        return [{**view, "key_problem": problem} for view in node_views(assigned)]
+
+    view = exchange.decide(own, assign, seconds, node=launch.node_rank)
+    if assigned:
+        return *completed_by_rank_zero(launch, this_peer, assigned), str(view["key_problem"])
+    result = read_view(launch, this_peer, view)
+    if result is None:
+        raise AnotherRankFailed("rank 0 has sent a malformed list of the processes of this node")
+    return *result, str(view["key_problem"])
