@@ -82,12 +82,17 @@ class ControlServer:
         self._ranks: dict[int, ServedConnection] = {}
         self._exited_ranks: set[int] = set()
         self._accounted_ranks: set[int] = set()
-        self._latest_position, self._positions_known = -1, False
+        self._latest_position, self._has_position = -1, False
         self._stop_reason: str | None = None
         self._stop_at: int | None = None
         self._failure: Message | None = None
         self._thread = threading.Thread(target=self._serve, name="control server", daemon=True)
         self._thread.start()
+
+    @property
+    def connected(self) -> int:
+        """Number of ranks that have connected."""
+        return len(self._ranks)
 
     def finish(self) -> None:
         """Announces that rank zero exits, and waits up to `FINISH_SECONDS` for the other ranks to leave."""
@@ -168,9 +173,8 @@ class ControlServer:
                 self._stop_reason = printable_line(reason[:MAX_REASON_LENGTH])
                 self._send_all({"stop_requested": self._stop_reason})
             case {"position": int() as position}:
-                self._latest_position = max(
-                    position, position if self._latest_position is None else self._latest_position
-                )
+                self._latest_position = max(position, self._latest_position)
+                self._has_position = True
                 self._account_for(rank)
             case {"leaving": True}:
                 self._exited_ranks.add(rank)
@@ -197,7 +201,7 @@ class ControlServer:
     def _account_for(self, rank: int) -> None:
         """Once all positions are known, has all ranks stop at the safe point after the most advanced position."""
         self._accounted_ranks.add(rank)
-        is_known = len(self._accounted_ranks) == self.size and self._positions_known
+        is_known = len(self._accounted_ranks) == self.size and self._has_position
         if self._stop_reason is not None and self._stop_at is None and is_known:
             self._stop_at = self._latest_position + 1
             self._send_all({"stop_at": self._stop_at})
