@@ -38,6 +38,9 @@ TIMEOUT = 600.0
 STATUS = list(Status(812, "backward", 0.3, 300.0, False, False, "", 0, "", 0.1))
 MAX_STORE_CLIENTS = 8
 
+CONNECTED_AT_ONCE = 64
+"""Nodes that connect before the others are served again."""
+
 
 class World(NamedTuple):
     """The shape of a run.
@@ -134,10 +137,15 @@ class SimulatedNodes:
     def __init__(self, world: World, port: int, service: str) -> None:
         raise_file_limit()
         self.world, self.selector = world, selectors.DefaultSelector()
-        self.nodes = [
-            SimulatedNode(node, world, port, service) for node in range(world.nodes) if node or world.ranks > 1
-        ]
-        for node in self.nodes:
+        self.nodes: list[SimulatedNode] = []
+        self._numbers = [node for node in range(world.nodes) if node or world.ranks > 1]
+        self._port, self._service = port, service
+
+    def _connect(self, count: int) -> None:
+        """Connects some more nodes."""
+        for number in self._numbers[len(self.nodes) : len(self.nodes) + count]:
+            node = SimulatedNode(number, self.world, self._port, self._service)
+            self.nodes.append(node)
             self.selector.register(node.socket, selectors.EVENT_READ, node)
 
     @property
@@ -152,6 +160,13 @@ class SimulatedNodes:
             if messages is not None:
                 handle(key.data, messages)
 
+    def drop_last(self) -> None:
+        """Ends the connection of the last node."""
+        node = self.nodes.pop()
+        self._numbers.pop()
+        self.selector.unregister(node.socket)
+        node.socket.close()
+
     def serve_until_all(self, handle: Callable[[SimulatedNode, list[Message]], bool]) -> None:
         """Serves until `handle` has returned true for each node."""
         done: set[int] = set()
@@ -160,7 +175,8 @@ class SimulatedNodes:
             if handle(node, messages):
                 done.add(node.node)
 
-        while len(done) < len(self.nodes):
+        while len(done) < len(self._numbers):
+            self._connect(CONNECTED_AT_ONCE)
             self.serve(1.0, count)
 
 
@@ -236,8 +252,7 @@ def control_clients(world: World, port: int, pipe: Connection) -> None:
     pipe.send(time.monotonic() - started)
 
     started = time.monotonic()
-    nodes.selector.unregister(nodes.nodes[-1].socket)
-    nodes.nodes.pop().socket.close()
+    nodes.drop_last()
     nodes.serve_until_all(lambda node, messages: any("failed" in message for message in messages))
     pipe.send(time.monotonic() - started)
     pipe.recv()

@@ -30,6 +30,9 @@ IDENTIFY_SECONDS = 5.0
 STALLED_SECONDS = 0.2
 """Age at which an unidentified connection makes room for a new one, if their number has reached its limit."""
 
+MAX_UNIDENTIFIED = 8192
+"""The limit of the number of unidentified connections, or half of the process's limit of open files if that is less."""
+
 _UNSENT_POLL_SECONDS = 0.05
 _ACCEPTED_AT_ONCE = 256
 _MAX_WRONG_KEYS = 100
@@ -86,7 +89,7 @@ class LineServer:
         self.listeners, self.service, self.world_id = listeners, service, world_id
         self.secret, self.requires_key = secret, requires_key
         self.wrong_keys: set[str] = set()
-        self.max_unidentified = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self.max_unidentified = min(MAX_UNIDENTIFIED, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._connections: dict[socket.socket, ServedConnection] = {}
         self._unidentified: dict[ServedConnection, None] = {}  # in the order in which they were accepted
         self._waiting_to_send: set[ServedConnection] = set()

@@ -192,7 +192,7 @@ class RendezvousServer:
             raise conflict
         if peer.rank is not None:
             self._by_rank[peer.rank] = peer.id
-        if connection.is_authenticated and peer.machine != self.this_peer.machine:
+        if connection.is_authenticated and peer.machine != self.this_peer.machine and not self._server.requires_key:
             self._require_key()
         elif len(self._claims) - self._trusted > MAX_UNAUTHENTICATED + self.launch.world_size:
             oldest = next(claim.connection for claim in self._claims.values() if not claim.connection.is_trusted)
