@@ -1,5 +1,6 @@
 """Starts local processes or performs the rendezvous, for a detected launch. Does not import torch."""
 
+from rankzero.distributed.connections.line_server import raise_file_limit
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.network import silence_socket_warnings
 from rankzero.distributed.process.spawn import die_with_parent, is_local_process, own_command, run_processes
@@ -21,6 +22,7 @@ def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> Rendezv
         SystemExit: In the process that started the local processes, after they have exited.
     """
     start_processes(launch, count)
+    raise_file_limit()
     if is_local_process():
         die_with_parent()
     silence_socket_warnings()

@@ -101,6 +101,12 @@ def interface_of(ip: str) -> str | None:
     return None
 
 
+def own_addresses() -> set[str]:
+    """Returns the IPv4 addresses of this machine."""
+    entries = [entry for addresses in psutil.net_if_addrs().values() for entry in addresses]
+    return {entry.address for entry in entries if entry.family == socket.AF_INET}
+
+
 def address_of(interface: str) -> str:
     """Returns the IP address of an interface, IPv4 if it has one.
 

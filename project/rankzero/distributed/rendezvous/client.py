@@ -8,6 +8,7 @@ or with the reason why the run cannot start.
 import time
 
 from rankzero.distributed import network
+from rankzero.distributed.connections.address_filter import accept_only_from
 from rankzero.distributed.connections.key import find_key
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.environments.validate import check_world
@@ -73,5 +74,7 @@ def rendezvous(
     assigned = server.wait()
     if local_listener:
         local_listener.close()
+    # torch's store, which serves on the same socket next, would accept any connection.
+    accept_only_from(listener, server.addresses | network.own_addresses())
     launch, members = completed_by_rank_zero(launch, this_peer, assigned)
     return RendezvousResult(launch, members, network.reachable_address(listener), listener, server.key_problem)

@@ -62,6 +62,7 @@ class RendezvousServer:
 
     Attributes:
         key_problem: Why the run is not authenticated, once `wait` has returned; empty if it is.
+        addresses: IP addresses of the other processes, once `wait` has returned.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class RendezvousServer:
     ) -> None:
         self.launch, self.this_peer, self.deadline, self.timeout, self.key = launch, this_peer, deadline, timeout, key
         self.listeners, self.key_problem = listeners, ""
+        self.addresses: set[str] = set()
         requires_key = requires_key or key.is_explicit
         self._server = LineServer(listeners, "rendezvous", launch.world_id, key.secret, requires_key)
         self._claims: dict[str, Claim] = {}
@@ -121,6 +123,7 @@ class RendezvousServer:
             self.key_problem = describe_key_problem(
                 self.key.secret is not None, self.key.origin, self.this_peer, unauthenticated
             )
+        self.addresses = {claim.connection.address for claim in claims if not claim.connection.is_local}
         assigned = assign_ranks([self.this_peer, *(claim.peer for claim in claims)])
         self._answer(self._views(claims, assigned), {"refused": self._too_many})
         return assigned

@@ -1,0 +1,79 @@
+"""Limits a listening socket to the addresses of some machines. Does not import torch.
+
+PyTorch's store accepts any connection. The kernel can discard the packets of all machines that do not belong to the run
+before the store sees them: a socket filter (socket(7), SO_ATTACH_FILTER) is a small program that the kernel runs for
+each packet. It needs no privileges.
+"""
+
+import contextlib
+import ctypes
+import ipaddress
+import socket
+import struct
+import sys
+from collections.abc import Collection
+
+SO_ATTACH_FILTER = 26  # Linux: asm-generic/socket.h
+
+MAX_ADDRESSES = 2000
+"""A filter has at most 4,096 instructions, two for each address."""
+
+# Instructions of linux/bpf_common.h and linux/filter.h
+_LOAD_WORD, _AND, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06
+_SOURCE_ADDRESS = (-0x100000 + 12) & 0xFFFFFFFF  # SKF_NET_OFF, offset 12 of an IPv4 header
+_ACCEPT, _DISCARD = 0xFFFFFFFF, 0
+
+
+def accept_only_from(listener: socket.socket, addresses: Collection[str]) -> bool:
+    """Discards new connections from all other machines, and returns whether that is supported.
+
+    Loopback addresses remain accepted. Above `MAX_ADDRESSES`, the networks of 256 addresses that contain the given ones
+    are accepted.
+
+    Args:
+        listener: A listening socket for IPv4.
+        addresses: IPv4 addresses.
+    """
+    if sys.platform != "linux" or listener.family != socket.AF_INET:
+        return False
+    with contextlib.suppress(OSError, ValueError):
+        program = _program([int(ipaddress.IPv4Address(address)) for address in addresses])
+        if program is not None:
+            code = ctypes.create_string_buffer(b"".join(program))
+            option = struct.pack("HP", len(program), ctypes.addressof(code))  # struct sock_fprog
+            listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, option)
+            return True
+    return False
+
+
+def _program(addresses: Collection[int]) -> list[bytes] | None:
+    """Returns the instructions of the filter; None if there are too many addresses."""
+    mask = 0xFFFFFFFF
+    if len(set(addresses)) > MAX_ADDRESSES:
+        mask = 0xFFFFFF00
+    networks = sorted({address & mask for address in addresses})
+    if len(networks) > MAX_ADDRESSES:
+        return None
+    loopback = int(ipaddress.IPv4Address("127.0.0.0"))
+    return [
+        _instruction(_LOAD_WORD, _SOURCE_ADDRESS),
+        _instruction(_AND, 0xFF000000),
+        _instruction(_JUMP_IF_EQUAL, loopback, otherwise=1),
+        _instruction(_RETURN, _ACCEPT),
+        _instruction(_LOAD_WORD, _SOURCE_ADDRESS),
+        _instruction(_AND, mask),
+        *(
+            instruction
+            for network in networks
+            for instruction in (
+                _instruction(_JUMP_IF_EQUAL, network, otherwise=1),
+                _instruction(_RETURN, _ACCEPT),
+            )
+        ),
+        _instruction(_RETURN, _DISCARD),
+    ]
+
+
+def _instruction(code: int, value: int, otherwise: int = 0) -> bytes:
+    """Returns a `struct sock_filter`; `otherwise` is the number of instructions to skip if a comparison fails."""
+    return struct.pack("HBBI", code, 0, otherwise, value)

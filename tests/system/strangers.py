@@ -1,0 +1,126 @@
+"""Attacks the ports of a machine until it is killed: `python strangers.py HOST PORT [SEED]`.
+
+It knows the protocol, but not the key. PORT is the port of the rendezvous, then of PyTorch's store; all other open
+ports of the machine are found by a scan. One line is printed for each new port.
+"""
+
+import contextlib
+import json
+import random
+import socket
+import sys
+import threading
+import time
+
+IDLE_CONNECTIONS = 600
+"""Idle connections to each port at a time."""
+
+WORLD_IDS = ("", "test", "by hand")
+
+
+def main() -> None:
+    host, port, seed = sys.argv[1], int(sys.argv[2]), int((sys.argv[3:] or ["0"])[0])
+    attacked = {port}
+    threading.Thread(target=attack, args=(host, port, seed), daemon=True).start()
+    threading.Thread(target=hold_idle_connections, args=(host, port), daemon=True).start()
+    while True:
+        for found in open_ports(host):
+            if found not in attacked:
+                attacked.add(found)
+                print(f"attacking port {found}", flush=True)
+                threading.Thread(target=attack, args=(host, found, seed), daemon=True).start()
+                threading.Thread(target=hold_idle_connections, args=(host, found), daemon=True).start()
+
+
+def open_ports(host: str) -> list[int]:
+    """Scans the range of ports from which the operating system chooses."""
+    found = []
+    for port in range(32768, 61000):
+        with socket.socket() as probe:
+            probe.settimeout(0.05)
+            if probe.connect_ex((host, port)) == 0:
+                found.append(port)
+    return found
+
+
+def attack(host: str, port: int, seed: int) -> None:
+    """Sends one attack after another to a port."""
+    generator = random.Random(seed + port)
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=2) as connection:
+            generator.choice(ATTACKS)(connection, generator)
+        time.sleep(0.005)
+
+
+def random_bytes(connection: socket.socket, generator: random.Random) -> None:
+    connection.sendall(generator.randbytes(generator.choice((1, 20, 3000, 200_000))))
+    connection.sendall(b"\n" * generator.randrange(3))
+
+
+def nested_json(connection: socket.socket, generator: random.Random) -> None:
+    connection.sendall(b"[" * 60_000 + b"\n")
+
+
+def long_line(connection: socket.socket, generator: random.Random) -> None:
+    for _ in range(50):
+        connection.sendall(b"x" * 100_000)
+
+
+def http_request(connection: socket.socket, generator: random.Random) -> None:
+    connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    connection.recv(1000)
+
+
+def impostor(connection: socket.socket, generator: random.Random) -> None:
+    """Follows the protocol, without the key, as a rank that wants to stop or to end the run."""
+    greeting = connection.makefile("rb").readline(4096).decode(errors="replace").split(" ", 3)
+    proof = generator.choice(("-", generator.randbytes(32).hex()))
+    connection.sendall(f"{generator.randbytes(16).hex()} {proof}\n".encode())
+    time.sleep(generator.choice((0, 0.05)))
+    rank = generator.choice((0, 1, 1, 1, 2, -1))
+    for message in messages(greeting, rank, generator):
+        connection.sendall(json.dumps(message).encode() + b"\n")
+    time.sleep(generator.choice((0, 0.05, 6)))
+
+
+def messages(greeting: list[str], rank: int, generator: random.Random) -> list[object]:
+    size = generator.choice((2, 2, 2, 8))
+    numbers = {"rank": rank, "local_rank": 0, "node_rank": rank, "world_size": size, "pid": 7, "rank_order": 0}
+    texts = {"host": "stranger", "boot": "b", "pids": "", "cores": "0", "quota": None, "cgroup": "", "id": str(rank)}
+    return generator.choice(
+        (
+            [{"peer": {**numbers, **texts}}],
+            [{"rank": rank}, {"rank": rank, "stop": "a stranger"}, {"rank": rank, "position": 0}],
+            [{"rank": rank}, {"rank": rank, "failed": "by a stranger"}],
+            [{"rank": rank}, {"rank": rank, "lost": "a stranger"}, {"rank": rank, "leaving": True}],
+            [{"rank": rank, "status": [0] * 10}, {"statuses": [[rank, None]]}, [], 7, None, {"gone": "1"}],
+        )
+    )
+
+
+def half_open(connection: socket.socket, generator: random.Random) -> None:
+    connection.shutdown(socket.SHUT_WR)
+    time.sleep(0.2)
+
+
+def reset(connection: socket.socket, generator: random.Random) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    connection.sendall(b"RANKZERO")
+
+
+ATTACKS = (random_bytes, nested_json, long_line, http_request, impostor, impostor, impostor, half_open, reset)
+
+
+def hold_idle_connections(host: str, port: int) -> None:
+    """Keeps many idle connections to a port open, and replaces those that the server closes."""
+    connections: list[socket.socket] = []
+    while True:
+        with contextlib.suppress(OSError):
+            connections.append(socket.create_connection((host, port), timeout=2))
+        if len(connections) >= IDLE_CONNECTIONS:
+            connections.pop(0).close()
+            time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main()
