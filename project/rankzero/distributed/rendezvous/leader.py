@@ -2,6 +2,7 @@
 
 import socket
 import sys
+import time
 
 from rankzero.distributed.connections.line_connection import LineConnection, Message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
@@ -14,6 +15,9 @@ LEADER_SECONDS = 5.0
 """How long a process looks for the leader of its node before it connects to rank zero itself."""
 
 ANSWER_SECONDS = 5.0
+REFUSE_SECONDS = 1.0
+"""How long a leader that cannot reach rank zero sends the error to the other processes of its node."""
+
 _POLL_SECONDS = 0.05
 
 
@@ -53,29 +57,43 @@ class NodeLeader:
 
     def serve(self, rank_zero: LineConnection) -> None:
         """Passes on processes that connect or disconnect within a short time."""
+        for peer, is_new in self._receive():
+            rank_zero.send({"peer": peer._asdict()} if is_new else {"gone": peer.id})
+
+    def _receive(self) -> list[tuple[Peer, bool]]:
+        """Returns the processes that connect, with True, or disconnect within a short time."""
+        changes = []
         for connection, messages in self._server.poll(_POLL_SECONDS):
             if messages is None:
-                if peer := self._peers.pop(connection, None):
-                    rank_zero.send({"gone": peer.id})
+                if lost_peer := self._peers.pop(connection, None):
+                    changes.append((lost_peer, False))
                 continue
-            peer = Peer.from_message(messages[0].get("peer") or {}) if messages else None
+            peer = Peer.from_message(messages[0].get("peer")) if messages else None
             if peer and connection not in self._peers:
                 self._server.identify(connection)
                 self._peers[connection] = peer
-                rank_zero.send({"peer": peer._asdict()})
+                changes.append((peer, True))
+        return changes
 
     def answer(self, message: Message) -> None:
-        """Sends rank zero's answer, or an error, to the other processes of the node."""
-        self.serve_nobody_else()
+        """Sends rank zero's answer to the other processes of the node."""
+        self._listener.close()
         for connection in self._peers:
             connection.send(message)
         self._server.close(ANSWER_SECONDS)
 
-    def serve_nobody_else(self) -> None:
-        """Closes the listening socket."""
+    def refuse(self, error: RequestError, count: int | None) -> None:
+        """Sends an error to the other processes of the node, for up to `REFUSE_SECONDS`.
+
+        Args:
+            error: The error.
+            count: Number of processes of the node; None if it is unknown.
+        """
+        deadline, answered = time.monotonic() + REFUSE_SECONDS, set[ServedConnection]()
+        while time.monotonic() < deadline and len(answered) + 1 != count:
+            for connection in self._peers.keys() - answered:
+                connection.send({"refused": [*error.args]})
+                answered.add(connection)
+            self._receive()
         self._listener.close()
-
-
-def refusal_message(error: RequestError) -> Message:
-    """Returns the message by which a process receives an error."""
-    return {"refused": [*error.args]}
+        self._server.close(ANSWER_SECONDS)

@@ -69,9 +69,9 @@ class Peer(NamedTuple):
         )
 
     @classmethod
-    def from_message(cls, values: Mapping[str, Any]) -> "Peer | None":
+    def from_message(cls, values: Any) -> "Peer | None":
         """Returns the process in a message; None if the message is malformed."""
-        if set(values) != set(cls._fields):
+        if not isinstance(values, dict) or set(values) != set(cls._fields):
             return None
         peer = cls(**values)
         ranks = [rank for rank in (peer.rank, peer.local_rank, peer.node_rank) if rank is not None]

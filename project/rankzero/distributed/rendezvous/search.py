@@ -25,7 +25,6 @@ from rankzero.distributed.rendezvous.leader import (
     NodeLeader,
     leader_name,
     listen_as_leader,
-    refusal_message,
     uses_leader,
 )
 from rankzero.distributed.rendezvous.listening import reject_clients
@@ -91,11 +90,12 @@ class RankZeroSearch:
     def _result_as_leader(self, leader: NodeLeader) -> RendezvousResult:
         try:
             answer, ip = self._ask_rank_zero(leader)
+            result = self._accepted(answer, ip)
         except RequestError as error:
-            leader.answer(refusal_message(error))
+            leader.refuse(error, self.launch.local_world_size)
             raise
         leader.answer({**answer, "ip": ip})
-        return self._accepted(answer, ip)
+        return result
 
     def _ask_rank_zero(self, leader: NodeLeader | None = None) -> tuple[Message, str]:
         """Connects to rank zero, with retries; returns its answer, and the address at which it answered.

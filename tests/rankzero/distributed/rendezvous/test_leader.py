@@ -1,0 +1,125 @@
+"""Processes are threads here, on two nodes of this machine."""
+
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from rankzero.distributed.connections.line_server import LineServer
+from rankzero.distributed.connections.local_socket import connect_locally, listen_locally
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous import leader, search
+from rankzero.distributed.rendezvous.client import rendezvous
+from rankzero.distributed.rendezvous.leader import leader_name, listen_as_leader, uses_leader
+from rankzero.messages import RequestError
+from running import reserved_port
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="leaders exist on Linux only")
+
+
+@pytest.fixture
+def launches():
+    """The launches of two nodes with three processes each."""
+    with reserved_port() as port:
+        launch = Launch(
+            launcher="env", world_size=6, num_nodes=2, port=port, world_id="k", externally_created=True,
+            local_world_size=3,
+        )  # fmt: skip
+        yield [launch._replace(rank=rank, local_rank=rank % 3, node_rank=rank // 3) for rank in range(6)]
+
+
+@pytest.fixture
+def accepted(monkeypatch):
+    """Counts the connections that each server accepts."""
+    counts = {}
+    greet = LineServer._greet
+
+    def counting_greet(server, client):
+        key = "local" if client.family != 2 else "network"
+        counts[key] = counts.get(key, 0) + 1
+        greet(server, client)
+
+    monkeypatch.setattr(LineServer, "_greet", counting_greet)
+    return counts
+
+
+def join(launch):
+    try:
+        result = rendezvous(launch, 8)
+    except RequestError as error:
+        return error
+    if result.listener:
+        result.listener.close()
+    return result
+
+
+def all_join(launches):
+    with ThreadPoolExecutor(len(launches)) as pool:
+        return list(pool.map(join, launches))
+
+
+def test_one_process_of_each_other_node_connects_over_the_network(launches, accepted):
+    results = all_join(launches)
+    assert [result.launch.rank for result in results] == [*range(6)]
+    assert [result.launch.local_rank for result in results] == [0, 1, 2, 0, 1, 2]
+    assert accepted == {"network": 1, "local": 4}
+    assert {result.ip for result in results} == {"127.0.0.1"}
+
+
+def test_processes_without_a_leader_connect_themselves(launches, accepted, monkeypatch):
+    monkeypatch.setattr(search, "LEADER_SECONDS", 0.3)
+    monkeypatch.setattr(leader, "listen_locally", lambda name: None)
+    assert [result.launch.rank for result in all_join(launches)] == [*range(6)]
+    assert accepted == {"network": 5}
+
+
+def test_a_refusal_reaches_all_processes_of_all_nodes(launches):
+    launches[4] = launches[4]._replace(world_size=9)
+    errors = all_join(launches)
+    assert all("rank 4 on " in error.found and "expects 9" in error.found for error in errors)
+    assert [bool(error.reported_elsewhere) for error in errors] == [False] + [True] * 5
+
+
+def test_a_process_that_disconnects_from_its_leader_is_missing(launches):
+    with ThreadPoolExecutor(6) as pool:
+        present = [pool.submit(join, launch) for launch in (*launches[:4], launches[5])]
+        name = leader_name(launches[4])
+        while (connection := connect_locally(name)) is None:
+            time.sleep(0.01)
+        connection.close()
+        errors = [future.result() for future in present]
+    assert all("missing rank 4;" in error.found for error in errors)
+
+
+def test_the_error_of_a_leader_reaches_its_node(launches, monkeypatch):
+    monkeypatch.setattr(search, "NO_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(search.socket, "create_connection", unreachable)
+    errors = all_join(launches[3:])
+    assert all("does not answer" in error.found for error in errors)
+    assert [bool(error.reported_elsewhere) for error in errors] == [False, True, True]
+
+
+def unreachable(address, timeout):
+    raise OSError(113, "No route to host")
+
+
+def test_only_the_first_process_of_a_node_is_its_leader(launches):
+    with listen_as_leader(launches[3]):
+        assert listen_as_leader(launches[3]) is None and listen_as_leader(launches[4]) is None
+    unnumbered = launches[3]._replace(local_rank=None)
+    with listen_as_leader(unnumbered):
+        assert listen_as_leader(unnumbered) is None
+
+
+def test_a_single_machine_and_single_processes_need_no_leader(launches):
+    assert uses_leader(launches[0])
+    assert not uses_leader(launches[0]._replace(local_world_size=1))
+    assert not uses_leader(launches[0]._replace(num_nodes=1))
+
+
+def test_a_name_is_taken_by_one_listener_at_a_time():
+    with listen_locally("a test"):
+        assert listen_locally("a test") is None
+    with listen_locally("a test"):
+        assert connect_locally("another test") is None

@@ -1,0 +1,142 @@
+"""A real control server and the relay of another node; the ranks are sockets of the test."""
+
+import socket
+import time
+
+import pytest
+
+from rankzero.distributed import network
+from rankzero.distributed.connections.handshake import perform_handshake
+from rankzero.distributed.connections.line_connection import LineConnection
+from rankzero.distributed.connections.local_socket import connect_locally, listen_locally
+from rankzero.distributed.rendezvous.peers import Members, Peer
+from rankzero.distributed.stop_and_failure import relay, server
+from rankzero.distributed.stop_and_failure.relay import NodeRelay
+from rankzero.distributed.stop_and_failure.server import ControlServer
+
+SECRET = b"s" * 32
+
+
+class TwoNodes:
+    """Ranks 0 and 1 on rank zero's node, ranks 2 and 3 on a node with a relay."""
+
+    def __init__(self, name):
+        listener = network.listen("127.0.0.1", 0)
+        self.local_name = f"{name} first"
+        members = Members(Peer(rank, rank % 2, rank // 2, 4, "aabb"[rank], rank) for rank in range(4))
+        sockets = [listen_locally(self.local_name), listener]
+        self.server = ControlServer(sockets, members, False, world_id="w", secret=SECRET, interval=0.05)
+        rank_zero = LineConnection(socket.create_connection(listener.getsockname(), timeout=10))
+        assert perform_handshake(rank_zero, "control", "w", SECRET, True, 10)
+        self.relay_name = f"{name} second"
+        self.relay = NodeRelay(listen_locally(self.relay_name), rank_zero, "w", 2, 0.05)
+        self.ranks = [Rank(rank, self.relay_name if rank > 1 else self.local_name) for rank in range(4)]
+
+    def wait_for_all(self):
+        deadline = time.monotonic() + 10
+        while self.server.connected < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert self.server.connected == 4
+        return self.ranks
+
+    def close(self):
+        for rank in self.ranks:
+            rank.send({"leaving": True})
+            rank.connection.close()
+        self.server._thread.join(10)
+        self.relay._thread.join(10)
+        assert not self.server._thread.is_alive() and not self.relay._thread.is_alive()
+
+
+class Rank:
+    """The connection of one rank."""
+
+    def __init__(self, rank, name):
+        self.rank, self.connection = rank, LineConnection(connect_locally(name))
+        assert perform_handshake(self.connection, "control", "w", None, False, 10)
+        self.send({})
+
+    def send(self, message):
+        self.connection.send({"rank": self.rank, **message})
+
+    def next(self, name):
+        """Returns the next message with this entry; None if the connection ends."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and (messages := self.connection.receive(1)) is not None:
+            for message in messages:
+                if name in message:
+                    return message
+        return None
+
+
+@pytest.fixture
+def nodes(request):
+    created = TwoNodes(request.node.name)
+    yield created
+    created.close()
+
+
+def test_all_ranks_agree_on_a_stop(nodes):
+    ranks = nodes.wait_for_all()
+    ranks[3].send({"stop": "SIGTERM"})
+    for rank in ranks:
+        assert rank.next("stop_requested") == {"stop_requested": "SIGTERM"}
+        rank.send({"position": 10 + rank.rank})
+    assert [rank.next("stop_at") for rank in ranks] == [{"stop_at": 14}] * 4
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_failure_is_sent_to_all_ranks_with_its_reporting_rank(nodes, failing):
+    ranks = nodes.wait_for_all()
+    ranks[failing].send({"failed": "out of memory"})
+    assert [rank.next("failed") for rank in ranks] == [{"failed": "out of memory", "by": failing}] * 4
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_lost_rank_is_named_on_all_other_ranks(nodes, lost):
+    ranks = nodes.wait_for_all()
+    ranks[lost].connection.close()
+    for rank in ranks:
+        if rank.rank != lost:
+            message = rank.next("failed")
+            assert message["failed"].startswith(f"rank {lost} on {'aabb'[lost]} was lost (") and message["by"] == 0
+
+
+def test_the_states_of_all_ranks_reach_rank_zero(nodes):
+    ranks = nodes.wait_for_all()
+    for rank in ranks:
+        rank.send({"status": [rank.rank, "backward", 0.1, 300.0, False, False, "", 0, "", 0.1]})
+    deadline = time.monotonic() + 10
+    places = []
+    while places != [f"backward at step {rank}" for rank in range(4)] and time.monotonic() < deadline:
+        places = [nodes.server._hangs.last_place(rank) for rank in range(4)]
+        time.sleep(0.01)
+    assert places == [f"backward at step {rank}" for rank in range(4)]
+
+
+def test_the_loss_of_the_leaders_connection_names_the_leader(nodes):
+    ranks = nodes.wait_for_all()
+    nodes.relay.rank_zero.connection.shutdown(2)
+    expected = {"failed": "rank 2 on b was lost (killed? out of memory?)", "by": 0}
+    assert [rank.next("failed") for rank in ranks[:2]] == [expected] * 2
+    assert [rank.next("lost") for rank in ranks[2:]] == [{"lost": " (killed? out of memory?)"}] * 2
+
+
+def test_a_leader_that_finishes_first_waits_for_its_node_a_limited_time(nodes, monkeypatch):
+    monkeypatch.setattr(relay, "FINISH_SECONDS", 0.2)
+    ranks = nodes.wait_for_all()
+    ranks[2].send({"leaving": True})
+    nodes.relay.finish()
+    assert ranks[3].next("done") == {"done": True}
+
+
+def test_rank_zeros_exit_is_announced_to_all_ranks(nodes, monkeypatch):
+    monkeypatch.setattr(server, "FINISH_SECONDS", 0.01)
+    ranks = nodes.wait_for_all()
+    nodes.server.finish()
+    assert [rank.next("done") for rank in ranks] == [{"done": True}] * 4
+
+
+def test_the_connections_of_rank_zero_grow_with_the_nodes(nodes):
+    nodes.wait_for_all()
+    assert len(nodes.server._connections) == 3  # its own node's two ranks and the relay
