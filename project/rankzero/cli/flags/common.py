@@ -52,9 +52,9 @@ COMMON_FLAGS = (
     ),
     Flag(
         "auth",
-        "A",
+        "HOW",
         choice("auto", "required"),
-        "start only if all ranks know the same key: auto or required [auto]",
+        "auto: print a line if the ranks do not know the same key; required: do not start [auto]",
         "required",
         default="auto",
     ),

@@ -1,0 +1,170 @@
+"""Strangers on the network, and other users of the machine, cannot change a run."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from running import REPOSITORY
+from system.hosts import HOSTS, STRANGER, kill_group
+from system.learned import PYTHON, TRAIN
+from system.slurm import wait_until
+
+pytestmark = pytest.mark.xdist_group("hosts")
+
+PORT = "29561"
+NOBODY = 65534
+
+
+@pytest.fixture
+def attack(hosts, tmp_path):
+    """Attacks all ports of rz1 from a third host, from before the start of a run until its end."""
+    log = tmp_path / "attack.log"
+    program = str(REPOSITORY / "tests/system/strangers.py")
+    process = hosts.start(STRANGER, PYTHON, program, HOSTS["rz1"], PORT, folder=tmp_path, log=log)
+    time.sleep(1)
+    yield log
+    assert process.poll() is None, log.read_text()
+    kill_group(process)
+
+
+class Run:
+    """A run on two hosts, joined by hand."""
+
+    def __init__(self, hosts, folder: Path, *flags: str) -> None:
+        self.logs = {host: folder / f"{host}.log" for host in HOSTS}
+        rendezvous = ("--nodes", "2", "--devices", "1", "--master_addr", "rz1", "--master_port", PORT, "--run", "x")
+        self.processes = {
+            host: hosts.start(
+                host, PYTHON, *TRAIN, *rendezvous, "--node_rank", str(node), *flags, folder=folder, log=self.logs[host]
+            )
+            for node, host in enumerate(HOSTS)
+        }
+
+    def wait_for_training(self) -> None:
+        wait_until(lambda: "epoch 2" in self.printed() or self.has_ended(), "the second epoch")
+        assert not self.has_ended(), self.printed()
+
+    def has_ended(self) -> bool:
+        return any(process.poll() is not None for process in self.processes.values())
+
+    def codes(self) -> list[int]:
+        return [process.wait(120) for process in self.processes.values()]
+
+    def printed(self) -> str:
+        return "".join(log.read_text() for log in self.logs.values())
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            kill_group(process)
+
+
+@pytest.fixture
+def start(hosts, tmp_path):
+    """Returns a function that starts a run on two hosts."""
+    started = []
+
+    def start(*flags):
+        started.append(Run(hosts, tmp_path, *flags))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.close()
+
+
+LONG = ("--epochs", "100000", "--model.width", "8")
+
+
+def test_a_run_under_attack_finishes(attack, start, tmp_path):
+    run = start("--epochs", "300")
+    assert run.codes() == [0, 0], run.printed()
+    summary = json.loads((tmp_path / "runs/x/summary.json").read_text())
+    assert summary["status"] == "finished" and summary["epochs"] == 300
+    assert "Traceback" not in run.printed() and "not authenticated" not in run.printed()
+    assert "attacking port" in attack.read_text()  # the scan has found the control channel
+
+
+def test_a_run_under_attack_is_stopped_by_a_signal(attack, start, tmp_path):
+    run = start(*LONG)
+    run.wait_for_training()
+    run.processes["rz2"].send_signal(signal.SIGTERM)
+    assert run.codes() == [75, 75], run.printed()
+    assert json.loads((tmp_path / "runs/x/summary.json").read_text())["status"] == "stopped"
+    assert run.printed().count("SIGTERM: stopping after this step") == 1
+
+
+def test_a_dead_rank_of_a_run_under_attack_is_named(attack, start):
+    run = start(*LONG)
+    run.wait_for_training()
+    run.processes["rz2"].kill()
+    assert run.codes()[0] == 1, run.printed()
+    assert len(re.findall(r"rank 1 on rz2 was lost", run.printed())) == 1
+
+
+def test_a_stranger_who_comes_first_does_not_take_the_place_of_a_rank(attack, hosts, start, tmp_path):
+    """Rank zero starts alone, and the stranger claims rank 1 for some seconds."""
+    run = start("--epochs", "2")
+    kill_group(run.processes["rz2"])
+    time.sleep(8)
+    rendezvous = ("--nodes", "2", "--devices", "1", "--master_addr", "rz1", "--master_port", PORT, "--run", "x")
+    command = (PYTHON, *TRAIN, *rendezvous, "--node_rank", "1", "--epochs", "2")
+    run.processes["rz2"] = hosts.start("rz2", *command, folder=tmp_path, log=run.logs["rz2"])
+    assert run.codes() == [0, 0], run.printed()
+    assert "not authenticated" not in run.printed()
+
+
+KEY_READER = "import sys; print(open(sys.argv[1]).read())"
+
+LOCAL_STRANGER = """
+import json, re, socket
+names = {line.split()[-1] for line in open("/proc/net/unix") if "@rankzero" in line}
+for name in names:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(5)
+    try:
+        connection.connect("\\0" + name[1:])
+        received = connection.recv(100)
+        connection.sendall(b"0" * 32 + b" -\\n")
+        for message in ({"rank": 1}, {"rank": 1, "stop": "x"}, {"rank": 1, "failed": "x"}):
+            connection.sendall(json.dumps(message).encode() + b"\\n")
+        print("received", received)
+    except OSError as error:
+        print("refused", error)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="acting as another user needs root")
+def test_another_user_of_the_machine_can_neither_read_the_key_nor_use_the_sockets(tmp_path):
+    home = tmp_path / "home"
+    environment = {**os.environ, "HOME": str(home)}
+    environment.pop("XDG_CONFIG_HOME", None)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *TRAIN]
+    for folder in (tmp_path, *list(tmp_path.parents)[:-2]):  # so that only the mode of the key protects it
+        folder.chmod(folder.stat().st_mode | 0o755)
+    log = (tmp_path / "log").open("wb")
+    run = subprocess.Popen([*command, "--epochs", "400"], cwd=tmp_path, env=environment, stdout=log, stderr=log)
+    key = home / ".config/rankzero/key"
+    try:
+        wait_until(lambda: "epoch 2" in (tmp_path / "log").read_text() or run.poll() is not None, "training")
+        assert "Permission denied" in as_nobody(KEY_READER, str(key)) and key.read_text().strip()
+        printed = as_nobody(LOCAL_STRANGER)
+        assert "refused" in printed or "received b''" in printed
+        assert "RANKZERO" not in printed
+        assert run.wait(200) == 0, (tmp_path / "log").read_text()
+    finally:
+        run.kill()
+        log.close()
+
+
+def as_nobody(program: str, *arguments: str) -> str:
+    """Returns what a program prints that another user runs."""
+    command = ["/usr/bin/python3", "-c", program, *arguments]
+    result = subprocess.run(command, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, text=True)
+    return result.stdout + result.stderr
