@@ -1,7 +1,11 @@
-"""Attacks the ports of a machine until it is killed: `python strangers.py HOST PORT [SEED]`.
+"""Attacks the ports of a machine until it is killed.
 
-It knows the protocol, but not the key. PORT is the port of the rendezvous, then of PyTorch's store; all other open
-ports of the machine are found by a scan. One line is printed for each new port.
+python strangers.py attack HOST PORT RECORDING [SEED]
+python strangers.py record INTERFACE RECORDING           # needs root
+
+The attack knows the protocol, but not the key. PORT is the port of the rendezvous, then of PyTorch's store; all other
+open ports of the machine are found by a scan. One line is printed for each new port. RECORDING is a file with what the
+ranks of the run have sent, which the attack repeats and alters.
 """
 
 import contextlib
@@ -11,15 +15,20 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 IDLE_CONNECTIONS = 600
 """Idle connections to each port at a time."""
 
-WORLD_IDS = ("", "test", "by hand")
+recording: list[Path] = []
+"""The file with what the ranks have sent."""
 
 
 def main() -> None:
-    host, port, seed = sys.argv[1], int(sys.argv[2]), int((sys.argv[3:] or ["0"])[0])
+    if sys.argv[1] == "record":
+        record(sys.argv[2], Path(sys.argv[3]))
+    host, port, seed = sys.argv[2], int(sys.argv[3]), int((sys.argv[5:] or ["0"])[0])
+    recording.append(Path(sys.argv[4]))
     attacked = {port}
     threading.Thread(target=attack, args=(host, port, seed), daemon=True).start()
     threading.Thread(target=hold_idle_connections, args=(host, port), daemon=True).start()
@@ -30,6 +39,33 @@ def main() -> None:
                 print(f"attacking port {found}", flush=True)
                 threading.Thread(target=attack, args=(host, found, seed), daemon=True).start()
                 threading.Thread(target=hold_idle_connections, args=(host, found), daemon=True).start()
+
+
+def record(interface: str, file: Path) -> None:
+    """Appends what is sent to this machine over TCP, one segment per line, in hexadecimal digits."""
+    all_protocols = 3  # ETH_P_ALL
+    with (
+        socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(all_protocols)) as packets,
+        file.open("a") as log,
+    ):
+        packets.bind((interface, 0))
+        while True:
+            packet, (_, _, kind, *_) = packets.recvfrom(65536)
+            is_tcp = packet[12:14] == b"\x08\x00" and packet[23] == socket.IPPROTO_TCP
+            if not is_tcp or kind == socket.PACKET_OUTGOING:
+                continue
+            start = 14 + 4 * (packet[14] & 15)
+            payload = packet[start + 4 * (packet[start + 12] >> 4) : 14 + int.from_bytes(packet[16:18], "big")]
+            if 0 < len(payload) < 4096:  # gradients are longer
+                log.write(payload.hex() + "\n")
+                log.flush()
+
+
+def recorded_segments() -> list[bytes]:
+    """Returns what the ranks of the run have sent so far."""
+    with contextlib.suppress(OSError, ValueError):
+        return [bytes.fromhex(line) for line in recording[0].read_text().splitlines()[-2000:]]
+    return []
 
 
 def open_ports(host: str) -> list[int]:
@@ -98,6 +134,32 @@ def messages(greeting: list[str], rank: int, generator: random.Random) -> list[o
     )
 
 
+def replay(connection: socket.socket, generator: random.Random) -> None:
+    """Repeats what a rank has sent, from a random place on."""
+    if segments := recorded_segments():
+        start = generator.randrange(len(segments))
+        for segment in segments[start : start + 5]:
+            connection.sendall(segment)
+            time.sleep(0.01)
+
+
+def mutation(connection: socket.socket, generator: random.Random) -> None:
+    """Sends altered copies of what a rank has sent."""
+    for segment in generator.choices(recorded_segments() or [b"{}"], k=3):
+        altered = bytearray(segment)
+        for _ in range(generator.randrange(1, 6)):
+            altered[generator.randrange(len(altered))] = generator.randrange(256)
+        connection.sendall(bytes(altered[: generator.randrange(1, len(altered) + 1)]) + b"\n" * generator.randrange(2))
+
+
+def slow_reader(connection: socket.socket, generator: random.Random) -> None:
+    """Sends much and reads nothing."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    for _ in range(100):
+        connection.sendall(f"{generator.randbytes(16).hex()} -\n".encode() * 10)
+        time.sleep(0.01)
+
+
 def half_open(connection: socket.socket, generator: random.Random) -> None:
     connection.shutdown(socket.SHUT_WR)
     time.sleep(0.2)
@@ -108,7 +170,10 @@ def reset(connection: socket.socket, generator: random.Random) -> None:
     connection.sendall(b"RANKZERO")
 
 
-ATTACKS = (random_bytes, nested_json, long_line, http_request, impostor, impostor, impostor, half_open, reset)
+ATTACKS = (
+    *(random_bytes, nested_json, long_line, http_request, half_open, reset, slow_reader),
+    *(impostor, impostor, impostor, replay, replay, mutation, mutation),
+)
 
 
 def hold_idle_connections(host: str, port: int) -> None:

@@ -2,11 +2,14 @@
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,16 +25,31 @@ PORT = "29561"
 NOBODY = 65534
 
 
+PROGRAM = (PYTHON, str(REPOSITORY / "tests/system/strangers.py"))
+
+
+@contextlib.contextmanager
+def attacked(hosts, folder: Path, seed: int = 0) -> Iterator[Path]:
+    """Attacks all ports of rz1 from a third host, also with what rz2 has sent; yields the log of the attack."""
+    log, recording = folder / "attack.log", folder / "recording"
+    recorder = hosts.start("rz1", *PROGRAM, "record", "to-rz2", str(recording), folder=folder, log=log)
+    command = (*PROGRAM, "attack", HOSTS["rz1"], PORT, str(recording), str(seed))
+    attacker = hosts.start(STRANGER, *command, folder=folder, log=log)
+    try:
+        time.sleep(1)
+        yield log
+        assert attacker.poll() is None and recorder.poll() is None, log.read_text()
+        assert recording.read_text().count("\n") > 10
+    finally:
+        kill_group(attacker)
+        kill_group(recorder)
+
+
 @pytest.fixture
 def attack(hosts, tmp_path):
-    """Attacks all ports of rz1 from a third host, from before the start of a run until its end."""
-    log = tmp_path / "attack.log"
-    program = str(REPOSITORY / "tests/system/strangers.py")
-    process = hosts.start(STRANGER, PYTHON, program, HOSTS["rz1"], PORT, folder=tmp_path, log=log)
-    time.sleep(1)
-    yield log
-    assert process.poll() is None, log.read_text()
-    kill_group(process)
+    """An attack from before the start of a run until its end; the log of the attack."""
+    with attacked(hosts, tmp_path) as log:
+        yield log
 
 
 class Run:
@@ -118,6 +136,38 @@ def test_a_stranger_who_comes_first_does_not_take_the_place_of_a_rank(attack, ho
     run.processes["rz2"] = hosts.start("rz2", *command, folder=tmp_path, log=run.logs["rz2"])
     assert run.codes() == [0, 0], run.printed()
     assert "not authenticated" not in run.printed()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_runs_under_attack_for_half_an_hour(hosts, tmp_path):
+    """Runs that finish, are stopped or lose a rank, each under an attack with another seed."""
+    generator, ends = random.Random(20), Counter()
+    deadline = time.monotonic() + float(os.environ.get("RANKZERO_SOAK_SECONDS", "1800"))
+    while time.monotonic() < deadline:
+        number = sum(ends.values())
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        end = generator.choice(("finish", "stop", "kill"))
+        with attacked(hosts, folder, number), contextlib.closing(Run(hosts, folder, *LONG)) as run:
+            run.wait_for_training()
+            time.sleep(generator.uniform(0, 30))
+            assert not run.has_ended(), run.printed()
+            if end == "kill":
+                run.processes["rz2"].kill()
+            else:
+                run.processes[generator.choice(("rz1", "rz2"))].send_signal(signal.SIGTERM)
+            codes = run.codes()
+            expected = [1, -signal.SIGKILL] if end == "kill" else [75, 75]
+            assert codes == expected, run.printed()
+            if end == "finish":
+                steps = json.loads((folder / "runs/x/summary.json").read_text())["steps"]
+                run.close()
+                resumed = Run(hosts, folder, "--trainer.max_steps", str(steps + 50), "--epochs", "100000")
+                assert resumed.codes() == [0, 0], resumed.printed()
+        ends[end] += 1
+    print(dict(ends))
+    assert len(ends) == 3
 
 
 KEY_READER = "import sys; print(open(sys.argv[1]).read())"
