@@ -1,5 +1,6 @@
 """Strangers on the network, and other users of the machine, cannot change a run."""
 
+import contextlib
 import json
 import os
 import random

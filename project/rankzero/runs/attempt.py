@@ -110,9 +110,11 @@ class Attempt:
         run.copy_from(self.resume_plan.run)
         self.checkpoint = self.resume_plan.checkpoint
         self.already_finished = self.resume_plan.already_finished
+        checkpoint_io = cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io)
+        checkpoint_io.trusted_sha256 = self.resume_plan.trusted_sha256
         if self.already_finished:
+            checkpoint_io.verified = None
             self._lock.release()
-        cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io).trusted_sha256 = self.resume_plan.trusted_sha256
         self._rank_log = RankLog(run, self.launch.rank or 0)
         self._log = self._rank_log.logger
         for notice in self.resume_plan.notices:

@@ -1,8 +1,8 @@
 """Choice of the checkpoint that a run resumes from: rank zero decides, all ranks follow."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,16 +10,23 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.messages import CannotStart, RequestError, Stopped, nearest
-from rankzero.runs.checkpoints.manifest import checkpoints_in, clean, newest_valid, read_manifest, verify
+from rankzero.messages import CannotStart, RequestError, Stopped
+from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.runs.checkpoints.manifest import (
+    VerifiedState,
+    checkpoints_in,
+    clean,
+    newest_valid,
+    open_newest,
+    read_manifest,
+)
+from rankzero.runs.checkpoints.requested import requested_checkpoint
 from rankzero.runs.checkpoints.safe_load import load, needs_trust_error, signed_sha256
-from rankzero.runs.directory import RunDirectory, expanded
+from rankzero.runs.directory import RunDirectory
 from rankzero.runs.lock import RunLock
 from rankzero.runs.stored_config import Config, changes, classes_in, dump_config, read_config
 
 T = TypeVar("T")
-
-_EXAMPLE = "runs/NAME/checkpoints/step-00000100"
 
 
 @dataclass(frozen=True)
@@ -140,10 +147,11 @@ def _choose_resume_point(
         if run.exists:
             plan.notices.append(f"the earlier run {run.name} is kept as {run.archive()}")
     elif resume == "auto":
-        plan.checkpoint, refusals = newest_valid(run.checkpoints)
+        state, refusals = open_newest(run.checkpoints)
+        plan.checkpoint = keep_for_loading(trainer, state)
         plan.notes += [f"skipped: {reason}" for reason in refusals]
     else:
-        plan.checkpoint = requested_checkpoint(resume)
+        plan.checkpoint = requested_checkpoint(resume, partial(keep_for_loading, trainer))
     if plan.checkpoint:
         plan.manifest = read_description(plan.checkpoint, options.trust_checkpoint)
         if (names := plan.manifest.get("needs")) and not options.trust_checkpoint:
@@ -219,44 +227,12 @@ def archive_newer(plan: ResumePlan) -> None:
     plan.notices.append(f"checkpoints from which the run does not resume are kept in {archive_folder}")
 
 
-def requested_checkpoint(text: str) -> Path:
-    """Returns the checkpoint at the path of `--resume` or `--checkpoint`; in a run's directory, the newest valid one.
-
-    Raises:
-        RequestError: There is no valid checkpoint at this path.
-    """
-    path = expanded(text)
-    if not os.path.lexists(path):
-        raise _no_such_checkpoint_error(text, path)
-    if path.suffix == ".ckpt" and path.is_file():
-        return path
-    checkpoint, refusals = newest_valid(path / "checkpoints")
-    if checkpoint:
-        return checkpoint
-    try:
-        verify(path)
-    except (OSError, ValueError) as error:
-        sibling = newest_valid(path.parent)[0]
-        raise RequestError(
-            f"the checkpoint {text}",
-            "\n".join([*refusals, str(error)]),
-            str(sibling or f"the path of a checkpoint, such as {_EXAMPLE}"),
-        ) from None
-    return path
-
-
-def _no_such_checkpoint_error(text: str, path: Path) -> RequestError:
-    folder = path.parent
-    if not folder.is_dir():
-        found = f"there is no such file or folder, and no folder {folder}"
-        return RequestError(f"the checkpoint {text}", found, f"the path of a checkpoint, such as {_EXAMPLE}")
-    existing_names = [entry.name for entry in folder.glob("*.ckpt")] + [entry.name for entry in checkpoints_in(folder)]
-    existing_names += [entry.parent.name for entry in folder.glob("*/run.json")]
-    similar = nearest(path.name, existing_names) or (sorted(existing_names)[-1] if existing_names else None)
-    names = f"; {folder.resolve()} contains {', '.join(sorted(existing_names)[-8:])}" if existing_names else ""
-    newest_in_run = newest_valid(folder / "checkpoints")[0]
-    instead = str(folder / similar if similar else newest_in_run or f"the path of a checkpoint, such as {_EXAMPLE}")
-    return RequestError(f"the checkpoint {text}", f"there is no such file or folder{names}", instead)
+def keep_for_loading(trainer: Trainer, state: VerifiedState | None) -> Path | None:
+    """Lets the Trainer load a state that has been read, without reading it again; returns its path."""
+    io = trainer.strategy.checkpoint_io
+    if isinstance(io, DirectoryCheckpointIO):
+        io.verified = state
+    return state.checkpoint if state else None
 
 
 def _has_reached_limits(summary: dict[str, Any], trainer: Trainer) -> bool:

@@ -11,7 +11,8 @@ from lightning.fabric.plugins import TorchCheckpointIO
 
 from rankzero.runs.checkpoints.atomic_files import replacing
 from rankzero.runs.checkpoints.hyper_parameters import with_plain_hyper_parameters
-from rankzero.runs.checkpoints.safe_load import load
+from rankzero.runs.checkpoints.manifest import VerifiedState
+from rankzero.runs.checkpoints.safe_load import ReadOnce, load
 from rankzero.runs.checkpoints.snapshot import Snapshots
 from rankzero.runs.checkpoints.write import remove_directory, write_directory, write_state
 from rankzero.runs.checkpoints.writer_thread import BackgroundWriter
@@ -30,6 +31,8 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         on_committed: Called with the path after each save in `folder`, in the writer thread.
         on_error: Called with the path and the error if such a save or `on_committed` fails, in the writer thread.
         trusted_sha256: sha256 of a state that may run code because rank zero found that a run of this user wrote it.
+        verified: The state of a checkpoint that this process has read, for the next `load_checkpoint`.
+        read_once: Reads a checkpoint for all ranks; None while a single rank may call `load_checkpoint`.
         folder: Folder of the run's checkpoints; None means any folder. A thread writes them from a copy while training
             continues. A directory elsewhere is written before `save_checkpoint` returns.
         holds: Whether `save_checkpoint` keeps a checkpoint in `folder` in memory, for `write_held`, and writes nothing.
@@ -41,6 +44,8 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         self.on_committed: Callable[[Path], None] | None = None
         self.on_error: Callable[[Path, Exception], None] | None = None
         self.trusted_sha256 = ""
+        self.verified: VerifiedState | None = None
+        self.read_once: ReadOnce | None = None
         self.folder: Path | None = None
         self.last_seconds: float | None = None
         self.holds = False
@@ -92,7 +97,15 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
     ) -> dict[str, Any]:
         self.wait()
         trusted = self.trusted if weights_only is None else not weights_only
-        return load(Path(path), map_location or "cpu", trusted, self.trusted_sha256)
+        verified, self.verified = self.verified, None
+        return load(
+            Path(path),
+            map_location or "cpu",
+            trusted,
+            self.trusted_sha256,
+            read_once=self.read_once,
+            verified=verified,
+        )
 
     def remove_checkpoint(self, path: str | Path) -> None:
         if "://" in str(path):
@@ -105,7 +118,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
     def teardown(self) -> None:
         self.wait()
         with self._lock:
-            self._held, self._snapshots = None, Snapshots()
+            self._held, self._snapshots, self.verified = None, Snapshots(), None
 
     def _commit_or_report(self, checkpoint: dict[str, Any], path: Path, started: float) -> None:
         try:

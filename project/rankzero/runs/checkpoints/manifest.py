@@ -18,7 +18,9 @@ import shutil
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
+
+import psutil
 
 FORMAT = 3
 """Format 1 had no position within an epoch and another order of samples; 2 had no sha256 of the manifest."""
@@ -69,48 +71,54 @@ def verify(checkpoint: Path) -> None:
     Raises:
         ValueError: A file is missing or has changed since it was written.
     """
-    open_verified(checkpoint).close()
+    open_verified(checkpoint, in_memory=False).file.close()
 
 
-def open_verified(checkpoint: Path) -> BinaryIO:
+class VerifiedState(NamedTuple):
+    """The state of a checkpoint directory, which has been checked against the manifest.
+
+    Args:
+        checkpoint: The checkpoint directory.
+        sha256: sha256 of the state.
+        file: The state, at its beginning.
+        is_in_memory: Whether `file` is a copy in memory, which no other process can change before it is used.
+    """
+
+    checkpoint: Path
+    sha256: str
+    file: BinaryIO
+    is_in_memory: bool
+
+
+def open_verified(checkpoint: Path, in_memory: bool | None = None) -> VerifiedState:
     """Opens the state of a checkpoint directory after checking it against the manifest.
+
+    Args:
+        checkpoint: Checkpoint directory.
+        in_memory: Whether to read the state into memory; by default, if it takes at most a quarter of the free memory.
 
     Raises:
         ValueError: The state or the manifest is missing or has changed since it was written.
     """
     expected = read_manifest(checkpoint)["files"][STATE]
+    if in_memory is None:
+        in_memory = expected["bytes"] <= psutil.virtual_memory().available // 4
     try:
         file = open_plain(checkpoint / STATE)
     except (OSError, ValueError) as error:
         is_missing = isinstance(error, FileNotFoundError)
         raise ValueError(f"{checkpoint}: {STATE} is missing" if is_missing else str(error)) from None
     try:
-        _check_content(file, os.fstat(file.fileno()).st_size, expected)
+        size = os.fstat(file.fileno()).st_size
+        if in_memory and size == expected["bytes"]:
+            with file:
+                file = io.BytesIO(file.read(size))
+            size = len(file.getvalue())
+        _check_content(file, size, expected)
     except (OSError, ValueError) as error:
         file.close()
         raise ValueError(f"{checkpoint}: {STATE} {error}") from None
-    return file
-
-
-def read_verified(checkpoint: Path, description: Mapping[str, Any]) -> BinaryIO:
-    """Reads the whole state into memory and verifies that copy, which no other process can change before it is used.
-
-    Args:
-        checkpoint: Checkpoint directory.
-        description: `bytes` and `sha256` that the state must have.
-
-    Raises:
-        OSError: The state cannot be read.
-        ValueError: The state differs from `description`.
-    """
-    with open_plain(checkpoint / STATE) as file:
-        data = file.read(description["bytes"] + 1)
-    content = io.BytesIO(data)
-    try:
-        _check_content(content, len(data), description)
-    except ValueError as error:
-        raise ValueError(f"{checkpoint}: {STATE} {error}") from None
-    return content
+    return VerifiedState(checkpoint, expected["sha256"], file, in_memory)
 
 
 def open_plain(path: Path) -> BinaryIO:
@@ -150,14 +158,28 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     Returns:
         Path of the checkpoint or None, and the reason for refusing each newer one.
     """
-    refusals = []
+    state, refusals = open_newest(folder, in_memory=False)
+    if state:
+        state.file.close()
+    return (state.checkpoint if state else None), refusals
+
+
+def open_newest(folder: Path, in_memory: bool | None = None) -> tuple[VerifiedState | None, list[str]]:
+    """Opens the newest checkpoint in a folder that passes verification.
+
+    Args:
+        folder: Folder with checkpoints.
+        in_memory: See `open_verified`.
+
+    Returns:
+        The state of the checkpoint or None, and the reason for refusing each newer one.
+    """
+    refusals: list[str] = []
     for checkpoint in reversed(checkpoints_in(folder)):
         try:
-            verify(checkpoint)
+            return open_verified(checkpoint, in_memory), refusals
         except (OSError, ValueError) as error:
             refusals.append(str(error))
-        else:
-            return checkpoint, refusals
     return None, refusals
 
 

@@ -4,7 +4,8 @@ import hmac
 import os
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,14 +16,17 @@ from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.manifest import (
     SIGNATURE,
     STATE,
+    VerifiedState,
     open_plain,
     open_verified,
     read_manifest,
-    read_verified,
 )
 from rankzero.runs.checkpoints.signature import is_signed, key_problem
 
 _END_BYTES = 22
+
+ReadOnce = Callable[[Callable[[], tuple[BinaryIO, bool]]], tuple[BinaryIO, bool]]
+"""Opens a file by calling its argument on one rank; returns the file and the second value on all ranks."""
 
 
 def load(
@@ -31,6 +35,8 @@ def load(
     trusted: bool = False,
     trusted_sha256: str = "",
     trust_setting: str = "--trust_checkpoint yes",
+    read_once: "ReadOnce | None" = None,
+    verified: VerifiedState | None = None,
 ) -> dict[str, Any]:
     """Reads a checkpoint directory, after verifying it against its manifest, or a .ckpt file.
 
@@ -41,15 +47,19 @@ def load(
             code. A directory with a valid signature of this user is always trusted.
         trusted_sha256: sha256 of a directory's state that is trusted as well; empty for none.
         trust_setting: Flag or argument that the error message suggests for a checkpoint that is not trusted.
+        read_once: Reads the file for all ranks, see `ReadOnce`; by default, this process reads it.
+        verified: The state of this checkpoint, if this process has already read it.
 
     Raises:
         FileNotFoundError: There is no checkpoint at `path`.
         RequestError: The checkpoint cannot be read, or would have to be trusted.
     """
-    if not path.exists():
-        raise FileNotFoundError(f"there is no checkpoint at {path}")
+    open_file = partial(_open, path, trusted, trusted_sha256, verified)
     try:
-        return _load(path, map_location, trusted, trusted_sha256)
+        file, trusted = read_once(open_file) if read_once else open_file()
+        return _load(path, file, map_location, trusted)
+    except FileNotFoundError:
+        raise
     except _NeedsTrustError as error:
         raise needs_trust_error(path, error.names, trust_setting) from None
     except (OSError, ValueError) as error:
@@ -87,24 +97,30 @@ class _NeedsTrustError(ValueError):
         self.names = names
 
 
-def _load(path: Path, map_location: Any, trusted: bool, trusted_sha256: str) -> dict[str, Any]:
-    signed_file = None if trusted or not path.is_dir() else _open_signed(path, trusted_sha256)
-    trusted = trusted or signed_file is not None
-    with signed_file or (open_verified(path) if path.is_dir() else open_plain(path)) as file:
+def _open(path: Path, trusted: bool, trusted_sha256: str, verified: VerifiedState | None) -> tuple[BinaryIO, bool]:
+    """Opens a checkpoint, a directory after verification; returns the file, and whether reading it may run code."""
+    if not path.exists():
+        raise FileNotFoundError(f"there is no checkpoint at {path}")
+    if not path.is_dir():
+        return open_plain(path), trusted
+    manifest = read_manifest(path)
+    sha256 = manifest["files"][STATE]["sha256"]
+    is_trusted_state = bool(trusted_sha256) and hmac.compare_digest(trusted_sha256.encode(), sha256.encode())
+    may_run_code = not trusted and (is_trusted_state or bool(signed_sha256(manifest)))
+    # Another process could change a file between its verification and its use; what runs code is read from memory.
+    if not verified or verified.checkpoint != path or verified.sha256 != sha256 or not verified.is_in_memory:
+        verified = open_verified(path, in_memory=True if may_run_code else None)
+    return verified.file, trusted or may_run_code
+
+
+def _load(path: Path, opened: BinaryIO, map_location: Any, trusted: bool) -> dict[str, Any]:
+    with opened as file:
         if not trusted:
             _check_archive(path, file)
         content = _read(path, file, map_location, trusted)
     if not isinstance(content, dict):
         raise ValueError(f"{path} contains a {type(content).__name__}; a checkpoint is a dict")
     return content
-
-
-def _open_signed(path: Path, trusted_sha256: str) -> BinaryIO | None:
-    """Opens the state of a directory that may run code, by its sha256 or signature; returns None for any other."""
-    manifest = read_manifest(path)
-    description = manifest["files"][STATE]
-    trusted = trusted_sha256 and hmac.compare_digest(trusted_sha256.encode(), description["sha256"].encode())
-    return read_verified(path, description) if trusted or signed_sha256(manifest) else None
 
 
 def _read(path: Path, file: BinaryIO, map_location: Any, trusted: bool) -> Any:

@@ -1,19 +1,22 @@
 """Resolves `ckpt_path` of fit, validate, test and predict; `runs/resume.py` chooses where a fit resumes by default."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.states import TrainerFn
 
+from rankzero.distributed.broadcast import broadcast_file
 from rankzero.distributed.coordinator import Coordinator
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import has_valid_manifest, newest_valid
+from rankzero.runs.checkpoints.requested import requested_checkpoint
 from rankzero.runs.checkpoints.safe_load import signed_sha256_of
 from rankzero.runs.directory import RunDirectory, expanded
-from rankzero.runs.resume import requested_checkpoint
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.fit_loop import fit_loop_of
 
@@ -39,6 +42,19 @@ class ChosenCheckpoint(_CheckpointConnector):
     ) -> None:
         super().__init__(trainer)
         self.run, self.checkpoint_callback, self.coordinator = run, checkpoint_callback, coordinator
+
+    def resume_start(self, checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
+        """Loads a checkpoint on all ranks. Rank zero reads it, and sends it to the other ranks."""
+        io, strategy = self.trainer.strategy.checkpoint_io, self.trainer.strategy
+        has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if not isinstance(io, DirectoryCheckpointIO) or not has_group:
+            super().resume_start(checkpoint_path, weights_only)
+            return
+        io.read_once = partial(broadcast_file, device=strategy.root_device)
+        try:
+            super().resume_start(checkpoint_path, weights_only)
+        finally:
+            io.read_once = None
 
     def resolve(self, ckpt_path: str) -> str | None:
         """Returns the checkpoint that a `ckpt_path` refers to; None if there is no `last` one. All ranks must call.

@@ -1,0 +1,73 @@
+"""Real ranks: a file is read by rank zero only, and arrives on all."""
+
+import io
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from rankzero.distributed import broadcast
+from rankzero.distributed.broadcast import broadcast_file
+from rankzero.messages import RequestError
+
+
+def receive(coordinator, path, chunk):
+    """Returns the content that one rank receives, the value, and how often this rank has opened the file."""
+    opened = []
+
+    def open_file():
+        opened.append(path)
+        return open(path, "rb"), "a value"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(broadcast, "CHUNK_BYTES", chunk)
+        file, value = broadcast_file(open_file, torch.device("cpu"))
+        with file:
+            return file.read(), value, len(opened)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 1001])
+def test_all_ranks_receive_the_content_that_rank_zero_reads(on_ranks, tmp_path, size):
+    content = os.urandom(size)
+    (tmp_path / "file").write_bytes(content)
+    results = on_ranks(receive, 3, str(tmp_path / "file"), 100)
+    assert results == [(content, "a value", int(rank == 0)) for rank in range(3)]
+
+
+def load(coordinator, path):
+    file, _ = broadcast_file(lambda: (Path(path).open("rb"), None), torch.device("cpu"))
+    with zipfile.ZipFile(file) as archive:
+        names = len(archive.namelist())
+    file.seek(0)
+    return torch.load(file, weights_only=True)["x"].sum().item(), names > 2
+
+
+def test_torch_loads_the_received_file(on_ranks, tmp_path):
+    torch.save({"x": torch.arange(1000.0)}, tmp_path / "file")
+    assert on_ranks(load, 2, str(tmp_path / "file")) == [(499500.0, True)] * 2
+
+
+def fail(coordinator):
+    def open_file():
+        raise RequestError("the checkpoint x", "truncated", "another one")
+
+    try:
+        broadcast_file(open_file, torch.device("cpu"))
+    except RequestError as error:
+        return error.args
+    return None
+
+
+def test_an_error_of_rank_zero_is_raised_on_all_ranks(on_ranks):
+    assert on_ranks(fail, 2) == [("the checkpoint x", "truncated", "another one")] * 2
+
+
+def test_a_memory_file_can_be_read_like_a_file():
+    file = io.BufferedReader(broadcast._MemoryFile(memoryview(b"0123456789")))
+    assert file.read(3) == b"012" and file.tell() == 3
+    assert file.seek(-2, io.SEEK_END) == 8 and file.read() == b"89" and file.read() == b""
+    assert file.seek(2) == 2 and file.seek(1, io.SEEK_CUR) == 3 and file.readline() == b"3456789"
+    assert pickle.load(io.BufferedReader(broadcast._MemoryFile(memoryview(pickle.dumps([1, 2]))))) == [1, 2]
