@@ -313,7 +313,7 @@ def measure_agreement(world: World) -> dict[str, float]:
     """Returns the time of one exchange through the store, and the CPU time and operations of the store's server."""
     from torch._C._distributed_c10d import TCPStore
 
-    from rankzero.distributed.exchange import StoreExchange
+    from rankzero.distributed.coordination.exchange import StoreExchange
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

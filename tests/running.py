@@ -23,7 +23,7 @@ from PIL import Image
 
 from rankzero.cli.arguments import parse_arguments
 from rankzero.cli.command import Command
-from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.client import rendezvous
 from rankzero.distributed.rendezvous.result import RendezvousResult

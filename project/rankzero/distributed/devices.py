@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.messages import RequestError

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import ClassVar
 
-from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo, processes_for_gpus, resolve_world
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld

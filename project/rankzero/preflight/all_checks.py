@@ -13,9 +13,9 @@ import torch.distributed as dist
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
 
+from rankzero.distributed.coordination.process_group import destroy_process_group
 from rankzero.distributed.environments.launch_problems import has_invalid_interface
 from rankzero.distributed.monitoring.slow_ranks import SLOW_FACTOR
-from rankzero.distributed.process_group import destroy_process_group
 from rankzero.distributed.session import Session
 from rankzero.messages import AnotherRankFailed, Exit, RequestError, print_error
 from rankzero.preflight.bandwidth import check_collectives

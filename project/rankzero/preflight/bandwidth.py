@@ -12,7 +12,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import synchronize
 from rankzero.preflight.check import FAIL, NETWORK_ADVICE, NETWORK_SECONDS, OK, WARN, Check, error_lines, gather
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from rankzero.distributed.coordinator import Coordinator
+    from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.monitoring.diagnosis import ranks_text
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import Any
 import lightning
 import torch
 
-from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.relevant_variables import relevant_variables
 from rankzero.preflight.check import FAIL, OK, WARN, Check, attempt, check_on_rank_zero, differences, error_lines

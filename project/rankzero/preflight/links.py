@@ -7,7 +7,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import synchronize
 from rankzero.preflight.check import (
     FAIL,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.preflight.check import FAIL, NETWORK_ADVICE, NETWORK_SECONDS, OK, Check, error_lines, gather
 
 VALUES = 1024

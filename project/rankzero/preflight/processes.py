@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch_problems import launch_problems
 from rankzero.distributed.process.cores import usable_cores

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.preflight.check import FAIL, OK, WARN, Check, describe_ranks, error_lines, gather
 from rankzero.runs.directory import expanded
 

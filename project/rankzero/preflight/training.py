@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.monitoring.slow_ranks import slow_ranks
 from rankzero.distributed.process.cores import usable_cores
 from rankzero.preflight.check import FAIL, OK, WARN, Check, differences, error_lines, gather

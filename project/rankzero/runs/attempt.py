@@ -12,12 +12,12 @@ from typing import Any, cast
 from lightning.pytorch import Trainer
 from typing_extensions import Self
 
-from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.coordination.coordinator import Coordinator
+from rankzero.distributed.coordination.process_group import collective_in_flight
 from rankzero.distributed.monitoring.activity import END
 from rankzero.distributed.monitoring.stacks import all_stacks
 from rankzero.distributed.monitoring.worker_stacks import worker_stacks
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.distributed.process_group import collective_in_flight
 from rankzero.distributed.session import Session
 from rankzero.messages import (
     CannotStart,

@@ -1,5 +1,6 @@
 """Choice of the checkpoint that a run resumes from: rank zero decides, all ranks follow."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,7 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.messages import CannotStart, RequestError, Stopped
+from rankzero.messages import CannotStart, RequestError, Stopped, nearest
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import (
     VerifiedState,
@@ -18,15 +19,18 @@ from rankzero.runs.checkpoints.manifest import (
     clean,
     newest_valid,
     open_newest,
+    open_verified,
     read_manifest,
 )
-from rankzero.runs.checkpoints.requested import requested_checkpoint
 from rankzero.runs.checkpoints.safe_load import load, needs_trust_error, signed_sha256
-from rankzero.runs.directory import RunDirectory
+from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.lock import RunLock
 from rankzero.runs.stored_config import Config, changes, classes_in, dump_config, read_config
+from rankzero.runs.summary import already_finished_note, has_reached_limits
 
 T = TypeVar("T")
+
+_EXAMPLE = "runs/NAME/checkpoints/step-00000100"
 
 
 @dataclass(frozen=True)
@@ -165,7 +169,7 @@ def _choose_resume_point(
     if stored := _stored_config(plan):
         plan.notes += changes(read_config(stored), config)
     summary = run.read("summary.json")
-    is_finished = resume == "auto" and _has_reached_limits(summary, trainer)
+    is_finished = resume == "auto" and has_reached_limits(summary, trainer)
     plan.already_finished = is_finished and plan.checkpoint is not None and plan.step >= summary["steps"]
     if plan.already_finished:
         plan.notes.append(already_finished_note(run, trainer))
@@ -235,42 +239,48 @@ def keep_for_loading(trainer: Trainer, state: VerifiedState | None) -> Path | No
     return state.checkpoint if state else None
 
 
-def _has_reached_limits(summary: dict[str, Any], trainer: Trainer) -> bool:
-    """Returns whether a run is finished, and this start requests no more epochs or steps than it had then."""
-    if summary.get("status") != "finished":
-        return False
-    limits = _limits(summary, trainer)
-    if all(stored is None for _, _, stored, _ in limits):  # ended by something else, such as `max_time`
-        return any(requested is not None and count >= requested for _, count, _, requested in limits)
-    return not any(
-        stored is not None and (requested is None or requested > stored) for _, _, stored, requested in limits
-    )
+def requested_checkpoint(text: str, keep: Callable[[VerifiedState], object] | None = None) -> Path:
+    """Returns the checkpoint at the path of `--resume` or `--checkpoint`; in a run's directory, the newest valid one.
+
+    Args:
+        text: The path.
+        keep: Called with the state of a checkpoint directory, which has been read; by default, the state is closed.
+
+    Raises:
+        RequestError: There is no valid checkpoint at this path.
+    """
+    path = expanded(text)
+    if not os.path.lexists(path):
+        raise _no_such_checkpoint_error(text, path)
+    if path.suffix == ".ckpt" and path.is_file():
+        return path
+    in_memory = None if keep else False
+    state, refusals = open_newest(path / "checkpoints", in_memory)
+    try:
+        state = state or open_verified(path, in_memory)
+    except (OSError, ValueError) as error:
+        sibling = newest_valid(path.parent)[0]
+        raise RequestError(
+            f"the checkpoint {text}",
+            "\n".join([*refusals, str(error)]),
+            str(sibling or f"the path of a checkpoint, such as {_EXAMPLE}"),
+        ) from None
+    if keep:
+        keep(state)
+    else:
+        state.file.close()
+    return state.checkpoint
 
 
-def _limits(summary: dict[str, Any], trainer: Trainer) -> list[tuple[str, int, int | None, int | None]]:
-    """Returns, for epochs and for steps: flag, number done, limit then, limit now. None means unlimited."""
-    return [
-        (flag, summary[count_key], *(None if limit in (None, -1) else limit for limit in (summary.get(key), requested)))
-        for flag, count_key, key, requested in (
-            ("--epochs", "epochs", "max_epochs", trainer.max_epochs),
-            ("--trainer.max_steps", "steps", "max_steps", trainer.max_steps),
-        )
-    ]
-
-
-def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
-    """Returns the note for a run that has nothing left to train."""
-    summary = run.read("summary.json")
-    limits = _limits(summary, trainer)
-    effective = [(flag, count, requested if stored is None else stored) for flag, count, stored, requested in limits]
-    limited = [(flag, count, limit) for flag, count, limit in effective if limit is not None]
-    reached = [(flag, count, limit) for flag, count, limit in limited if count >= limit]
-    raised_limits = " ".join(f"{flag} {max(count, limit) * 2 or 1}" for flag, count, limit in reached or limited[:1])
-    epochs = summary["epochs"]
-    progress = f"{epochs} epoch{'s' * (epochs != 1)}, {summary['steps']} steps"
-    reason = "" if reached else "; stopped early by a callback such as EarlyStopping, or by max_time"
-    return (
-        f"run {run.name} is already finished ({progress}{reason}; {run.path}).\n"
-        f"  to continue:    the same command with {raised_limits}\n"
-        f"  to start again: the same command with --name ANOTHER-NAME, or with --resume never"
-    )
+def _no_such_checkpoint_error(text: str, path: Path) -> RequestError:
+    folder = path.parent
+    if not folder.is_dir():
+        found = f"there is no such file or folder, and no folder {folder}"
+        return RequestError(f"the checkpoint {text}", found, f"the path of a checkpoint, such as {_EXAMPLE}")
+    existing_names = [entry.name for entry in folder.glob("*.ckpt")] + [entry.name for entry in checkpoints_in(folder)]
+    existing_names += [entry.parent.name for entry in folder.glob("*/run.json")]
+    similar = nearest(path.name, existing_names) or (sorted(existing_names)[-1] if existing_names else None)
+    names = f"; {folder.resolve()} contains {', '.join(sorted(existing_names)[-8:])}" if existing_names else ""
+    newest_in_run = newest_valid(folder / "checkpoints")[0]
+    instead = str(folder / similar if similar else newest_in_run or f"the path of a checkpoint, such as {_EXAMPLE}")
+    return RequestError(f"the checkpoint {text}", f"there is no such file or folder{names}", instead)

@@ -143,3 +143,44 @@ def computed_metrics_of(trainer: Trainer) -> dict[str, float | None]:
 def finite_or_none(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Returns the metrics with None in place of NaN and infinity, which JSON cannot represent."""
     return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+
+
+def has_reached_limits(summary: dict[str, Any], trainer: Trainer) -> bool:
+    """Returns whether a run is finished, and this start requests no more epochs or steps than it had then."""
+    if summary.get("status") != "finished":
+        return False
+    limits = _limits(summary, trainer)
+    if all(stored is None for _, _, stored, _ in limits):  # ended by something else, such as `max_time`
+        return any(requested is not None and count >= requested for _, count, _, requested in limits)
+    return not any(
+        stored is not None and (requested is None or requested > stored) for _, _, stored, requested in limits
+    )
+
+
+def _limits(summary: dict[str, Any], trainer: Trainer) -> list[tuple[str, int, int | None, int | None]]:
+    """Returns, for epochs and for steps: flag, number done, limit then, limit now. None means unlimited."""
+    return [
+        (flag, summary[count_key], *(None if limit in (None, -1) else limit for limit in (summary.get(key), requested)))
+        for flag, count_key, key, requested in (
+            ("--epochs", "epochs", "max_epochs", trainer.max_epochs),
+            ("--trainer.max_steps", "steps", "max_steps", trainer.max_steps),
+        )
+    ]
+
+
+def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
+    """Returns the note for a run that has nothing left to train."""
+    summary = run.read("summary.json")
+    limits = _limits(summary, trainer)
+    effective = [(flag, count, requested if stored is None else stored) for flag, count, stored, requested in limits]
+    limited = [(flag, count, limit) for flag, count, limit in effective if limit is not None]
+    reached = [(flag, count, limit) for flag, count, limit in limited if count >= limit]
+    raised_limits = " ".join(f"{flag} {max(count, limit) * 2 or 1}" for flag, count, limit in reached or limited[:1])
+    epochs = summary["epochs"]
+    progress = f"{epochs} epoch{'s' * (epochs != 1)}, {summary['steps']} steps"
+    reason = "" if reached else "; stopped early by a callback such as EarlyStopping, or by max_time"
+    return (
+        f"run {run.name} is already finished ({progress}{reason}; {run.path}).\n"
+        f"  to continue:    the same command with {raised_limits}\n"
+        f"  to start again: the same command with --name ANOTHER-NAME, or with --resume never"
+    )

@@ -11,9 +11,9 @@ from lightning.pytorch import Callback
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import CannotStart, RequestError
-from rankzero.runs.checkpoints.requested import requested_checkpoint
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.resume import already_finished_note
+from rankzero.runs.resume import requested_checkpoint
+from rankzero.runs.summary import already_finished_note
 from running import fit_in_process, weights
 
 TOY = ("--model", "MLP", "--data", "Toy", "--save_every", "10steps")

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
-from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.session import Session
@@ -17,9 +17,9 @@ from rankzero.messages import Exit, RequestError, as_user_errors, nearest, print
 from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.export import export_weights
 from rankzero.runs.checkpoints.manifest import newest_valid, read_manifest
-from rankzero.runs.checkpoints.requested import requested_checkpoint
 from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.reports import terminal
+from rankzero.runs.resume import requested_checkpoint
 from rankzero.runs.stored_config import dump_config, read_config
 from rankzero.runs.summary import finite_or_none
 from rankzero.trainer import Trainer

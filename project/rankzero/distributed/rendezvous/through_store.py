@@ -3,8 +3,8 @@
 from typing import Any
 
 from rankzero.distributed.connections.key import Key
+from rankzero.distributed.coordination.exchange import StoreExchange
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.exchange import StoreExchange
 from rankzero.distributed.rendezvous.errors import describe_key_problem
 from rankzero.distributed.rendezvous.peers import (
     Members,

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
-from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.coordination.coordinator import Coordinator
 
 CPU_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}
 """Linux's names for bfloat16 arithmetic: on Intel and AMD, on Intel only, on Arm."""

@@ -9,14 +9,14 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.states import TrainerFn
 
-from rankzero.distributed.broadcast import broadcast_file
-from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.coordination.broadcast import broadcast_file
+from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import has_valid_manifest, newest_valid
-from rankzero.runs.checkpoints.requested import requested_checkpoint
 from rankzero.runs.checkpoints.safe_load import signed_sha256_of
 from rankzero.runs.directory import RunDirectory, expanded
+from rankzero.runs.resume import requested_checkpoint
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.fit_loop import fit_loop_of
 

@@ -3,7 +3,7 @@ import json
 from reported import ENVIRONMENT
 
 from rankzero import __version__
-from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.result import RendezvousResult

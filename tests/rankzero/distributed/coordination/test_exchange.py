@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from rankzero.distributed import exchange
-from rankzero.distributed.exchange import StoreExchange
+from rankzero.distributed.coordination import exchange
+from rankzero.distributed.coordination.exchange import StoreExchange
 from rankzero.messages import AnotherRankFailed, RequestError
 from running import reserved_port
 

@@ -1,7 +1,7 @@
 import pytest
 
-from rankzero.distributed import refusals
-from rankzero.distributed.refusals import Outcomes
+from rankzero.distributed.coordination import refusals
+from rankzero.distributed.coordination.refusals import Outcomes
 from rankzero.messages import CannotStart
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankzero.distributed import broadcast
-from rankzero.distributed.broadcast import broadcast_file
+from rankzero.distributed.coordination import broadcast
+from rankzero.distributed.coordination.broadcast import broadcast_file
 from rankzero.messages import RequestError
 
 
@@ -20,7 +20,7 @@ def receive(coordinator, path, chunk):
 
     def open_file():
         opened.append(path)
-        return open(path, "rb"), "a value"
+        return Path(path).open("rb"), "a value"
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(broadcast, "CHUNK_BYTES", chunk)
@@ -38,7 +38,7 @@ def test_all_ranks_receive_the_content_that_rank_zero_reads(on_ranks, tmp_path, 
 
 
 def load(coordinator, path):
-    file, _ = broadcast_file(lambda: (Path(path).open("rb"), None), torch.device("cpu"))
+    file, _ = broadcast_file(lambda: (io.BytesIO(Path(path).read_bytes()), None), torch.device("cpu"))
     with zipfile.ZipFile(file) as archive:
         names = len(archive.namelist())
     file.seek(0)

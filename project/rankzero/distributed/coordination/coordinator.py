@@ -15,11 +15,11 @@ from typing_extensions import Self
 
 from rankzero.distributed import network
 from rankzero.distributed.connections.key import find_key
+from rankzero.distributed.coordination.exchange import StoreExchange
+from rankzero.distributed.coordination.process_group import destroy_process_group, init_process_group
+from rankzero.distributed.coordination.refusals import Outcomes, Refusals, refusal_reported_elsewhere
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world
-from rankzero.distributed.exchange import StoreExchange
-from rankzero.distributed.process_group import destroy_process_group, init_process_group
-from rankzero.distributed.refusals import Outcomes, Refusals, refusal_reported_elsewhere
 from rankzero.distributed.rendezvous.errors import SAME_KEY_ADVICE, UNAUTHENTICATED_ADVICE
 from rankzero.distributed.rendezvous.peers import Members, Peer
 from rankzero.distributed.rendezvous.result import RendezvousResult

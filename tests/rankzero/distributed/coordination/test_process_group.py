@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 import torch
 
+from rankzero.distributed.coordination.process_group import destroy_process_group, init_process_group
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process_group import destroy_process_group, init_process_group
 
 CPU = torch.device("cpu")
 

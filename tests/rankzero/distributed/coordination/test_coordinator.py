@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from rankzero.distributed import coordinator
-from rankzero.distributed.coordinator import Coordinator
+from rankzero.distributed.coordination import coordinator
+from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.client import rendezvous
 from rankzero.distributed.rendezvous.result import RendezvousResult

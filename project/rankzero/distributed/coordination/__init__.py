@@ -1,0 +1,1 @@
+"""Exchanges values, decisions and files between all ranks."""
