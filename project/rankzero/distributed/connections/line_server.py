@@ -143,12 +143,14 @@ class LineServer:
             connection.close()
 
     def close(self, seconds: float = 0.0) -> None:
-        """Closes all connections, after their clients have read everything or `seconds` have passed.
+        """Closes all connections, after the identified clients have read everything or `seconds` have passed.
 
         The listening sockets stay open.
         """
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and any(connection.has_unsent_bytes for connection in self._waiting_to_send):
+        while time.monotonic() < deadline and any(
+            connection.has_unsent_bytes and connection.is_identified for connection in self._waiting_to_send
+        ):
             self.poll(_UNSENT_POLL_SECONDS)
         for connection in self.connections:
             self.disconnect(connection)

@@ -29,6 +29,9 @@ BLOCKED = "its Python interpreter is blocked or suspended"
 MAX_NAMED_RANKS = 4
 """How many ranks a message names; the others are counted."""
 
+MAX_NAMED_RANGES = 16
+"""How many ranges of consecutive ranks a message names."""
+
 
 def describe_hang(statuses: Mapping[int, Status], silent: Mapping[int, float], hosts: Sequence[str]) -> str:
     """Describes the hang of a run; returns an empty string if there is none.
@@ -71,10 +74,12 @@ def _waiting_parts(waiting: Mapping[int, Status]) -> list[str]:
     def key(rank: int) -> tuple[str, str, str]:
         return waiting[rank].phase, waiting[rank].waits_in, waiting[rank].position
 
-    return [
+    parts = [
         f"{ranks_text(ranks)} in {phase}, waiting in {collective}" + (f" ({position})" if position else "")
         for (phase, collective, position), ranks in groupby(sorted(waiting, key=lambda rank: (key(rank), rank)), key)
     ]
+    others = len(parts) - MAX_NAMED_RANKS
+    return [*parts[:MAX_NAMED_RANKS], *([f"others wait at {others} more places"] if others > 0 else [])]
 
 
 def _describe_waiting(waiting: Mapping[int, Status], hosts: Sequence[str]) -> str:
@@ -91,8 +96,10 @@ def _describe_waiting(waiting: Mapping[int, Status], hosts: Sequence[str]) -> st
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Returns ranks as text, such as `rank 3` or `ranks 0-2, 4-7`."""
+    """Returns ranks as text, such as `rank 3` or `ranks 0-2, 4-7`; of many ranges, the first and a number."""
     ranks = sorted(ranks)
     ranges = [[rank for _, rank in group] for _, group in groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0])]
     texts = [str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}" for members in ranges]
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(texts)}"
+    unnamed = sum(len(members) for members in ranges[MAX_NAMED_RANGES:])
+    others = f" and {unnamed} more" if unnamed else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(texts[:MAX_NAMED_RANGES])}{others}"

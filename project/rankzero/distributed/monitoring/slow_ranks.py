@@ -14,6 +14,9 @@ SLOW_FACTOR = 1.5
 SLOW_SECONDS = 1e-3
 """A rank is slow only if it takes at least this much longer than the median; shorter differences are noise."""
 
+MAX_REPORTS = 4
+"""How many ranks that have become slow at the same time are described; the others are counted."""
+
 PERSISTENCE_SECONDS = 10.0
 """How long a rank has to be slow before it is reported."""
 
@@ -53,7 +56,9 @@ class SlowRankDetector:
         ]
         for rank in new_ranks:
             self.reports[rank] = self._describe(rank)
-        return [self.reports[rank] for rank in new_ranks]
+        unnamed = len(new_ranks) - MAX_REPORTS
+        others = [f"{unnamed} more ranks are slow"] if unnamed > 0 else []
+        return [*(self.reports[rank] for rank in new_ranks[:MAX_REPORTS]), *others]
 
     def _describe(self, rank: int) -> str:
         host, others = self.hosts[rank], set(self.hosts) - {self.hosts[rank]}

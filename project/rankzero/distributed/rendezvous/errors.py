@@ -10,6 +10,9 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.messages import RequestError, few
 
+MAX_NAMED_RANKS, MAX_NAMED_HOSTS = 16, 8
+"""How many ranks and hosts a message names; the others are counted."""
+
 SAME_KEY_ADVICE = (
     "the same RANKZERO_KEY on all machines (export RANKZERO_KEY=$(openssl rand -hex 32) creates a value),\n"
     "or start all ranks with the same home directory"
@@ -36,8 +39,8 @@ def missing_processes_error(launch: Launch, members: Sequence[Peer], timeout: fl
     return RequestError(
         f"{launch.shape} within {timeout:g} s (--start_timeout)",
         f"{describe_missing_ranks(launch, members)}"
-        + (f"; no process from {', '.join(missing_machines)}" if missing_machines else "")
-        + f"; {len(members)} of {launch.world_size} processes connected, from {', '.join(connected_hosts)}",
+        + (f"; no process from {few(missing_machines, MAX_NAMED_HOSTS)}" if missing_machines else "")
+        + f"; {len(members)} of {launch.world_size} processes connected, from {few(connected_hosts, MAX_NAMED_HOSTS)}",
         "the same command on every machine; check that each is up and can connect to "
         f"{launch.address}:{launch.port}.\nTo wait longer, add --start_timeout {max(int(timeout), 1) * 4}",
     )
@@ -50,10 +53,7 @@ def describe_missing_ranks(launch: Launch, members: Sequence[Peer]) -> str:
     missing_ranks = sorted(set(range(launch.world_size)) - {member.rank for member in members})
     if len(members) == 1 and launch.rank != 0:
         return f"missing rank 0, which must listen on {launch.address}:{launch.port}"
-    listed = ", ".join(map(str, missing_ranks[:16])) + (
-        f" and {len(missing_ranks) - 16} more" if len(missing_ranks) > 16 else ""
-    )
-    return f"missing rank{'s' * (len(missing_ranks) > 1)} {listed}"
+    return f"missing rank{'s' * (len(missing_ranks) > 1)} {few(list(map(str, missing_ranks)), MAX_NAMED_RANKS)}"
 
 
 def wrong_address_error(launch: Launch, ips: Sequence[str]) -> RequestError:
