@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import selectors
 import socket
 import time
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ from rankzero.messages import RequestError
 
 REJECT_SECONDS = 1.0
 """How long a machine whose address was given by mistake rejects the ranks that connect to it."""
+
+ARRIVAL_SECONDS = 1.0
+"""How long a connection of this process to itself may take to arrive."""
 
 WRONG_ADDRESS_SECONDS = 5.0
 """How long rank zero, at an address that is not the given one, answers with the error."""
@@ -75,18 +79,29 @@ def _reaches_itself(ips: Sequence[str], port: int, listener: socket.socket) -> b
     """Whether connections to a foreign address arrive at this socket, as in a container with a published port."""
     token = os.urandom(16)
     for ip in ips:
-        try:
-            with socket.create_connection((ip, port), timeout=3) as outgoing:
-                outgoing.sendall(token)
-                listener.settimeout(1)
-                while True:  # other ranks may already connect; they will retry
-                    incoming, _ = listener.accept()
-                    with incoming:
-                        incoming.settimeout(1)
-                        if incoming.recv(len(token)) == token:
-                            return True
-        except OSError:
-            continue
+        with contextlib.suppress(OSError), socket.create_connection((ip, port), timeout=3) as outgoing:
+            outgoing.sendall(token)
+            if _receives(listener, token):
+                return True
+    return False
+
+
+def _receives(listener: socket.socket, token: bytes) -> bool:
+    """Returns whether a new connection sends the token within `ARRIVAL_SECONDS`. Others are closed; ranks will retry."""
+    deadline, listener_timeout = time.monotonic() + ARRIVAL_SECONDS, listener.gettimeout()
+    listener.setblocking(False)
+    with selectors.DefaultSelector() as selector, contextlib.ExitStack() as opened:
+        opened.callback(listener.settimeout, listener_timeout)
+        selector.register(listener, selectors.EVENT_READ)
+        while (seconds := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(seconds):
+                with contextlib.suppress(OSError):
+                    if key.fileobj is listener:
+                        selector.register(opened.enter_context(listener.accept()[0]), selectors.EVENT_READ)
+                        continue
+                    selector.unregister(key.fileobj)
+                    if key.fileobj.recv(len(token)) == token:  # type: ignore[union-attr]
+                        return True
     return False
 
 
