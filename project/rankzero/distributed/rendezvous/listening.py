@@ -87,7 +87,7 @@ def _reaches_itself(ips: Sequence[str], port: int, listener: socket.socket) -> b
 
 
 def _receives(listener: socket.socket, token: bytes) -> bool:
-    """Returns whether a new connection sends the token within `ARRIVAL_SECONDS`. Others are closed; ranks will retry."""
+    """Returns whether a new connection sends the token within `ARRIVAL_SECONDS`; closes all others."""
     deadline, listener_timeout = time.monotonic() + ARRIVAL_SECONDS, listener.gettimeout()
     listener.setblocking(False)
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as opened:
