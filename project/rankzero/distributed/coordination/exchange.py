@@ -47,7 +47,8 @@ class StoreExchange:
 
         Raises:
             RequestError: On all ranks, if `choose` raised it.
-            AnotherRankFailed: A rank did not provide its value in time.
+            AnotherRankFailed: A rank did not provide its value in time, or `choose` raised any other exception, which
+                rank zero raises itself.
         """
         self._count += 1
         prefix = f"exchange {self._count}"
@@ -77,6 +78,9 @@ class StoreExchange:
             answer = {"refused": [*error.args]}
         except AnotherRankFailed as error:
             answer = {"missing": str(error)}
+        except Exception as error:
+            self.store.set(prefix, json.dumps({"missing": f"{self.name_of(0)} failed: {error!r}"}))
+            raise
         self.store.set(prefix, json.dumps(answer))
 
     def _wait(self, keys: list[str], seconds: float, name: str | None) -> None:

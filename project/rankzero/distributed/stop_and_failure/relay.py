@@ -74,19 +74,26 @@ class NodeRelay:
                 self.rank_zero.send({"rank": rank, "lost": connection.close_reason})
             return
         for message in messages:
-            if rank is None:
-                rank = self._admit(connection, message)
+            if rank is None and (rank := self._admit(connection, message.get("rank"))) is None:
+                return
+            if message and message.get("rank") != rank:
+                continue
             if "status" in message:
-                self._statuses[int(message["rank"])] = message["status"]
+                self._statuses[rank] = message["status"]
             elif message:
                 self.rank_zero.send(message)
-            if "leaving" in message and rank is not None:
+            if "leaving" in message:
                 self._left.add(rank)
 
-    def _admit(self, connection: ServedConnection, message: Message) -> int:
+    def _admit(self, connection: ServedConnection, rank: object) -> int | None:
+        """Returns the rank of a new connection; disconnects it, and returns None, if it cannot be a rank of this node."""
+        is_complete = len(self._ranks) >= self.size
+        if type(rank) is not int or rank < 0 or is_complete or rank in self._ranks.values():
+            self._server.disconnect(connection)
+            return None
         self._server.identify(connection)
-        self._ranks[connection] = int(message["rank"])
-        return self._ranks[connection]
+        self._ranks[connection] = rank
+        return rank
 
     def _pass_on_from_rank_zero(self) -> bool:
         """Sends rank zero's messages to all ranks of the node; returns False if the connection is lost."""

@@ -10,6 +10,7 @@ from rankzero.distributed.coordination import coordinator
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.client import rendezvous
+from rankzero.distributed.rendezvous.peers import Members
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.messages import AnotherRankFailed, CannotStart, RequestError, is_peer_failure
 from running import reserved_port
@@ -85,7 +86,7 @@ def test_a_refusal_of_one_rank_is_raised_on_all_ranks_and_reported_by_that_rank(
 
 def test_each_refusing_rank_names_its_own_host(coordinators):
     for member in coordinators:  # as if the other ranks were on other machines
-        member.members = [peer._replace(host=f"host{peer.rank}") for peer in member.members]
+        member.members = Members(peer._replace(host=f"host{peer.rank}") for peer in member.members)
 
     def work(member):
         if rank_of(member) > 0:

@@ -34,7 +34,13 @@ def ranks():
         pass
     options = {"timeout": timedelta(seconds=10), "wait_for_workers": False}
     stores = [TCPStore("127.0.0.1", port, is_master=rank == 0, **options) for rank in range(SIZE)]
-    return [StoreExchange(CountingStore(stores[rank]), rank, SIZE, lambda rank: f"rank {rank}") for rank in range(SIZE)]
+    created = [
+        StoreExchange(CountingStore(store), rank, SIZE, lambda rank: f"rank {rank}")
+        for rank, store in enumerate(stores)
+    ]
+    yield created
+    for rank in created:
+        del rank.store.store  # a later test must not collect it in a forked process, which lacks the store's threads
 
 
 def on_each_rank(ranks, work):
@@ -82,3 +88,9 @@ def test_a_refusal_of_rank_zero_is_raised_on_all_ranks(ranks):
 
     errors = on_each_rank(ranks, lambda rank: rank.decide(None, refuse, 10))
     assert [error.args for error in errors] == [("a", "b", "c")] * SIZE
+
+
+def test_an_exception_in_the_decision_is_raised_on_all_ranks(ranks):
+    first, *others = on_each_rank(ranks, lambda rank: rank.decide(None, lambda values: values[SIZE], 10))
+    assert isinstance(first, IndexError)
+    assert all(isinstance(error, AnotherRankFailed) and "rank 0 failed: IndexError" in str(error) for error in others)

@@ -12,7 +12,7 @@ import pytest
 from rankzero.distributed import network
 from rankzero.distributed.connections.handshake import GREETING
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous import client, peers
+from rankzero.distributed.rendezvous import peers, search
 from rankzero.distributed.rendezvous.client import rendezvous
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.messages import RequestError
@@ -143,7 +143,7 @@ def test_another_run_on_the_port_is_named(port):
 
 @pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", f"{GREETING} 3\n".encode()])
 def test_the_process_on_a_port_in_use_is_named(port, monkeypatch, reply):
-    monkeypatch.setattr(client, "GREETING_SECONDS", 1.0)
+    monkeypatch.setattr(search, "GREETING_SECONDS", 1.0)
     with network.listen("127.0.0.1", port) as listener, contextlib.suppress(OSError):
         thread = threading.Thread(target=accept_and_reply, args=(listener, reply), daemon=True)
         thread.start()
@@ -170,9 +170,9 @@ def test_an_address_that_does_not_resolve_is_refused(port, name):
 
 
 def test_an_address_of_another_machine_is_refused(port, monkeypatch):
-    monkeypatch.setattr(client.network, "resolve", lambda address: ["192.0.2.1"])  # documentation only (RFC 5737)
-    monkeypatch.setattr(client, "NO_ANSWER_SECONDS", 0.5)
-    monkeypatch.setattr(client.socket, "create_connection", unreachable)
+    monkeypatch.setattr(search.network, "resolve", lambda address: ["192.0.2.1"])  # documentation only (RFC 5737)
+    monkeypatch.setattr(search, "NO_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(search.socket, "create_connection", unreachable)
     first, second = call(launches(port, count=2, address="elsewhere"), start_timeout=9)
     assert "elsewhere (192.0.2.1) is another machine or does not exist" in first.found
     assert "elsewhere (192.0.2.1) does not answer" in second.found and second.local_only
@@ -183,7 +183,7 @@ def unreachable(address, timeout):
 
 
 def test_processes_beyond_the_world_size_are_refused(port, monkeypatch):
-    monkeypatch.setattr(client, "GREETING_SECONDS", 1.0)  # nothing answers after the rendezvous
+    monkeypatch.setattr(search, "GREETING_SECONDS", 1.0)  # nothing answers after the rendezvous
     tasks = [
         Launch(
             launcher="pbs", rank=None, local_rank=None, world_size=2, local_world_size=None, num_nodes=1,

@@ -152,7 +152,7 @@ def known_by(members, index):
     views = json.loads(json.dumps(node_views(ranks)))
     launch = WORLD._replace(world_size=len(members))
     results = [result for view in views if (result := read_view(launch, this_peer, view))]
-    assert len({result[0] for result in results}) == 1
+    assert all(launch == results[0][0] for launch, _ in results)
     return results[0]
 
 

@@ -224,7 +224,7 @@ def test_the_number_of_waiting_unauthenticated_processes_is_limited(rendezvous, 
     world = rendezvous(4)
     clients = [world.call(world.member(None), secret=None) for _ in range(7)]
     assert "do not have the same key" in clients[0].answer()["refused"][1]
-    assert len(world.server.members) <= 7
+    world.wait_for_members(7)
     for rank in (1, 2, 3):
         world.call(world.member(rank))
     assert [member.rank for member in world.members.result(10)] == [0, 1, 2, 3]

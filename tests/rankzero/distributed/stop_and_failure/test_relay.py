@@ -140,3 +140,22 @@ def test_rank_zeros_exit_is_announced_to_all_ranks(nodes, monkeypatch):
 def test_the_connections_of_rank_zero_grow_with_the_nodes(nodes):
     nodes.wait_for_all()
     assert len(nodes.server._connections) == 3  # its own node's two ranks and the relay
+
+
+@pytest.mark.parametrize("message", [{"rank": 2}, {"rank": 7}, {"rank": "2"}, {"rank": None}, {"rank": [2]}, {"x": 1}])
+def test_a_process_that_is_no_rank_of_the_node_is_disconnected(nodes, message):
+    ranks = nodes.wait_for_all()
+    stranger = LineConnection(connect_locally(nodes.relay_name))
+    assert perform_handshake(stranger, "control", "w", None, False, 10)
+    stranger.send({**message, "stop": "a stranger"})
+    stranger.connection.settimeout(10)
+    assert stranger.receive(10) is None
+    ranks[3].send({"stop": "SIGTERM"})
+    assert ranks[0].next("stop_requested") == {"stop_requested": "SIGTERM"}
+
+
+def test_a_rank_cannot_speak_for_another_rank(nodes):
+    ranks = nodes.wait_for_all()
+    ranks[3].connection.send({"rank": 2, "failed": "an error of another rank"})
+    ranks[3].send({"stop": "SIGTERM"})
+    assert [rank.next("stop_requested") for rank in ranks] == [{"stop_requested": "SIGTERM"}] * 4
