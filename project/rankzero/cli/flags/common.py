@@ -54,7 +54,7 @@ COMMON_FLAGS = (
         "auth",
         "HOW",
         choice("auto", "required"),
-        "auto: print a line if the ranks do not know the same key; required: do not start [auto]",
+        "auto: report it if the ranks do not share a key; required: refuse to start then [auto]",
         "required",
         default="auto",
     ),

@@ -86,7 +86,7 @@ class NodeRelay:
                 self._left.add(rank)
 
     def _admit(self, connection: ServedConnection, rank: object) -> int | None:
-        """Returns the rank of a new connection; disconnects it, and returns None, if it cannot be a rank of this node."""
+        """Returns the rank of a new connection; None, after it is disconnected, if it is none of this node."""
         is_complete = len(self._ranks) >= self.size
         if type(rank) is not int or rank < 0 or is_complete or rank in self._ranks.values():
             self._server.disconnect(connection)
