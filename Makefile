@@ -64,6 +64,7 @@ bench: install                   ## every claim of speed beside loops written by
 	$(BIN)/python benchmarks/features.py --feature tracking $(ARGS)
 	$(BIN)/python benchmarks/features.py --feature tracking --model resnet $(ARGS)
 	$(BIN)/python benchmarks/table.py
+	$(BIN)/python benchmarks/control_plane.py
 
 soak: install                    ## campaigns: stops, kills and faults at every place, on a real Slurm too (as root)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak --timeout 1800 $(ARGS)

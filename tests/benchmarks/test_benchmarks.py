@@ -71,3 +71,13 @@ def test_a_benchmark_runs(command, written, tmp_path):
     result = run("python", str(REPOSITORY / "benchmarks" / script), *flags, "--json_dir", "json", folder=tmp_path)
     assert {path.stem for path in (tmp_path / "json").iterdir()} == written
     assert "Traceback" not in result.err
+
+
+@pytest.mark.system
+def test_the_load_of_the_control_plane_is_measured(tmp_path):
+    worlds = ("3x4", "5x1")
+    command = (str(REPOSITORY / "benchmarks/control_plane.py"), "--worlds", *worlds, "--seconds", "1", "--json")
+    results = json.loads(run("python", *command, folder=tmp_path).out)
+    assert tuple(results) == worlds
+    assert [results[world]["agreement operations"] for world in worlds] == [3 * 12 + 3, 3 * 5 + 3]
+    assert all(0 < value < 60 for result in results.values() for value in result.values()), results

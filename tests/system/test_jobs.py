@@ -113,7 +113,7 @@ def submit_on_hosts(hosts, user_folder, tmp_path_factory):
 
 
 FORMS = {
-    "ssh": ("--scheduler", "ssh", "--hosts", "rz1,rz2"),
+    "ssh": ("--scheduler", "ssh", "--hosts", "rz1,rz2", "--setup", "[ ${#RANKZERO_KEY} -eq 64 ] || exit 3"),
     "openmpi": ("--scheduler", "mpirun", "--form", "openmpi", "--hosts", "rz1,rz2"),
     "mpich": ("--scheduler", "mpirun", "--form", "mpich", "--hostfile", "hosts.txt"),
     "local": ("--scheduler", "local"),

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 from rankzero.commands.jobs.request.job_request import JobRequest
+from rankzero.distributed.connections.key import KEY_VARIABLE
 from rankzero.messages import RequestError
 
 
@@ -34,7 +35,7 @@ def container_prefix(request: JobRequest, folder: Path, root: Path) -> str:
 
 
 def _docker(request: JobRequest, folders: list[str], folder: Path) -> str:
-    options = ["--rm", "--init", "--network=host", "--ipc=host", "--env=HOME=/tmp"]
+    options = ["--rm", "--init", "--network=host", "--ipc=host", "--env=HOME=/tmp", f"--env={KEY_VARIABLE}"]
     if request.gpus_per_device:
         options.append(f"--gpus={request.devices}")
     if request.memory:

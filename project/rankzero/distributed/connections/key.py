@@ -85,6 +85,11 @@ def find_key() -> Key:
         return Key(None, f"{folder / 'key'}: {error.strerror or error}")
 
 
+def has_key_variable() -> bool:
+    """Returns whether the user has set `RANKZERO_KEY`."""
+    return bool(os.environ.get(KEY_VARIABLE))
+
+
 def pass_key(secret: bytes) -> tuple[int, dict[str, str]]:
     """Returns a descriptor from which one child process reads a key, and the variable that tells it so.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rankzero.commands.jobs.record import Record
 from rankzero.commands.jobs.schedulers.state import State
+from rankzero.distributed.connections.key import KEY_VARIABLE, has_key_variable
 from rankzero.distributed.scheduler.query import run_program
 
 SUBMIT = "qsub"
@@ -30,7 +31,7 @@ _WORDS = {
 
 def submit_command(script: Path) -> Sequence[str]:
     """Returns the command that submits a script, to be run in the folder of the runs."""
-    return SUBMIT, str(script)
+    return SUBMIT, *(("-v", KEY_VARIABLE) if has_key_variable() else ()), str(script)
 
 
 def job_id(output: str) -> str | None:

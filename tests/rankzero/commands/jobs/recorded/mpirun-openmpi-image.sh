@@ -28,7 +28,7 @@ wait_for() {
 trap 'kill -USR1 "$launcher"' TERM INT
 mpirun -np 8 --map-by ppr:4:node --bind-to none \
     --host n1:4,user@n2:4 \
-    -x MASTER_ADDR=n1 -x MASTER_PORT=21147 \
+    -x MASTER_ADDR=n1 -x MASTER_PORT=21147 ${RANKZERO_KEY:+-x RANKZERO_KEY} \
     /bin/bash -lc "$task" task &
 launcher=$!
 wait_for "$launcher"

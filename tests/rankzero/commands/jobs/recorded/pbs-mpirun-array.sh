@@ -51,7 +51,7 @@ trap 'stopped=$SECONDS' TERM
 # PBS signals mpirun too, which by default kills its processes a second later.
 # pbs_tmrsh starts processes on other machines under the control of PBS, without ssh.
 mpirun -np 8 --map-by ppr:4:node --hostfile "$PBS_NODEFILE" \
-    --mca plm_rsh_agent "$(command -v pbs_tmrsh || echo ssh)" --mca odls_base_sigkill_timeout 10 --bind-to none \
+    --mca plm_rsh_agent "$(command -v pbs_tmrsh || echo ssh)" --mca odls_base_sigkill_timeout 10 --bind-to none ${RANKZERO_KEY:+-x RANKZERO_KEY} \
     /bin/bash -lc "$task" task "$PBS_ARRAY_INDEX" &
 launcher=$!
 # After SIGTERM, the launcher ends before the processes, which are saving. PBS kills them when this script ends.

@@ -51,7 +51,7 @@ trap 'stopped=$SECONDS' TERM
 # PBS signals mpirun too, which by default kills its processes a second later.
 # pbs_tmrsh starts processes on other machines under the control of PBS, without ssh.
 mpirun -np 8 --map-by ppr:4:node --hostfile "$PBS_NODEFILE" \
-    --mca plm_rsh_agent "$(command -v pbs_tmrsh || echo ssh)" --mca odls_base_sigkill_timeout 10 --bind-to none \
+    --mca plm_rsh_agent "$(command -v pbs_tmrsh || echo ssh)" --mca odls_base_sigkill_timeout 10 --bind-to none ${RANKZERO_KEY:+-x RANKZERO_KEY} \
     /bin/bash -lc "$task" task &
 launcher=$!
 # After SIGTERM, the launcher ends before the processes, which are saving. PBS kills them when this script ends.
@@ -70,7 +70,7 @@ if [ ! -e "$mark.stop" ] && { [ -z "$stopped" ] || [ "$stopped" -ge 7170 ]; }; t
     log=$root/$name.job.log
     # The next job would overwrite the log.
     [ -e "$log" ] && mv -- "$log" "$log.$PBS_JOBID"
-    cd -- "$root" && qsub '/home/user/project/my runs/my-run.job.sh' >"$mark.next" && exit 75
+    cd -- "$root" && qsub ${RANKZERO_KEY:+-v RANKZERO_KEY} '/home/user/project/my runs/my-run.job.sh' >"$mark.next" && exit 75
     echo "qsub failed; submit the script again to resume run $name" >&2
 fi
 exit 75

@@ -64,7 +64,7 @@ if [ ! -e "$mark.stop" ] && { [ -z "$stopped" ] || [ "$stopped" -ge 7170 ]; }; t
     log=$root/$name.job.log
     # The next job would overwrite the log.
     [ -e "$log" ] && mv -- "$log" "$log.$PBS_JOBID"
-    cd -- "$root" && qsub '/home/user/project/my runs/my-run.job.sh' >"$mark.next" && exit 75
+    cd -- "$root" && qsub ${RANKZERO_KEY:+-v RANKZERO_KEY} '/home/user/project/my runs/my-run.job.sh' >"$mark.next" && exit 75
     echo "qsub failed; submit the script again to resume run $name" >&2
 fi
 exit 75

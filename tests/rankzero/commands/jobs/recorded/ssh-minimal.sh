@@ -1,8 +1,12 @@
 #!/bin/bash
 hosts=(n1)
 
+# The key by which the ranks recognize one another. Other users could read it on a command line.
+key=${RANKZERO_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
+
 # Every host runs these lines. The processes stop when the connection is closed.
 IFS= read -r -d '' task <<'END_OF_TASK'
+IFS= read -r RANKZERO_KEY && export RANKZERO_KEY
 cd -- /home/user/project || exit 2
 exec 3<&0
 /home/user/project/.venv/bin/python /home/user/project/launch/fit.py \
@@ -17,7 +21,8 @@ kill "$connection" 2>/dev/null
 exit "$code"
 END_OF_TASK
 
-# All connections read from this pipe, which is closed when this script ends or is stopped, or when one host fails.
+# After the key, all connections read from this pipe, which is closed when this script ends or is stopped, or when one
+# host fails.
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
 mkfifo "$folder/pipe" && : >"$folder/codes" || exit 1
@@ -29,7 +34,8 @@ connections=()
 for node in "${!hosts[@]}"; do
     {
         ssh -o BatchMode=yes -o ServerAliveInterval=15 -- "${hosts[$node]}" \
-            "bash -lc '${task//\'/$quote}' task $node" <&8 2>&1 | sed -u "s/^/[${hosts[$node]}] /"
+            "bash -lc '${task//\'/$quote}' task $node" < <(printf '%s\n' "$key"; exec cat <&8) 2>&1 |
+            sed -u "s/^/[${hosts[$node]}] /"
         status=${PIPESTATUS[0]}
         : >"$folder/$node"
         [ "$status" -eq 0 ] || { echo "$status" >>"$folder/codes"; kill -TERM $$; }

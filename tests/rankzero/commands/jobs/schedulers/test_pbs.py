@@ -22,9 +22,15 @@ def qstat(text):
     return f"cat <<'END'\nJob Id: 15.pbs1\n{text}\nEND"
 
 
-def test_the_commands_of_pbs_are_qsub_and_qdel():
+def test_the_commands_of_pbs_are_qsub_and_qdel(monkeypatch):
+    monkeypatch.delenv("RANKZERO_KEY", raising=False)
     assert pbs.submit_command(Path("/my runs/x.job.sh")) == ("qsub", "/my runs/x.job.sh")
     assert pbs.stop_command(RECORD) == ("qdel", "15.pbs1")
+
+
+def test_qsub_passes_the_key_on_by_its_name(monkeypatch):
+    monkeypatch.setenv("RANKZERO_KEY", "k" * 32)
+    assert pbs.submit_command(Path("/runs/x.job.sh")) == ("qsub", "-v", "RANKZERO_KEY", "/runs/x.job.sh")
 
 
 @pytest.mark.parametrize(
