@@ -15,6 +15,7 @@ class HangDetector:
         hosts: Host of each rank.
         silence_seconds: Time without a report after which a connected rank counts as blocked.
         clock: Returns the time in seconds.
+        leader_of: Returns the rank that passes on the reports of a rank, or the rank itself.
     """
 
     def __init__(
@@ -22,8 +23,9 @@ class HangDetector:
         hosts: Sequence[str],
         silence_seconds: float = SILENCE_SECONDS,
         clock: Callable[[], float] = monotonic,
+        leader_of: Callable[[int], int] = lambda rank: rank,
     ) -> None:
-        self.hosts, self.silence_seconds, self._clock = hosts, silence_seconds, clock
+        self.hosts, self.silence_seconds, self._clock, self._leader_of = hosts, silence_seconds, clock, leader_of
         self._statuses: dict[int, tuple[Status, float]] = {}  # the oldest report first
         self._detailed: set[int] = set()
         self._is_reported = False
@@ -51,9 +53,12 @@ class HangDetector:
             return ""
         seconds = {rank: now - max(time, resumed_at) for rank, (_, time) in self._statuses.items()}
         silent = {rank: silence for rank, silence in seconds.items() if silence > self.silence_seconds}
+        for rank in [rank for rank in silent if self._leader_of(rank) != rank and self._leader_of(rank) in silent]:
+            del silent[rank], seconds[rank]  # its reports do not arrive, so its status is unknown
         statuses = {
             rank: status.older_by(seconds[rank]) if status.has_details or rank in silent else status
             for rank, (status, _) in self._statuses.items()
+            if rank in seconds
         }
         description = describe_hang(statuses, silent, self.hosts)
         is_new = bool(description) and not self._is_reported

@@ -75,7 +75,8 @@ class ControlServer:
         self.on_hang: Callable[[str], bool] = lambda description: False
         self.interval, self.size = interval, len(members)
         hosts = [members[rank].host for rank in range(self.size)]
-        self._hangs = HangDetector(hosts, silence_seconds=SILENCE_SECONDS * interval / HEARTBEAT_SECONDS)
+        silence_seconds = SILENCE_SECONDS * interval / HEARTBEAT_SECONDS
+        self._hangs = HangDetector(hosts, silence_seconds, leader_of=self._leader_of)
         self.slow_ranks = SlowRankDetector(hosts)
         self._server = LineServer(listeners, "control", world_id, secret, requires_key=secret is not None)
         self._connections: dict[ServedConnection, list[int]] = {}
@@ -139,6 +140,10 @@ class ControlServer:
             connection.send(self._failure)
         elif self._stop_reason:
             connection.send({"stop_requested": self._stop_reason})
+
+    def _leader_of(self, rank: int) -> int:
+        """Returns the first rank on the connection of a rank; the rank itself if it has no connection."""
+        return min(self._connections.get(self._ranks[rank], [rank])) if rank in self._ranks else rank
 
     def _handle_loss(self, rank: int, close_reason: str) -> None:
         """Handles a closed connection; unless the rank has announced its exit, the run has failed."""

@@ -73,3 +73,16 @@ def test_a_rank_outside_training_is_forgotten():
     assert found.last_place(0) == "data wait at step 5"
     found.update(0, None)
     assert found.last_place(0) == found.new_hang() == ""
+
+
+def test_only_the_leader_of_a_silent_node_is_named():
+    """Ranks 1 and 2 report through rank 1, which is blocked; rank 2 waits for it."""
+    clock = Clock()
+    found = HangDetector(["n1", "n2", "n2"], clock=clock, leader_of=[0, 1, 1].__getitem__)
+    for rank in (1, 2):
+        found.update(rank, STUCK._replace(age=0.0, has_details=False))
+    for _ in range(4):
+        clock.seconds += 4.0
+        found.update(0, WAITING)
+        report = found.new_hang()
+    assert report.startswith("rank 1 on n2 has not reported for 16 s") and "rank 2" not in report
