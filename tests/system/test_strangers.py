@@ -171,7 +171,7 @@ def test_runs_under_attack_for_half_an_hour(hosts, tmp_path):
     assert len(ends) == 3
 
 
-KEY_READER = "import sys; print(open(sys.argv[1]).read())"
+KEY_READER = "import sys; print(open(sys.argv[1], 'rb').read())"
 
 LOCAL_STRANGER = """
 import json, re, socket
@@ -204,7 +204,7 @@ def test_another_user_of_the_machine_can_neither_read_the_key_nor_use_the_socket
     key = home / ".config/rankzero/key"
     try:
         wait_until(lambda: "epoch 2" in (tmp_path / "log").read_text() or run.poll() is not None, "training")
-        assert "Permission denied" in as_nobody(KEY_READER, str(key)) and key.read_text().strip()
+        assert "Permission denied" in as_nobody(KEY_READER, str(key)) and key.read_bytes()
         printed = as_nobody(LOCAL_STRANGER)
         assert "refused" in printed or "received b''" in printed
         assert "RANKZERO" not in printed

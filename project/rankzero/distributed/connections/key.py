@@ -4,14 +4,10 @@ import contextlib
 import functools
 import hmac
 import os
-import secrets
-import stat
-import tempfile
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from rankzero.distributed.process.config_folder import config_folder
+from rankzero.distributed.connections.key_file import NoKeyError, load_key
 from rankzero.messages import RequestError
 
 KEY_VARIABLE = "RANKZERO_KEY"
@@ -21,12 +17,14 @@ KEY_FD = "RANKZERO_KEY_FD"
 """Variable set for local processes: the file descriptor of the pipe from which a process reads its key."""
 
 MIN_KEY_LENGTH = 32
-"""Characters; whoever observes a connection can test guesses of a short key."""
+"""Characters; an eavesdropper can find a short key by trial."""
 
 NEW_KEY_COMMAND = "export RANKZERO_KEY=$(openssl rand -hex 32)"
 """Command that creates a key. Its output must then be given to all machines."""
 
-_MAX_FILE_BYTES = 4096
+KEY_FILE = "key"
+"""File in the user's configuration folder."""
+
 _READ_SECONDS = 2.0
 """How long a network file system may take to show a key file that another machine has just created."""
 
@@ -76,13 +74,7 @@ def find_key() -> Key:
                 f"{NEW_KEY_COMMAND}\nand give the same value to all machines",
             )
         return Key(text.encode(errors="surrogateescape"), KEY_VARIABLE, is_explicit=True)
-    folder = config_folder()
-    if folder is None:
-        return Key(None, "there is no home directory (HOME is not set)")
-    try:
-        return _read_or_create(folder / "key")
-    except OSError as error:
-        return Key(None, f"{folder / 'key'}: {error.strerror or error}")
+    return _load()
 
 
 def has_key_variable() -> bool:
@@ -91,7 +83,7 @@ def has_key_variable() -> bool:
 
 
 def pass_key(secret: bytes) -> tuple[int, dict[str, str]]:
-    """Returns a descriptor from which one child process reads a key, and the variable that tells it so.
+    """Returns a descriptor from which one child process reads a key, and the environment variable that names it.
 
     The caller closes the descriptor after it has started the process.
     """
@@ -101,46 +93,14 @@ def pass_key(secret: bytes) -> tuple[int, dict[str, str]]:
     return read_end, {KEY_FD: str(read_end)}
 
 
-def _read_or_create(path: Path) -> Key:
-    """Returns the key in a file, which is created if it does not exist.
-
-    Raises:
-        OSError: The file can be neither read nor created.
-    """
+def _load() -> Key:
+    """Returns the key in the user's file, which is created if it does not exist."""
     deadline = time.monotonic() + _READ_SECONDS
     while True:
         try:
-            return _read(path)
-        except FileNotFoundError:
-            if time.monotonic() > deadline:
-                raise
-        if not _create(path):
-            time.sleep(0.05)
-
-
-def _read(path: Path) -> Key:
-    with path.open("rb") as file:
-        status, content = os.fstat(file.fileno()), file.read(_MAX_FILE_BYTES)
-    if status.st_uid != os.geteuid():
-        return Key(None, f"{path} belongs to another user")
-    if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        return Key(None, f"{path} is open to other users: type chmod 600 {path}")
-    secret = content.strip()
-    if len(secret) < MIN_KEY_LENGTH:
-        return Key(None, f"{path} contains no key: delete it, and the next run creates one")
-    return Key(secret, str(path))
-
-
-def _create(path: Path) -> bool:
-    """Creates the file with a new key; returns False if another process has just created it."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".key-")  # mode 0600
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(32) + "\n")
-        os.link(temporary, path)  # unlike a rename, it never replaces the key of another process
-    except FileExistsError:
-        return False
-    finally:
-        Path(temporary).unlink()
-    return True
+            secret, path = load_key(KEY_FILE, create=True)
+            return Key(secret, str(path))
+        except NoKeyError as error:
+            if not isinstance(error.__cause__, FileNotFoundError) or time.monotonic() > deadline:
+                return Key(None, str(error))
+        time.sleep(0.05)

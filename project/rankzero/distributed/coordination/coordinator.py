@@ -85,9 +85,7 @@ class Coordinator:
         self._store = self._serve_store(ip, listener) if listener else self._connect_to_store(ip)
         assert self.launch.rank is not None
         self._refusals = Refusals(self._store, self.launch.world_size)
-        self._exchange = StoreExchange(
-            self._store, self.launch.rank, self.launch.world_size, lambda rank: self.members.name_of(rank)
-        )
+        self._exchange = StoreExchange(self._store, self.launch.rank, self.launch.world_size, self._name_of)
         key, key_problem = find_key(), rendezvous_result.key_problem
         if self.launch.uses_agent_store:
             self._check_not_stopped()

@@ -1,8 +1,8 @@
 """The rendezvous: every process connects to rank zero, which answers once all have. Does not import torch.
 
 The rendezvous precedes torch's own (a TCPStore on the same socket), which waits silently and cannot report which ranks
-are missing. After the handshake, the other process describes itself. Rank zero answers with the list of all processes,
-or with the reason why the run cannot start.
+are missing. On each machine, one process connects to rank zero and describes all processes of the machine. Rank zero
+answers with their positions, or with the reason why the run cannot start.
 """
 
 import time
@@ -12,12 +12,8 @@ from rankzero.distributed.connections.address_filter import accept_only_from
 from rankzero.distributed.connections.key import find_key
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.environments.validate import check_world
-from rankzero.distributed.rendezvous.errors import (
-    missing_key_error,
-)
-from rankzero.distributed.rendezvous.leader import (
-    listen_as_leader,
-)
+from rankzero.distributed.rendezvous.errors import missing_key_error
+from rankzero.distributed.rendezvous.leader import listen_as_leader
 from rankzero.distributed.rendezvous.listening import listen_for_ranks
 from rankzero.distributed.rendezvous.peers import Peer, completed_by_rank_zero
 from rankzero.distributed.rendezvous.result import RendezvousResult

@@ -35,12 +35,13 @@ def find_ranks_through_store(
 
     Raises:
         AnotherRankFailed: A rank did not describe itself in time.
+        ValueError: The description of a rank is malformed.
     """
     own = {"peer": this_peer._asdict(), "key": key.fingerprint(launch.world_id), "origin": key.origin}
     assigned: list[Peer] = []
 
     def assign(ranks: list[Any]) -> list[Any]:
-        peers = [Peer(**values["peer"]) for values in ranks]
+        peers = [peer for values in ranks if (peer := Peer.from_message(values["peer"]))]
         assigned.extend(assign_ranks(peers))
         first_key, origin = ranks[0]["key"], ranks[0]["origin"]
         others = [peer for peer, values in zip(peers, ranks, strict=True) if values["key"] != first_key]

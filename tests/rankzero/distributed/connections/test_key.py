@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from rankzero.distributed.connections import key
+from rankzero.distributed.connections import key_file
 from rankzero.distributed.connections.key import KEY_FD, KEY_VARIABLE, Key, find_key, pass_key
 from rankzero.messages import RequestError
 
@@ -26,7 +26,7 @@ def found():
 
 def test_the_first_use_creates_a_key_that_only_the_user_can_read(home):
     created = found()
-    assert created.secret == (home / "key").read_bytes().strip() and len(created.secret) == 64
+    assert created.secret == (home / "key").read_bytes() and len(created.secret) == 32
     assert created.origin == str(home / "key") and not created.is_explicit
     assert (home / "key").stat().st_mode & 0o777 == 0o600 and home.stat().st_mode & 0o777 == 0o700
     assert found() == created and [file.name for file in home.iterdir()] == ["key"]
@@ -74,26 +74,26 @@ def test_a_parent_may_pass_no_key(monkeypatch):
 def test_a_file_that_others_can_read_is_not_used(home, mode):
     found()
     (home / "key").chmod(mode)
-    assert found() == Key(None, f"{home / 'key'} is open to other users: type chmod 600 {home / 'key'}")
+    assert found().secret is None and f"{home / 'key'} is open to other users; to close it: chmod go-" in found().origin
 
 
 @pytest.mark.parametrize("content", ["", "\n", "short\n"])
 def test_a_file_without_a_key_is_not_used(home, content):
     found()
     (home / "key").write_text(content)
-    assert found().secret is None and "contains no key" in found().origin
+    assert found().secret is None and "is damaged; delete it" in found().origin
 
 
 def test_a_file_of_another_user_is_not_used(home, monkeypatch):
     found()
-    monkeypatch.setattr(key.os, "geteuid", lambda: os.getuid() + 1)
-    assert found() == Key(None, f"{home / 'key'} belongs to another user")
+    monkeypatch.setattr(key_file.os, "geteuid", lambda: os.getuid() + 1)
+    assert found().secret is None and "belongs to another user" in found().origin
 
 
 def test_there_is_no_key_without_a_home_directory(monkeypatch):
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.delenv("HOME")
-    assert found() == Key(None, "there is no home directory (HOME is not set)")
+    assert found() == Key(None, "the user has no home directory (HOME is not set)")
 
 
 def test_there_is_no_key_if_the_folder_cannot_be_created(home):
