@@ -1,4 +1,4 @@
-"""Accepts connections from the processes of a run, and resists those of strangers. Does not import torch.
+"""Accepts connections from the processes of a run, and limits unauthenticated ones. Does not import torch.
 
 A connection that has not identified itself costs little: such connections are limited in number, in the length of
 their lines and in time.
@@ -32,6 +32,9 @@ STALLED_SECONDS = 0.2
 
 MAX_UNIDENTIFIED = 8192
 """The limit of the number of unidentified connections, or half of the process's limit of open files if that is less."""
+
+MAX_FILES = 131_072
+"""The highest limit of open files that a process sets for itself; some programs try to close each possible file."""
 
 _UNSENT_POLL_SECONDS = 0.05
 _ACCEPTED_AT_ONCE = 256
@@ -94,7 +97,7 @@ class LineServer:
         self._unidentified: dict[ServedConnection, None] = {}  # in the order in which they were accepted
         self._waiting_to_send: set[ServedConnection] = set()
         self._selector = selectors.DefaultSelector()
-        self._is_accepting = False
+        self._is_accepting: bool | None = False  # None: never again
         for listener in listeners:
             CLOSED_IN_CHILDREN.add(listener)
             listener.setblocking(False)
@@ -124,9 +127,9 @@ class LineServer:
         """All connections."""
         return list(self._connections.values())
 
-    def identify(self, connection: ServedConnection) -> None:
-        """Marks a connection as one of the run's: it may stay open, and may send long messages."""
-        connection.is_identified, connection.max_line_bytes = True, MAX_MESSAGE_BYTES
+    def identify(self, connection: ServedConnection, max_line_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        """Marks a connection as one of the run's: it may stay open, and may send messages of this length."""
+        connection.is_identified, connection.max_line_bytes = True, max_line_bytes
         self._unidentified.pop(connection, None)
 
     def watch(self, connection: LineConnection) -> None:
@@ -141,6 +144,15 @@ class LineServer:
             del self._connections[connection.connection]
             self._unidentified.pop(connection, None)
             connection.close()
+
+    def stop_accepting(self) -> None:
+        """Accepts no more connections, and closes those that wait on the listening sockets, which stay open."""
+        self._accept_connections(False)
+        self._is_accepting = None
+        for listener in self.listeners:
+            with contextlib.suppress(OSError):
+                while True:
+                    listener.accept()[0].close()
 
     def close(self, seconds: float = 0.0) -> None:
         """Closes all connections, after the identified clients have read everything or `seconds` have passed.
@@ -241,7 +253,7 @@ class LineServer:
         limit = time.monotonic() - IDENTIFY_SECONDS
         while self._unidentified and (oldest := next(iter(self._unidentified))).accepted_at < limit:
             self.disconnect(oldest)
-        if not self._is_accepting and self._has_room():
+        if self._is_accepting is False and self._has_room():
             self._accept_connections(True)
 
     def _accept_connections(self, accepts: bool) -> None:
@@ -255,8 +267,9 @@ class LineServer:
 
 
 def raise_file_limit() -> None:
-    """Raises this process's limit of open files to the most that the system allows."""
+    """Raises this process's limit of open files to the hard limit, or to `MAX_FILES`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
+    limit = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         with contextlib.suppress(OSError, ValueError):  # macOS has a lower limit than the one that it reports
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

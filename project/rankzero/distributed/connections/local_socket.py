@@ -7,12 +7,17 @@ import sys
 from hashlib import sha256
 
 
+def is_supported() -> bool:
+    """Returns whether this system has Unix sockets whose name disappears with them."""
+    return sys.platform == "linux"
+
+
 def listen_locally(name: str) -> socket.socket | None:
     """Returns a socket that listens under a name; None if the name is taken, and on systems other than Linux.
 
     The name exists until the socket is closed, and only within the network namespace of this process.
     """
-    if sys.platform != "linux":
+    if not is_supported():
         return None
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -26,7 +31,7 @@ def listen_locally(name: str) -> socket.socket | None:
 
 def connect_locally(name: str) -> socket.socket | None:
     """Returns a connection to the process of the same user that listens under a name; None if there is none."""
-    if sys.platform != "linux":
+    if not is_supported():
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -4,6 +4,7 @@ import io
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -11,38 +12,59 @@ CHUNK_BYTES = 16 << 20
 """Bytes that one collective sends."""
 
 
-def broadcast_file(open_file: Callable[[], tuple[BinaryIO, bool]], device: torch.device) -> tuple[BinaryIO, bool]:
+def broadcast_file(
+    open_file: Callable[[], tuple[BinaryIO, bool]], device: torch.device, local_ranks: int
+) -> tuple[BinaryIO, bool]:
     """Reads a file on rank zero only; returns a file with the same content on every rank. All ranks must call.
 
+    Each rank keeps the content in memory. If this takes more than half of the free memory of rank zero's machine, each
+    rank opens the file itself.
+
     Args:
-        open_file: Opens the file, and returns it with a value that all ranks receive. Called on rank zero.
+        open_file: Opens the file, and returns it with a value that all ranks receive.
         device: This rank's device, for the process group.
+        local_ranks: The largest number of ranks on a machine.
 
     Raises:
         Exception: On all ranks, if `open_file` or reading raised it on rank zero.
     """
     header: list[Any] = [None]
-    file: BinaryIO | None = None
+    opened: tuple[BinaryIO, bool] | None = None
+    content: bytearray | memoryview = bytearray()
     if dist.get_rank() == 0:
         try:
-            file, value = open_file()
-            header = [(file.seek(0, io.SEEK_END), value)]
+            opened = open_file()
+            file, value = opened
+            size = file.seek(0, io.SEEK_END)
             file.seek(0)
+            if fits := size * local_ranks <= psutil.virtual_memory().available // 2:
+                content = _read(file, size)
+            header = [(size, fits, value)]
         except Exception as error:
             header = [error]
     dist.broadcast_object_list(header, src=0, device=device if dist.get_backend() == "nccl" else None)
     if isinstance(header[0], Exception):
         raise header[0]
-    size, value = header[0]
-    content = bytearray(size)
+    size, fits, value = header[0]
+    if not fits:
+        return opened or open_file()
+    content = content or bytearray(size)
     for start in range(0, size, CHUNK_BYTES):
-        part = torch.frombuffer(content, dtype=torch.uint8, offset=start, count=min(CHUNK_BYTES, size - start))
-        if file is not None:
-            file.readinto(memoryview(content)[start : start + len(part)])  # type: ignore[attr-defined]
-        _broadcast(part, device)
-    if file is not None:
-        file.close()
+        _broadcast(
+            torch.frombuffer(content, dtype=torch.uint8, offset=start, count=min(CHUNK_BYTES, size - start)), device
+        )
     return io.BufferedReader(_MemoryFile(memoryview(content))), value
+
+
+def _read(file: BinaryIO, size: int) -> bytearray | memoryview:
+    """Returns the whole content of a file; of a file in memory, without a copy."""
+    if isinstance(file, io.BytesIO):
+        return file.getbuffer()
+    content = bytearray(size)
+    with file:
+        if (count := file.readinto(content)) != size:  # type: ignore[attr-defined]
+            raise OSError(f"only {count} of {size} bytes could be read")
+    return content
 
 
 def _broadcast(part: torch.Tensor, device: torch.device) -> None:

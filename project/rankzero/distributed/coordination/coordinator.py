@@ -15,7 +15,9 @@ from typing_extensions import Self
 
 from rankzero.distributed import network
 from rankzero.distributed.connections.key import find_key
+from rankzero.distributed.connections.local_socket import is_supported
 from rankzero.distributed.coordination.exchange import StoreExchange
+from rankzero.distributed.coordination.find_ranks import find_ranks_through_store
 from rankzero.distributed.coordination.process_group import destroy_process_group, init_process_group
 from rankzero.distributed.coordination.refusals import Outcomes, Refusals, refusal_reported_elsewhere
 from rankzero.distributed.environments.launch import RequestedWorld
@@ -23,7 +25,6 @@ from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.rendezvous.errors import SAME_KEY_ADVICE, UNAUTHENTICATED_ADVICE
 from rankzero.distributed.rendezvous.peers import Members, Peer
 from rankzero.distributed.rendezvous.result import RendezvousResult
-from rankzero.distributed.rendezvous.through_store import find_ranks_through_store
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import (
     AnotherRankFailed,
@@ -93,6 +94,9 @@ class Coordinator:
                 self._exchange, self.launch, next(iter(self.members)), key, self.timeout
             )
             check_world(requested, self.launch)
+        secret = None if key_problem else key.secret
+        if self.launch.uses_agent_store and self.launch.num_nodes == 1 and is_supported():
+            key_problem = ""  # the ranks connect over Unix sockets only, whose other end the kernel identifies
         self.hosts = [member.host for member in self.members] if self.launch.rank == 0 else []
         if key_problem and requested.auth == "required":
             raise RequestError("--auth required", key_problem, SAME_KEY_ADVICE)
@@ -105,7 +109,7 @@ class Coordinator:
             self.members,
             broadcast_until_start_timeout,
             requested.interface,
-            None if key_problem else key.secret,
+            secret,
         )
         network.use_interface(requested.interface, self._find_interface())
 

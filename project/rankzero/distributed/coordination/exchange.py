@@ -15,7 +15,7 @@ from rankzero.messages import AnotherRankFailed, RequestError
 _WAIT_SECONDS = 1.0
 """Seconds of one call that waits for a key. The store's server answers as soon as the key exists."""
 
-ANSWER_SECONDS = 30.0
+STORE_ANSWER_SECONDS = 30.0
 """How much longer than rank zero the other ranks wait, so that they receive its answer."""
 
 
@@ -55,7 +55,7 @@ class StoreExchange:
         self.store.set(f"{prefix} {self.rank}", json.dumps(value))
         if self.rank == 0:
             self._answer(prefix, choose, seconds, node is not None)
-        self._wait([prefix], seconds if self.rank == 0 else seconds + ANSWER_SECONDS, "rank 0")
+        self._wait([prefix], seconds if self.rank == 0 else seconds + STORE_ANSWER_SECONDS, "rank 0")
         answer = json.loads(self.store.get(prefix))
         if answer.get("is_by_node"):
             return json.loads(self.store.get(f"{prefix} node {node}"))
@@ -66,22 +66,21 @@ class StoreExchange:
         return answer["decision"]
 
     def _answer(self, prefix: str, choose: Callable[[list[Any]], Any], seconds: float, is_by_node: bool) -> None:
-        answer: dict[str, Any]
         keys = [f"{prefix} {rank}" for rank in range(self.size)]
         try:
             self._wait(keys, seconds, None)
             decision = choose([json.loads(value) for value in self.store.multi_get(keys)])
-            answer = {"is_by_node": True} if is_by_node else {"decision": decision}
             for node, part in enumerate(decision if is_by_node else ()):
                 self.store.set(f"{prefix} node {node}", json.dumps(part))
+            answer = json.dumps({"is_by_node": True} if is_by_node else {"decision": decision})
         except RequestError as error:
-            answer = {"refused": [*error.args]}
+            answer = json.dumps({"refused": [*error.args]})
         except AnotherRankFailed as error:
-            answer = {"missing": str(error)}
+            answer = json.dumps({"missing": str(error)})
         except Exception as error:
             self.store.set(prefix, json.dumps({"missing": f"{self.name_of(0)} failed: {error!r}"}))
             raise
-        self.store.set(prefix, json.dumps(answer))
+        self.store.set(prefix, answer)
 
     def _wait(self, keys: list[str], seconds: float, name: str | None) -> None:
         """Waits until all keys exist.

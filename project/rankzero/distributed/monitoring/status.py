@@ -4,6 +4,9 @@ from typing import Any, NamedTuple
 
 from rankzero.distributed.monitoring.activity import place_of_step
 
+_MAX_NUMBER = 1e15
+"""Limit of the numbers in a message; larger ones, and NaN, are malformed."""
+
 
 class Status(NamedTuple):
     """The state of a rank's main thread.
@@ -38,7 +41,10 @@ class Status(NamedTuple):
         types = (int, str, int | float, int | float | None, bool, bool, str, int, str, int | float)
         if not isinstance(values, list) or len(values) != len(types):
             return None
-        is_valid = all(isinstance(value, kind) for value, kind in zip(values, types, strict=True))
+        is_valid = all(
+            isinstance(value, kind) and (not isinstance(value, (int, float)) or abs(value) < _MAX_NUMBER)
+            for value, kind in zip(values, types, strict=True)
+        )
         return cls(*values) if is_valid else None
 
     @property

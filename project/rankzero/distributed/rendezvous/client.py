@@ -8,7 +8,6 @@ answers with their positions, or with the reason why the run cannot start.
 import time
 
 from rankzero.distributed import network
-from rankzero.distributed.connections.address_filter import accept_only_from
 from rankzero.distributed.connections.key import find_key
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.environments.validate import check_world
@@ -49,17 +48,20 @@ def rendezvous(
     Raises:
         RequestError: A process is missing, connected twice or belongs to another world, or rank zero is unreachable.
     """
-    this_peer, deadline, key = Peer.this(launch), time.monotonic() + start_timeout, find_key()
+    this_peer, deadline = Peer.this(launch), time.monotonic() + start_timeout
     try:
+        key = find_key()
         if requires_key and key.secret is None:
             raise missing_key_error(key)
         if interface:
             network.address_of(interface)
         listener = None
-        if launch.rank == 0 or (launch.rank is None and launch.node_rank == 0):
+        may_listen = launch.rank == 0 or (launch.rank is None and launch.node_rank == 0)
+        if may_listen:
             listener = listen_for_ranks(launch, interface, key)
         if listener is None:
-            requires_key = requires_key or key.is_explicit
+            # If this process has found the port in use, rank zero is on this machine, where it has the same key.
+            requires_key = requires_key or key.is_explicit or (may_listen and key.secret is not None)
             return RankZeroSearch(launch, this_peer, deadline, start_timeout, key, requires_key).result()
     except RequestError as error:
         error.local_only = error.reported_elsewhere is None
@@ -70,7 +72,5 @@ def rendezvous(
     assigned = server.wait()
     if local_listener:
         local_listener.close()
-    # torch's store, which serves on the same socket next, would accept any connection.
-    accept_only_from(listener, server.addresses | network.own_addresses())
     launch, members = completed_by_rank_zero(launch, this_peer, assigned)
     return RendezvousResult(launch, members, network.reachable_address(listener), listener, server.key_problem)

@@ -50,7 +50,7 @@ def listen_for_ranks(launch: Launch, interface: str | None, key: Key) -> socket.
         ) from None
     if not own_addresses and not _reaches_itself(ips, launch.port, listener):
         refusal = wrong_address_error(launch, ips)
-        if launch.hosts:  # the other ranks try this host next, see rankzero.distributed.rendezvous.client
+        if launch.hosts:  # the other ranks try this host next, see rankzero.distributed.rendezvous.search
             _refuse_all(launch, listener, WRONG_ADDRESS_SECONDS, refusal, key)
         listener.close()
         raise refusal

@@ -165,7 +165,7 @@ class RankZeroSearch:
             if not perform_handshake(connection, "rendezvous", launch.world_id, secret, requires_key, seconds):
                 return None
         except WrongListenerError as error:
-            if is_local or (not error.greeting and launch.rank != 0 and connection.close_reason):
+            if is_local:
                 return None
             raise wrong_listener_error(launch, error.greeting) from None
         except DifferentKeyError:
@@ -196,7 +196,8 @@ class RankZeroSearch:
         match answer:
             case {"refused": [str() as asked, str() as found, str() as instead]}:
                 refusal = RequestError(asked, found, instead)
-                refusal.reported_elsewhere = True
+                # Rank zero reports a refusal of all processes, and the process itself one of a single process.
+                refusal.reported_elsewhere = None if "is_single" in answer else True
                 raise refusal
             case {"views": [*views], "key_problem": str() as key_problem}:
                 for view in views:

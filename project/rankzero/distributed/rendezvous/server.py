@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rankzero.distributed.connections.address_filter import accept_only_from
 from rankzero.distributed.connections.key import Key
-from rankzero.distributed.connections.line_connection import Message, encode_message
+from rankzero.distributed.connections.line_connection import MAX_MESSAGE_BYTES, Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.network import reachable_address
+from rankzero.distributed.network import own_addresses, reachable_address
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.errors import (
     SAME_KEY_ADVICE,
@@ -30,6 +31,9 @@ UNAUTHENTICATED_SECONDS = 10.0
 
 MAX_UNAUTHENTICATED = 64
 """How many processes without the key may wait, in addition to the size of the world."""
+
+MAX_UNAUTHENTICATED_BYTES = 16 << 10
+"""Bytes of a message of a process without the key; a description is shorter."""
 
 ANSWER_SECONDS = 5.0
 """How long a client may take to read the answer."""
@@ -62,7 +66,6 @@ class RendezvousServer:
 
     Attributes:
         key_problem: Why the run is not authenticated, once `wait` has returned; empty if it is.
-        addresses: IP addresses of the other processes, once `wait` has returned.
     """
 
     def __init__(
@@ -77,7 +80,6 @@ class RendezvousServer:
     ) -> None:
         self.launch, self.this_peer, self.deadline, self.timeout, self.key = launch, this_peer, deadline, timeout, key
         self.listeners, self.key_problem = listeners, ""
-        self.addresses: set[str] = set()
         requires_key = requires_key or key.is_explicit
         self._server = LineServer(listeners, "rendezvous", launch.world_id, key.secret, requires_key)
         self._claims: dict[str, Claim] = {}
@@ -92,7 +94,7 @@ class RendezvousServer:
         return [self.this_peer, *(claim.peer for claim in self._claims.values())]
 
     def wait(self, refusal: RequestError | None = None) -> list[Peer]:
-        """Waits for all processes, tells each of them its position, and returns all processes by rank.
+        """Waits for all processes, sends each process its position, and returns all processes by rank.
 
         Args:
             refusal: Error to send instead, to all processes that connect before the deadline.
@@ -123,10 +125,21 @@ class RendezvousServer:
             self.key_problem = describe_key_problem(
                 self.key.secret is not None, self.key.origin, self.this_peer, unauthenticated
             )
-        self.addresses = {claim.connection.address for claim in claims if not claim.connection.is_local}
+        self._close_to_strangers({claim.connection.address for claim in claims if not claim.connection.is_local})
         assigned = assign_ranks([self.this_peer, *(claim.peer for claim in claims)])
         self._answer(self._views(claims, assigned), {"refused": self._too_many})
         return assigned
+
+    def _close_to_strangers(self, addresses: set[str]) -> None:
+        """Leaves the listening socket open only to the machines of the run, with no connection that waits on it.
+
+        torch's store, which serves on the same socket next, accepts any connection.
+
+        Args:
+            addresses: IP addresses of the other processes.
+        """
+        accept_only_from(self.listeners[0], addresses | own_addresses())
+        self._server.stop_accepting()
 
     @property
     def _too_many(self) -> list[str]:
@@ -180,13 +193,16 @@ class RendezvousServer:
                         self._admit(connection, peer)
                 case {"gone": str() as process} if process in self._by_connection.get(connection, ()):
                     self._forget(connection, process)
+                    if not self._by_connection[connection]:
+                        self._forget_all(connection)
+                        self._server.disconnect(connection)
 
     def _admit(self, connection: ServedConnection, peer: Peer) -> None:
         conflict = self._conflict(connection, peer)
         if conflict and not connection.is_trusted:
             self._refuse(connection, conflict)
             return
-        self._server.identify(connection)
+        self._server.identify(connection, MAX_MESSAGE_BYTES if connection.is_trusted else MAX_UNAUTHENTICATED_BYTES)
         self._claims[peer.id] = Claim(peer, connection)
         self._by_connection.setdefault(connection, {})[peer.id] = None
         self._trusted += connection.is_trusted
@@ -225,7 +241,7 @@ class RendezvousServer:
             self._refuse(connection, different_keys_error(self.launch, self.key))
 
     def _refuse(self, connection: ServedConnection, error: RequestError) -> None:
-        connection.send({"refused": [*error.args]})
+        connection.send({"refused": [*error.args], "is_single": True})
         self._server.disconnect(connection)
         self._forget_all(connection)
 

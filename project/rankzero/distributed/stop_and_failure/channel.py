@@ -17,6 +17,7 @@ from typing import Any
 
 from rankzero.distributed.connections.line_connection import Message
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.monitoring.diagnosis import SILENCE_SECONDS
 from rankzero.distributed.monitoring.heartbeat import heartbeat_seconds
 from rankzero.distributed.monitoring.monitor import Monitor, call_in_thread, print_hang
 from rankzero.distributed.monitoring.stacks import main_thread_stack
@@ -200,14 +201,19 @@ class ControlChannel:
     # The receiving thread
 
     def _receive_messages(self, rank_connection: RankConnection) -> None:
-        connection, interval = rank_connection.connection, rank_connection.interval
+        connection, interval, leader = rank_connection.connection, rank_connection.interval, rank_connection.leader
+        heard_leader_at = time.monotonic()
         while (messages := connection.receive(interval)) is not None:
+            if messages:
+                heard_leader_at = time.monotonic()
             for message in messages:
                 self._handle_message(message)
             self._send(self.monitor.message())
-            if silence := self.monitor.new_silence(bool(messages)):
+            is_leader_silent = leader != 0 and time.monotonic() - heard_leader_at > SILENCE_SECONDS
+            # A leader sends empty messages of its own. If it is silent, rank zero reports that.
+            silence = self.monitor.new_silence(any(messages))
+            if silence and not is_leader_silent:
                 self._handle_hang(f"{self.members.name_of(0)} {silence}")
-        leader = rank_connection.leader
         if not self._is_finished and leader == 0:
             self._handle_loss(self.describe_exit(0) or f"was lost{connection.close_reason}")
         elif not self._is_finished:  # rank zero reports it

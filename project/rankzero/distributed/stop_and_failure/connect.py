@@ -1,5 +1,6 @@
 """Connects a rank to the control server of rank zero, through the leader of its node. Does not import torch."""
 
+import contextlib
 import hmac
 import itertools
 import secrets
@@ -10,7 +11,7 @@ from typing import NamedTuple
 from rankzero.distributed import network
 from rankzero.distributed.connections.handshake import DifferentKeyError, WrongListenerError, perform_handshake
 from rankzero.distributed.connections.line_connection import LineConnection, keep_alive
-from rankzero.distributed.connections.local_socket import connect_locally, listen_locally
+from rankzero.distributed.connections.local_socket import connect_locally, is_supported, listen_locally
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.heartbeat import HEARTBEAT_SECONDS, heartbeat_seconds
 from rankzero.distributed.rendezvous.listening import listening_address
@@ -18,6 +19,9 @@ from rankzero.distributed.stop_and_failure.relay import NodeRelay
 from rankzero.messages import AnotherRankFailed
 
 CONNECT_SECONDS = 30.0
+
+ATTEMPT_SECONDS = 3.0
+"""How long one address of rank zero may take to accept a connection before the next one is tried."""
 
 LEADER_SECONDS = 10.0
 """How long a rank looks for the leader of its node before it connects to rank zero itself."""
@@ -32,11 +36,13 @@ class Endpoint(NamedTuple):
         host: Address of the TCP socket.
         port: Port of the TCP socket; 0 if there is none, since all ranks are on rank zero's machine.
         name: Random text from which the names of Unix sockets and locks are derived.
+        has_local_socket: Whether rank zero listens on a Unix socket too.
     """
 
     host: str
     port: int
     name: str
+    has_local_socket: bool = True
 
     def derived_name(self, purpose: str, secret: bytes | None) -> str:
         """Returns a name that other users of a machine cannot predict, so that they cannot take it first."""
@@ -81,7 +87,10 @@ def listen_for_control(
         address = listening_address(launch, own_addresses, interface)
     listener = network.listen(address, 0)
     host, port = listener.getsockname()[:2]
-    return endpoint._replace(host=host, port=port), [listener, *([local] if local else [])]
+    return endpoint._replace(host=host, port=port, has_local_socket=local is not None), [
+        listener,
+        *([local] if local else []),
+    ]
 
 
 def connect_rank(launch: Launch, endpoint: Endpoint, secret: bytes | None, first_rank: int) -> RankConnection:
@@ -97,13 +106,14 @@ def connect_rank(launch: Launch, endpoint: Endpoint, secret: bytes | None, first
         AnotherRankFailed: No control server of this run with this key is reachable within `CONNECT_SECONDS`.
     """
     name, interval, relay = endpoint.node_name(launch, secret), heartbeat_seconds(launch.num_nodes or 1), None
-    ranks, has_leader = launch.local_world_size or 1, True
+    ranks, has_leader = launch.local_world_size or 1, endpoint.has_local_socket or first_rank != 0
     if launch.rank == first_rank != 0:
+        rank_zero = _connect_to_rank_zero(launch, endpoint, secret)
         listener = listen_locally(name) if ranks > 1 else None
-        if listener:
-            rank_zero = _connect_to_rank_zero(launch, endpoint, secret)
-            relay = NodeRelay(listener, rank_zero, launch.world_id, ranks, interval)
-        has_leader = relay is not None
+        if listener is None:
+            return RankConnection(rank_zero, 0, interval)
+        rank_zero.send({"rank": launch.rank})
+        relay = NodeRelay(listener, rank_zero, launch.world_id, ranks, interval)
     connection = _connect_to_leader(launch, name) if has_leader else None
     if connection:
         return RankConnection(connection, first_rank, HEARTBEAT_SECONDS, relay)
@@ -111,13 +121,14 @@ def connect_rank(launch: Launch, endpoint: Endpoint, secret: bytes | None, first
 
 
 def _connect_to_leader(launch: Launch, name: str) -> LineConnection | None:
-    deadline = time.monotonic() + LEADER_SECONDS
+    deadline = time.monotonic() + LEADER_SECONDS * is_supported()
     while time.monotonic() < deadline:
         if connection := connect_locally(name):
             leader = LineConnection(connection)
-            if perform_handshake(leader, "control", launch.world_id, None, False, LEADER_SECONDS):
-                connection.settimeout(CONNECT_SECONDS)
-                return leader
+            with contextlib.suppress(WrongListenerError, DifferentKeyError):
+                if perform_handshake(leader, "control", launch.world_id, None, False, LEADER_SECONDS):
+                    connection.settimeout(CONNECT_SECONDS)
+                    return leader
         time.sleep(_RETRY_SECONDS)
     return None
 
@@ -129,7 +140,8 @@ def _connect_to_rank_zero(launch: Launch, endpoint: Endpoint, secret: bytes | No
     reason, deadline = "the connection was closed", time.monotonic() + CONNECT_SECONDS
     for ip in itertools.cycle(ips):
         try:
-            connection = LineConnection(socket.create_connection((ip, endpoint.port), timeout=CONNECT_SECONDS))
+            connection = LineConnection(socket.create_connection((ip, endpoint.port), timeout=ATTEMPT_SECONDS))
+            connection.connection.settimeout(CONNECT_SECONDS)
             keep_alive(connection.connection)
             if perform_handshake(connection, "control", launch.world_id, secret, secret is not None, CONNECT_SECONDS):
                 return connection

@@ -55,16 +55,23 @@ class NodeRelay:
             is_connected = self._pass_on_from_rank_zero()
             if time.monotonic() - reported_at >= self.interval:
                 reported_at = time.monotonic()
-                self.rank_zero.send({"statuses": list(self._statuses.items())})
-                self._statuses.clear()
+                self._report()
             self.rank_zero.flush()
         if not is_connected:
             self._send_all({"lost": self.rank_zero.close_reason})
-        elif len(self._left) < self.size:
-            self._send_all({"done": True})  # this rank has finished; its exit is not a failure
+        elif len(self._left) < self.size:  # this rank has finished before the others, which is no failure
+            self._send_all({"done": True})
+            for rank in set(self._ranks.values()) - self._left:
+                self.rank_zero.send({"rank": rank, "leaving": True})
         self._server.close(FINISH_SECONDS)
         self.listener.close()
         self.rank_zero.close()
+
+    def _report(self) -> None:
+        """Sends rank zero the new states of the ranks, and the ranks of this node a heartbeat."""
+        self.rank_zero.send({"statuses": list(self._statuses.items())} if self._statuses else None)
+        self._statuses.clear()
+        self._send_all(None)
 
     def _receive(self, connection: ServedConnection, messages: list[Message] | None) -> None:
         rank = self._ranks.get(connection)
@@ -102,7 +109,7 @@ class NodeRelay:
                 self._send_all(message)
         return messages is not None
 
-    def _send_all(self, message: Message) -> None:
+    def _send_all(self, message: Message | None) -> None:
         body = encode_message(message)
         for connection, rank in self._ranks.items():
             if rank not in self._left:

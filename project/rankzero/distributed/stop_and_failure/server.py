@@ -127,7 +127,7 @@ class ControlServer:
                 self._admit(connection, sender)
             if type(sender) is int and self._ranks.get(sender) is connection:
                 self._handle_message(sender, message)
-            elif "statuses" in message and connection in self._connections:
+            elif "statuses" in message:
                 self._handle_statuses(connection, message["statuses"])
             elif message and connection not in self._connections:
                 self._server.disconnect(connection)  # not a rank of this run, or one that is connected already

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from rankzero.distributed.connections.key_file import NoKeyError
 from rankzero.runs.checkpoints.atomic_files import SAVING, make_folder, sync_folder, synced
 from rankzero.runs.checkpoints.manifest import (
     DELETING,
@@ -21,7 +22,7 @@ from rankzero.runs.checkpoints.manifest import (
     manifest_text,
 )
 from rankzero.runs.checkpoints.safe_load import required_globals
-from rankzero.runs.checkpoints.signature import NoKeyError, sign
+from rankzero.runs.checkpoints.signature import sign
 
 
 class HashedFile:

@@ -77,7 +77,7 @@ def test_the_first_missing_rank_is_named_on_all_ranks(ranks, missing):
 
 
 def test_a_missing_rank_zero_is_named(ranks, monkeypatch):
-    monkeypatch.setattr(exchange, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(exchange, "STORE_ANSWER_SECONDS", 0.1)
     with pytest.raises(AnotherRankFailed, match=r"rank 0 did not respond within 0\.3 s"):
         ranks[1].decide(None, len, 0.2)
 
@@ -94,3 +94,8 @@ def test_an_exception_in_the_decision_is_raised_on_all_ranks(ranks):
     first, *others = on_each_rank(ranks, lambda rank: rank.decide(None, lambda values: values[SIZE], 10))
     assert isinstance(first, IndexError)
     assert all(isinstance(error, AnotherRankFailed) and "rank 0 failed: IndexError" in str(error) for error in others)
+
+
+def test_a_decision_that_json_cannot_represent_is_an_error_on_all_ranks(ranks):
+    first, *others = on_each_rank(ranks, lambda rank: rank.decide(None, lambda values: object(), 10))
+    assert isinstance(first, TypeError) and all(isinstance(error, AnotherRankFailed) for error in others)

@@ -11,8 +11,9 @@ import pytest
 
 from rankzero.distributed import network
 from rankzero.distributed.connections.handshake import GREETING
+from rankzero.distributed.connections.key import Key
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous import peers, search
+from rankzero.distributed.rendezvous import client, peers, search
 from rankzero.distributed.rendezvous.client import rendezvous
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.messages import RequestError
@@ -194,3 +195,41 @@ def test_processes_beyond_the_world_size_are_refused(port, monkeypatch):
     results = call(tasks, start_timeout=2)
     assert sum(isinstance(result, RendezvousResult) for result in results) == 2
     assert sum(isinstance(result, RequestError) for result in results) == 2
+
+
+def test_a_process_that_is_refused_alone_reports_it_itself(port):
+    """Two machines without a common key have the same rank; rank zero waits for the missing one."""
+    first, second, third = launches(port, count=3, nodes=3)
+    duplicate = second._replace(node_rank=2)
+    started = [first, second, duplicate]
+    keys = {1: Key(b"a" * 32, "first"), 2: Key(b"b" * 32, "second")}
+    results = call_with_keys(started, keys)
+    refused = [error for error in results[1:] if error.asked == "one process with rank 1"]
+    assert [error.local_only for error in refused] == [True] and refused[0].reported_elsewhere is None
+    assert "missing rank 2" in results[0].found and third.rank == 2
+
+
+def call_with_keys(all_launches, keys):
+    """Performs the rendezvous of launches with different keys, by node; returns the result or the error of each."""
+
+    def result_of(launch):
+        key = keys.get(launch.node_rank, Key(b"0" * 32, "rank zero"))
+        if launch.node_rank:
+            time.sleep(0.3 * launch.node_rank)
+        try:
+            if launch.rank == 0:
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(client, "find_key", lambda: key)
+                    return rendezvous(launch, 3.0)
+            this_peer = peers.Peer.this(launch)
+            try:
+                deadline = time.monotonic() + 3.0
+                return search.RankZeroSearch(launch, this_peer, deadline, 3.0, key, False).result()
+            except RequestError as error:
+                error.local_only = error.reported_elsewhere is None
+                raise
+        except RequestError as error:
+            return error
+
+    with ThreadPoolExecutor(len(all_launches)) as pool:
+        return list(pool.map(result_of, all_launches))

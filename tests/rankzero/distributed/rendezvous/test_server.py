@@ -238,3 +238,48 @@ def test_idle_connections_do_not_shut_out_the_ranks(rendezvous, monkeypatch):
     assert len(world.members.result(10)) == 2
     for connection in idle:
         connection.close()
+
+
+def test_a_process_without_the_key_that_describes_no_process_any_more_is_disconnected(rendezvous):
+    """It would otherwise keep a connection that counts neither as unidentified nor as a process."""
+    world = rendezvous(2)
+    stranger = world.call(world.member(None), secret=None)
+    world.wait_for_members(2)
+    stranger.send({"gone": "process 0"})
+    assert stranger.connection.receive(10) is None
+    world.wait_for_members(1)
+    world.call(world.member(1))
+    assert len(world.members.result(10)) == 2
+
+
+def test_a_process_without_the_key_sends_short_messages_only(rendezvous):
+    world = rendezvous(2)
+    stranger = world.call(world.member(None), secret=None)
+    world.wait_for_members(2)
+    stranger.send({"x": "y" * 20_000})
+    assert stranger.connection.receive(10) is None
+
+
+def test_a_refusal_of_a_single_process_is_marked(rendezvous):
+    world = rendezvous(3)
+    world.call(world.member(1))
+    world.wait_for_members(2)
+    assert world.call(world.member(1), secret=None).answer()["is_single"] is True
+    world.call(world.member(2))
+    assert len(world.members.result(10)) == 3
+
+
+def test_connections_that_wait_at_the_end_are_closed(rendezvous, monkeypatch):
+    """torch's store would accept them, because its filter does not concern connections that exist already."""
+    monkeypatch.setattr(line_server, "MAX_UNIDENTIFIED", 2)
+    monkeypatch.setattr(line_server, "STALLED_SECONDS", 100)
+    world = rendezvous(2)
+    client = world.call()
+    opened = [socket.create_connection(("127.0.0.1", world.port), timeout=10) for _ in range(5)]
+    client.send(world.member(1))
+    assert len(world.members.result(10)) == 2
+    world.listener.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        world.listener.accept()
+    for connection in opened:
+        connection.close()

@@ -128,6 +128,11 @@ def test_a_leader_that_finishes_first_waits_for_its_node_a_limited_time(nodes, m
     ranks[2].send({"leaving": True})
     nodes.relay.finish()
     assert ranks[3].next("done") == {"done": True}
+    ranks[3].connection.close()
+    nodes.relay._thread.join(10)
+    ranks[1].send({"stop": "SIGTERM"})  # the run continues: rank zero has recorded no failure
+    assert ranks[0].next("stop_requested") == {"stop_requested": "SIGTERM"}
+    assert nodes.server._failure is None and nodes.server._exited_ranks == {2, 3}
 
 
 def test_rank_zeros_exit_is_announced_to_all_ranks(nodes, monkeypatch):
@@ -159,3 +164,8 @@ def test_a_rank_cannot_speak_for_another_rank(nodes):
     ranks[3].connection.send({"rank": 2, "failed": "an error of another rank"})
     ranks[3].send({"stop": "SIGTERM"})
     assert [rank.next("stop_requested") for rank in ranks] == [{"stop_requested": "SIGTERM"}] * 4
+
+
+def test_a_leader_sends_heartbeats_of_its_own(nodes):
+    ranks = nodes.wait_for_all()
+    assert {} in (ranks[3].connection.receive(10) or [])

@@ -5,7 +5,7 @@ from typing import Any
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.coordination.exchange import StoreExchange
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.errors import describe_key_problem
+from rankzero.distributed.rendezvous.errors import SAME_KEY_ADVICE, describe_key_problem
 from rankzero.distributed.rendezvous.peers import (
     Members,
     Peer,
@@ -14,7 +14,7 @@ from rankzero.distributed.rendezvous.peers import (
     node_views,
     read_view,
 )
-from rankzero.messages import AnotherRankFailed
+from rankzero.messages import AnotherRankFailed, RequestError
 
 
 def find_ranks_through_store(
@@ -34,10 +34,16 @@ def find_ranks_through_store(
         text if they do.
 
     Raises:
+        RequestError: The ranks do not share a key, and one of them has `RANKZERO_KEY`.
         AnotherRankFailed: A rank did not describe itself in time.
         ValueError: The description of a rank is malformed.
     """
-    own = {"peer": this_peer._asdict(), "key": key.fingerprint(launch.world_id), "origin": key.origin}
+    own: dict[str, Any] = {
+        "peer": this_peer._asdict(),
+        "key": key.fingerprint(launch.world_id),
+        "origin": key.origin,
+        "is_explicit": key.is_explicit,
+    }
     assigned: list[Peer] = []
 
     def assign(ranks: list[Any]) -> list[Any]:
@@ -47,6 +53,8 @@ def find_ranks_through_store(
         others = [peer for peer, values in zip(peers, ranks, strict=True) if values["key"] != first_key]
         is_shared = first_key is not None and not others
         problem = "" if is_shared else describe_key_problem(first_key is not None, origin, peers[0], others)
+        if problem and any(values["is_explicit"] for values in ranks):
+            raise RequestError("the same RANKZERO_KEY on all ranks", problem, SAME_KEY_ADVICE)
         return [{**view, "key_problem": problem} for view in node_views(assigned)]
 
     view = exchange.decide(own, assign, seconds, node=launch.node_rank)
