@@ -127,7 +127,7 @@ def test_a_dead_rank_of_a_run_under_attack_is_named(attack, start):
     assert len(re.findall(r"rank 1 on rz2 was lost", run.printed())) == 1
 
 
-def test_a_stranger_who_comes_first_does_not_take_the_place_of_a_rank(attack, hosts, start, tmp_path):
+def test_an_unauthenticated_process_displaces_no_rank(attack, hosts, start, tmp_path):
     """Rank zero starts alone, and the stranger claims rank 1 for some seconds."""
     run = start("--epochs", "2")
     kill_group(run.processes["rz2"])

@@ -1,7 +1,7 @@
 """A connection that transmits lines and messages, and that forked processes close. Does not import torch.
 
 Each message is one line of JSON. An empty message is a heartbeat. After a successful handshake, each line begins with a
-signature, so that nobody else can add, alter, repeat or reorder messages.
+signature, so that no other process can add, alter, repeat or reorder messages.
 """
 
 import contextlib

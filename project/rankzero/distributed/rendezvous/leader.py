@@ -1,4 +1,4 @@
-"""The leader of a node, which speaks to rank zero for all processes of the node. Does not import torch."""
+"""The leader of a node, which connects the processes of the node to rank zero. Does not import torch."""
 
 import socket
 import sys

@@ -52,7 +52,7 @@ class RendezvousServer:
     """Accepts connections on rank zero until all processes have connected.
 
     Processes that know the key, and local processes of the same user, belong to the run: a conflict between them is an
-    error of the launch. Another process may be a stranger. So its conflicts do not concern the run, a process with the
+    error of the launch. Another process may be a stranger. So a conflict with it does not end the run, a process with the
     key takes precedence over it, and it is not admitted at all if a process on another machine knows the key.
 
     Args:

@@ -1,6 +1,6 @@
 """The control channel: connects every rank to rank zero, in addition to the process group. Does not import torch.
 
-The first rank of each node, the leader, speaks to rank zero for all ranks of the node.
+The first rank of each node, the leader, connects the ranks of the node to rank zero.
 
 Through the control channel, all ranks agree on the step to stop after. They also learn at once that another rank has
 failed, even while their main threads wait in a collective that will never finish. A step without a stop request costs

@@ -15,7 +15,7 @@ FINISH_SECONDS = 5.0
 
 
 class NodeRelay:
-    """Speaks to rank zero for the ranks of a node, in a thread.
+    """Connects the ranks of a node to rank zero, in a thread.
 
     It passes each message on unchanged, except the reports of the ranks' states, which it sends together.
 

@@ -102,6 +102,9 @@ def test_a_message_names_four_ranks_and_counts_the_others():
         [1],
         ["1", "forward", 0, 1, True, False, "", 0, "", 0.0],
         [1, 2, 0, 1, True, False, "", 0, "", 0.0],
+        [10**400, "forward", 0, 1, True, False, "", 0, "", 0.0],
+        [1, "forward", math.inf, 1, True, False, "", 0, "", 0.0],
+        [1, "forward", 0, math.nan, True, False, "", 0, "", 0.0],
         {"step": 1},
     ],
 )

@@ -159,7 +159,7 @@ def test_a_process_that_is_no_rank_of_the_node_is_disconnected(nodes, message):
     assert ranks[0].next("stop_requested") == {"stop_requested": "SIGTERM"}
 
 
-def test_a_rank_cannot_speak_for_another_rank(nodes):
+def test_a_message_with_the_number_of_another_rank_is_ignored(nodes):
     ranks = nodes.wait_for_all()
     ranks[3].connection.send({"rank": 2, "failed": "an error of another rank"})
     ranks[3].send({"stop": "SIGTERM"})
