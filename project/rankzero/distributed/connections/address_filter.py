@@ -15,8 +15,10 @@ from collections.abc import Collection
 
 SO_ATTACH_FILTER = 26  # Linux: asm-generic/socket.h
 
-MAX_ADDRESSES = 2000
-"""A filter has at most 4,096 instructions, two for each address."""
+MAX_NETWORKS = 2000
+"""A filter has at most 4,096 instructions, two for each network."""
+
+_MASKS = (0xFFFFFFFF, 0xFFFFFF00, 0xFFFF0000)
 
 # Instructions of linux/bpf_common.h and linux/filter.h
 _LOAD_WORD, _AND, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06
@@ -27,8 +29,8 @@ _ACCEPT, _DISCARD = 0xFFFFFFFF, 0
 def accept_only_from(listener: socket.socket, addresses: Collection[str]) -> bool:
     """Discards new connections from all other machines, and returns whether that is supported.
 
-    Loopback addresses remain accepted. Above `MAX_ADDRESSES`, the networks of 256 addresses that contain the given ones
-    are accepted.
+    Loopback addresses remain accepted. If the kernel refuses so many addresses, the networks of 256 addresses that
+    contain the given ones are accepted; if it refuses these too, those of 65,536 addresses.
 
     Args:
         listener: A listening socket for IPv4.
@@ -36,24 +38,20 @@ def accept_only_from(listener: socket.socket, addresses: Collection[str]) -> boo
     """
     if sys.platform != "linux" or listener.family != socket.AF_INET:
         return False
-    with contextlib.suppress(OSError, ValueError):
-        program = _program([int(ipaddress.IPv4Address(address)) for address in addresses])
-        if program is not None:
-            code = ctypes.create_string_buffer(b"".join(program))
-            option = struct.pack("HP", len(program), ctypes.addressof(code))  # struct sock_fprog
-            listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, option)
-            return True
+    for mask in _MASKS:
+        with contextlib.suppress(OSError, ValueError):
+            networks = sorted({int(ipaddress.IPv4Address(address)) & mask for address in addresses})
+            if len(networks) <= MAX_NETWORKS:
+                program = _program(networks, mask)
+                code = ctypes.create_string_buffer(b"".join(program))
+                option = struct.pack("HP", len(program), ctypes.addressof(code))  # struct sock_fprog
+                listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, option)
+                return True
     return False
 
 
-def _program(addresses: Collection[int]) -> list[bytes] | None:
-    """Returns the instructions of the filter; None if there are too many addresses."""
-    mask = 0xFFFFFFFF
-    if len(set(addresses)) > MAX_ADDRESSES:
-        mask = 0xFFFFFF00
-    networks = sorted({address & mask for address in addresses})
-    if len(networks) > MAX_ADDRESSES:
-        return None
+def _program(networks: Collection[int], mask: int) -> list[bytes]:
+    """Returns the instructions of the filter."""
     loopback = int(ipaddress.IPv4Address("127.0.0.0"))
     return [
         _instruction(_LOAD_WORD, _SOURCE_ADDRESS),

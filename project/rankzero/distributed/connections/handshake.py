@@ -4,8 +4,8 @@
     client -> server   <client's nonce> <proof>, or <client's nonce> - without a key
     server -> client   <proof>; `-` if the keys differ or one is missing; `required` if the server then refuses
 
-Neither end parses other data before the handshake is complete. Each proof depends on both nonces, on the service, on the world and on the role
-of its sender. So a recorded proof is of no use in another connection.
+Neither end parses other data before the handshake is complete. Each proof depends on both nonces, on the service, the
+world and the role of its sender. So a recorded proof is of no use in another connection.
 """
 
 import hmac

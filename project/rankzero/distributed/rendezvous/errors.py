@@ -19,7 +19,10 @@ SAME_KEY_ADVICE = (
 )
 """What to do if the ranks do not have the same key."""
 
-UNAUTHENTICATED_ADVICE = "to authenticate it, give all machines the same RANKZERO_KEY or home directory (--auth required refuses an unauthenticated run)"
+UNAUTHENTICATED_ADVICE = (
+    "to authenticate it, give all machines the same RANKZERO_KEY or home directory "
+    "(--auth required refuses an unauthenticated run)"
+)
 """What to do about a run that has started without a common key."""
 
 

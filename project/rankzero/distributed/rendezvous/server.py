@@ -52,8 +52,8 @@ class RendezvousServer:
     """Accepts connections on rank zero until all processes have connected.
 
     Processes that know the key, and local processes of the same user, belong to the run: a conflict between them is an
-    error of the launch. Another process may be a stranger. So a conflict with it does not end the run, a process with the
-    key takes precedence over it, and it is not admitted at all if a process on another machine knows the key.
+    error of the launch. Another process may be a stranger. So a conflict with it does not end the run, and a process
+    with the key takes precedence over it. It is not admitted at all if a process on another machine knows the key.
 
     Args:
         launch: The position of this process among all processes.

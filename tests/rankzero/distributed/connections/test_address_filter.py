@@ -48,18 +48,48 @@ def test_connections_from_accepted_addresses_carry_data():
                     received += len(accepted.recv(1 << 16))
 
 
-def test_many_addresses_are_combined_to_networks():
-    addresses = [f"10.{first}.{second}.{third}" for first in range(4) for second in range(5) for third in range(200)]
-    program = address_filter._program([int.from_bytes(socket.inet_aton(address)) for address in addresses])
-    assert len(program) == 7 + 2 * 20
+@pytest.fixture
+def programs(monkeypatch):
+    """Records the masks and the numbers of networks of the filters."""
+    recorded, original = [], address_filter._program
+
+    def record(networks, mask):
+        recorded.append((len(networks), mask))
+        return original(networks, mask)
+
+    monkeypatch.setattr(address_filter, "_program", record)
+    return recorded
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        ([f"10.{i}.{j}.{k}" for i in range(4) for j in range(5) for k in range(200)], (20, 0xFFFFFF00)),
+        ([f"10.{i}.{j}.1" for i in range(12) for j in range(200)], (12, 0xFFFF0000)),
+    ],
+    ids=["4,000 addresses", "2,400 networks"],
+)
+def test_many_addresses_are_combined_to_networks(programs, addresses, expected):
     with network.listen("127.0.0.1", 0) as listener:
         assert accept_only_from(listener, addresses) and can_connect(listener)
+    assert programs == [expected]
 
 
-def test_too_many_networks_are_not_filtered():
-    with network.listen("127.0.0.1", 0) as listener:
-        addresses = [f"10.{first}.{second}.1" for first in range(12) for second in range(200)]
-        assert not accept_only_from(listener, addresses) and can_connect(listener)
+def test_a_filter_that_the_kernel_refuses_is_replaced_by_a_smaller_one(programs):
+    class Limited(socket.socket):
+        """A socket of a kernel with little memory for filters."""
+
+        def setsockopt(self, level, option, value):
+            if option == address_filter.SO_ATTACH_FILTER and int.from_bytes(value[:2], sys.byteorder) > 100:
+                raise OSError(12, "Cannot allocate memory")
+            super().setsockopt(level, option, value)
+
+    with Limited() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        assert accept_only_from(listener, [f"10.1.{i}.{j}" for i in range(4) for j in range(200)])
+        assert can_connect(listener)
+    assert programs == [(800, 0xFFFFFFFF), (4, 0xFFFFFF00)]
 
 
 def test_a_listener_for_ipv6_and_an_invalid_address_are_not_filtered():
