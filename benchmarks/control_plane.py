@@ -3,7 +3,7 @@
 python benchmarks/control_plane.py                      # 1,024 ranks as 128 x 8 and 1,024 x 1, and 4,096 x 8
 python benchmarks/control_plane.py --worlds 16x4 --seconds 5
 
-Another process speaks for all other nodes, so that this process has only the load of rank zero. The time of the
+Another process simulates all other nodes, so that this process has only the load of rank zero. The time of the
 agreement, of the stop and of the failure ends when the last rank has received it.
 """
 

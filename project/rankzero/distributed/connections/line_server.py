@@ -38,6 +38,7 @@ MAX_FILES = 131_072
 
 _UNSENT_POLL_SECONDS = 0.05
 _ACCEPTED_AT_ONCE = 256
+_MAX_WAITING = 4096
 _MAX_WRONG_KEYS = 100
 
 
@@ -151,7 +152,7 @@ class LineServer:
         self._is_accepting = None
         for listener in self.listeners:
             with contextlib.suppress(OSError):
-                while True:
+                for _ in range(_MAX_WAITING):
                     listener.accept()[0].close()
 
     def close(self, seconds: float = 0.0) -> None:

@@ -13,7 +13,7 @@ CHUNK_BYTES = 16 << 20
 
 
 def broadcast_file(
-    open_file: Callable[[], tuple[BinaryIO, bool]], device: torch.device, local_ranks: int
+    open_file: Callable[[bool | None], tuple[BinaryIO, bool]], device: torch.device, local_ranks: int
 ) -> tuple[BinaryIO, bool]:
     """Reads a file on rank zero only; returns a file with the same content on every rank. All ranks must call.
 
@@ -21,7 +21,8 @@ def broadcast_file(
     rank opens the file itself.
 
     Args:
-        open_file: Opens the file, and returns it with a value that all ranks receive.
+        open_file: Opens the file, and returns it with a value that all ranks receive. Its argument states whether to
+            read the file into memory; None if it may choose.
         device: This rank's device, for the process group.
         local_ranks: The largest number of ranks on a machine.
 
@@ -33,7 +34,7 @@ def broadcast_file(
     content: bytearray | memoryview = bytearray()
     if dist.get_rank() == 0:
         try:
-            opened = open_file()
+            opened = open_file(None)
             file, value = opened
             size = file.seek(0, io.SEEK_END)
             file.seek(0)
@@ -47,7 +48,7 @@ def broadcast_file(
         raise header[0]
     size, fits, value = header[0]
     if not fits:
-        return opened or open_file()
+        return opened or open_file(False)
     content = content or bytearray(size)
     for start in range(0, size, CHUNK_BYTES):
         _broadcast(

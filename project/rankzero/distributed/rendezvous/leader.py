@@ -1,12 +1,11 @@
 """The leader of a node, which connects the processes of the node to rank zero. Does not import torch."""
 
 import socket
-import sys
 import time
 
 from rankzero.distributed.connections.line_connection import LineConnection, Message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
-from rankzero.distributed.connections.local_socket import listen_locally
+from rankzero.distributed.connections.local_socket import is_supported, listen_locally
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.messages import RequestError
@@ -15,7 +14,7 @@ LEADER_SECONDS = 5.0
 """How long a process looks for the leader of its node before it connects to rank zero itself."""
 
 ANSWER_SECONDS = 5.0
-REFUSE_SECONDS = 1.0
+REFUSE_SECONDS = 3.0
 """How long a leader that cannot reach rank zero sends the error to the other processes of its node."""
 
 _POLL_SECONDS = 0.05
@@ -23,7 +22,7 @@ _POLL_SECONDS = 0.05
 
 def uses_leader(launch: Launch) -> bool:
     """Returns whether the processes of this node connect through a leader."""
-    return sys.platform == "linux" and not launch.is_single_machine and launch.local_world_size != 1
+    return is_supported() and not launch.is_single_machine and launch.local_world_size != 1
 
 
 def leader_name(launch: Launch) -> str:

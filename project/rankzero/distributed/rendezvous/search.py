@@ -169,6 +169,8 @@ class RankZeroSearch:
                 return None
             raise wrong_listener_error(launch, error.greeting) from None
         except DifferentKeyError:
+            if launch.rank == 0:  # another program or run on this machine listens on the port
+                raise no_answer_error(launch, network.resolve(launch.address)) from None
             raise different_keys_error(launch, self.key) from None
         connection.send({"peer": self.this_peer._asdict()})
         if leader:

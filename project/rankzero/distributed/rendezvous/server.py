@@ -38,6 +38,9 @@ MAX_UNAUTHENTICATED_BYTES = 16 << 10
 ANSWER_SECONDS = 5.0
 """How long a client may take to read the answer."""
 
+REFUSE_SECONDS = 3.0
+"""How long rank zero sends an error to processes that connect late."""
+
 _POLL_SECONDS = 0.1
 
 
@@ -114,7 +117,7 @@ class RendezvousServer:
             if refusal:
                 raise refusal
         except RequestError as error:
-            self._answer({}, {"refused": [*error.args]})
+            self._send_refusal(error)
             for listener in self.listeners:
                 listener.close()
             raise
@@ -127,7 +130,7 @@ class RendezvousServer:
             )
         self._close_to_strangers({claim.connection.address for claim in claims if not claim.connection.is_local})
         assigned = assign_ranks([self.this_peer, *(claim.peer for claim in claims)])
-        self._answer(self._views(claims, assigned), {"refused": self._too_many})
+        self._answer(self._views(claims, assigned), {"refused": self._too_many, "is_single": True})
         return assigned
 
     def _close_to_strangers(self, addresses: set[str]) -> None:
@@ -259,6 +262,25 @@ class RendezvousServer:
         self._trusted -= connection.is_trusted
         if claim.peer.rank is not None and self._by_rank.get(claim.peer.rank) == process:
             del self._by_rank[claim.peer.rank]
+
+    def _send_refusal(self, error: RequestError) -> None:
+        """Sends an error to all processes, also to those that connect within `REFUSE_SECONDS`."""
+        body = encode_message({"refused": [*error.args]})
+        deadline, answered, processes = time.monotonic() + REFUSE_SECONDS, set[ServedConnection](), set(self._claims)
+        while True:
+            for connection in self._server.connections:
+                if connection.has_said_hello and connection not in answered:
+                    answered.add(connection)
+                    connection.send_body(body)
+            if len(processes) >= self.launch.world_size - 1 or time.monotonic() > deadline:
+                break
+            SIGNALS.check_stop_request()
+            for _, messages in self._server.poll(_POLL_SECONDS):
+                for message in messages or ():
+                    match message:
+                        case {"peer": {"id": str() as process}}:
+                            processes.add(process)
+        self._server.close(ANSWER_SECONDS)
 
     def _answer(self, answers: dict[ServedConnection, bytes], other_answer: Message) -> None:
         """Answers all processes and disconnects them; the listening sockets stay open."""

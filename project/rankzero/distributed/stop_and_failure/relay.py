@@ -12,6 +12,7 @@ from rankzero.distributed.connections.line_server import LineServer, ServedConne
 from rankzero.distributed.monitoring.heartbeat import HEARTBEAT_SECONDS
 
 FINISH_SECONDS = 5.0
+_FLUSH_SECONDS = 0.02
 
 
 class NodeRelay:
@@ -63,6 +64,10 @@ class NodeRelay:
             self._send_all({"done": True})
             for rank in set(self._ranks.values()) - self._left:
                 self.rank_zero.send({"rank": rank, "leaving": True})
+        deadline = time.monotonic() + FINISH_SECONDS
+        while self.rank_zero.has_unsent_bytes and time.monotonic() < deadline:
+            time.sleep(_FLUSH_SECONDS)
+            self.rank_zero.flush()
         self._server.close(FINISH_SECONDS)
         self.listener.close()
         self.rank_zero.close()

@@ -125,6 +125,8 @@ class ControlServer:
             sender: Any = message.get("rank")
             if type(sender) is int and 0 <= sender < self.size and sender not in self._ranks:
                 self._admit(connection, sender)
+            elif type(sender) is int and message.keys() == {"rank"} and self._ranks.get(sender) is connection:
+                self._send_state(connection)  # a leader, announced by its relay, has connected to the relay
             if type(sender) is int and self._ranks.get(sender) is connection:
                 self._handle_message(sender, message)
             elif "statuses" in message:
@@ -136,6 +138,10 @@ class ControlServer:
         self._server.identify(connection)
         self._ranks[rank] = connection
         self._connections.setdefault(connection, []).append(rank)
+        self._send_state(connection)
+
+    def _send_state(self, connection: ServedConnection) -> None:
+        """Sends the failure or the stop request that a new rank has missed."""
         if self._failure:
             connection.send(self._failure)
         elif self._stop_reason:

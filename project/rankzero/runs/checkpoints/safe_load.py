@@ -25,8 +25,11 @@ from rankzero.runs.checkpoints.signature import is_signed, key_problem
 
 _END_BYTES = 22
 
-ReadOnce = Callable[[Callable[[], tuple[BinaryIO, bool]]], tuple[BinaryIO, bool]]
-"""Opens a file by calling its argument on one rank; returns the file and the second value on all ranks."""
+ReadOnce = Callable[[Callable[[bool | None], tuple[BinaryIO, bool]]], tuple[BinaryIO, bool]]
+"""Opens a file by calling its argument, if possible on one rank only; returns the result on all ranks.
+
+The argument of the argument states whether to read the file into memory, as in `open_verified`.
+"""
 
 
 def load(
@@ -56,7 +59,7 @@ def load(
     """
     open_file = partial(_open, path, trusted, trusted_sha256, verified)
     try:
-        file, trusted = read_once(open_file) if read_once else open_file()
+        file, trusted = read_once(open_file) if read_once else open_file(None)
         return _load(path, file, map_location, trusted)
     except FileNotFoundError:
         raise
@@ -97,7 +100,9 @@ class _NeedsTrustError(ValueError):
         self.names = names
 
 
-def _open(path: Path, trusted: bool, trusted_sha256: str, verified: VerifiedState | None) -> tuple[BinaryIO, bool]:
+def _open(
+    path: Path, trusted: bool, trusted_sha256: str, verified: VerifiedState | None, in_memory: bool | None
+) -> tuple[BinaryIO, bool]:
     """Opens a checkpoint, a directory after verification; returns the file, and whether reading it may run code."""
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint at {path}")
@@ -109,7 +114,7 @@ def _open(path: Path, trusted: bool, trusted_sha256: str, verified: VerifiedStat
     may_run_code = not trusted and (is_trusted_state or bool(signed_sha256(manifest)))
     # Another process could change a file between its verification and its use; what runs code is read from memory.
     if not verified or verified.checkpoint != path or verified.sha256 != sha256 or not verified.is_in_memory:
-        verified = open_verified(path, in_memory=True if may_run_code else None)
+        verified = open_verified(path, in_memory=True if may_run_code else in_memory)
     return verified.file, trusted or may_run_code
 
 

@@ -44,7 +44,7 @@ class ChosenCheckpoint(_CheckpointConnector):
         self.run, self.checkpoint_callback, self.coordinator = run, checkpoint_callback, coordinator
 
     def resume_start(self, checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
-        """Loads a checkpoint on all ranks. Rank zero reads it, and sends it to the other ranks."""
+        """Loads a checkpoint on all ranks. If memory suffices, rank zero reads it and sends it to the other ranks."""
         io, strategy = self.trainer.strategy.checkpoint_io, self.trainer.strategy
         has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
         if not isinstance(io, DirectoryCheckpointIO) or not has_group:

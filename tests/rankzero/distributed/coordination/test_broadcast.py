@@ -18,7 +18,7 @@ def receive(coordinator, path, chunk, local_ranks=1):
     """Returns the content that one rank receives, the value, and how often this rank has opened the file."""
     opened = []
 
-    def open_file():
+    def open_file(in_memory):
         opened.append(path)
         return Path(path).open("rb"), "a value"
 
@@ -54,7 +54,7 @@ class Truncated(io.BufferedReader):
 
 def read_truncated(coordinator):
     try:
-        broadcast_file(lambda: (Truncated(), None), torch.device("cpu"), 1)
+        broadcast_file(lambda in_memory: (Truncated(), None), torch.device("cpu"), 1)
     except OSError as error:
         return str(error)
     return None
@@ -65,7 +65,7 @@ def test_a_file_that_ends_early_is_an_error_on_all_ranks(on_ranks):
 
 
 def load(coordinator, path):
-    file, _ = broadcast_file(lambda: (io.BytesIO(Path(path).read_bytes()), None), torch.device("cpu"), 1)
+    file, _ = broadcast_file(lambda in_memory: (io.BytesIO(Path(path).read_bytes()), None), torch.device("cpu"), 1)
     with zipfile.ZipFile(file) as archive:
         names = len(archive.namelist())
     file.seek(0)
@@ -78,7 +78,7 @@ def test_torch_loads_the_received_file(on_ranks, tmp_path):
 
 
 def fail(coordinator):
-    def open_file():
+    def open_file(in_memory):
         raise RequestError("the checkpoint x", "truncated", "another one")
 
     try:

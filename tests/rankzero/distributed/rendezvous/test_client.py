@@ -199,14 +199,14 @@ def test_processes_beyond_the_world_size_are_refused(port, monkeypatch):
 
 def test_a_process_that_is_refused_alone_reports_it_itself(port):
     """Two machines without a common key have the same rank; rank zero waits for the missing one."""
-    first, second, third = launches(port, count=3, nodes=3)
+    first, second, _ = launches(port, count=3, nodes=3)
     duplicate = second._replace(node_rank=2)
     started = [first, second, duplicate]
     keys = {1: Key(b"a" * 32, "first"), 2: Key(b"b" * 32, "second")}
     results = call_with_keys(started, keys)
     refused = [error for error in results[1:] if error.asked == "one process with rank 1"]
     assert [error.local_only for error in refused] == [True] and refused[0].reported_elsewhere is None
-    assert "missing rank 2" in results[0].found and third.rank == 2
+    assert "missing rank 2" in results[0].found
 
 
 def call_with_keys(all_launches, keys):

@@ -81,6 +81,17 @@ def test_a_refusal_reaches_all_processes_of_all_nodes(launches):
     assert [bool(error.reported_elsewhere) for error in errors] == [False] + [True] * 5
 
 
+@pytest.mark.parametrize("late", [1, 5])
+def test_a_refusal_reaches_a_process_that_connects_later(launches, late):
+    """One on rank zero's node, and one on the node of the wrong process."""
+    launches[4] = launches[4]._replace(world_size=9)
+    with ThreadPoolExecutor(6) as pool:
+        present = [pool.submit(join, launch) for launch in launches if launch.rank != late]
+        time.sleep(1.5)
+        errors = [join(launches[late]), *[future.result() for future in present]]
+    assert all("expects 9" in error.found for error in errors)
+
+
 def test_a_process_that_disconnects_from_its_leader_is_missing(launches):
     with ThreadPoolExecutor(6) as pool:
         present = [pool.submit(join, launch) for launch in (*launches[:4], launches[5])]

@@ -98,7 +98,10 @@ def test_processes_beyond_the_world_size_are_refused(rendezvous):
     late = world.call()
     world.call(world.member(1))
     world.members.result(10)
-    assert late.answer() == {"refused": ["a world of 2", "more processes than that", "fewer of them"]}
+    assert late.answer() == {
+        "refused": ["a world of 2", "more processes than that", "fewer of them"],
+        "is_single": True,
+    }
 
 
 def test_all_processes_are_refused_if_the_world_sizes_differ(rendezvous):

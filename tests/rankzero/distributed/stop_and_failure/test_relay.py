@@ -168,4 +168,14 @@ def test_a_message_with_the_number_of_another_rank_is_ignored(nodes):
 
 def test_a_leader_sends_heartbeats_of_its_own(nodes):
     ranks = nodes.wait_for_all()
-    assert {} in (ranks[3].connection.receive(10) or [])
+    deadline = time.monotonic() + 10
+    while {} not in (ranks[3].connection.receive(1) or []):
+        assert time.monotonic() < deadline
+
+
+def test_a_leader_that_its_relay_has_announced_receives_an_earlier_stop_request(nodes):
+    ranks = nodes.wait_for_all()
+    ranks[0].send({"stop": "SIGTERM"})
+    assert ranks[2].next("stop_requested")
+    nodes.relay.rank_zero.send({"rank": 2})  # as if rank 2 connected to its relay only now
+    assert ranks[2].next("stop_requested") == {"stop_requested": "SIGTERM"}

@@ -234,7 +234,7 @@ def test_the_verified_content_is_unpickled_even_if_the_file_changes(saved, tmp_p
     """The file is overwritten after it was opened; the old content is still read."""
     from rankzero.runs.checkpoints.safe_load import _open
 
-    opened, may_run_code = _open(saved, False, "", None)
+    opened, may_run_code = _open(saved, False, "", None, None)
     assert may_run_code
     with opened as file:
         expected = (saved / STATE).read_bytes()
