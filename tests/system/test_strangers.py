@@ -23,7 +23,7 @@ from system.slurm import wait_until
 pytestmark = pytest.mark.xdist_group("hosts")
 
 PORT = "29561"
-NOBODY = 65534
+OTHER_USER = 65534
 
 
 PROGRAM = (PYTHON, str(REPOSITORY / "tests/system/strangers.py"))
@@ -204,8 +204,8 @@ def test_another_user_of_the_machine_can_neither_read_the_key_nor_use_the_socket
     key = home / ".config/rankzero/key"
     try:
         wait_until(lambda: "epoch 2" in (tmp_path / "log").read_text() or run.poll() is not None, "training")
-        assert "Permission denied" in as_nobody(KEY_READER, str(key)) and key.read_bytes()
-        printed = as_nobody(LOCAL_STRANGER)
+        assert "Permission denied" in as_other_user(KEY_READER, str(key)) and key.read_bytes()
+        printed = as_other_user(LOCAL_STRANGER)
         assert "refused" in printed or "received b''" in printed
         assert "RANKZERO" not in printed
         assert run.wait(200) == 0, (tmp_path / "log").read_text()
@@ -214,8 +214,8 @@ def test_another_user_of_the_machine_can_neither_read_the_key_nor_use_the_socket
         log.close()
 
 
-def as_nobody(program: str, *arguments: str) -> str:
+def as_other_user(program: str, *arguments: str) -> str:
     """Returns what a program prints that another user runs."""
     command = ["/usr/bin/python3", "-c", program, *arguments]
-    result = subprocess.run(command, user=NOBODY, group=NOBODY, extra_groups=[], capture_output=True, text=True)
+    result = subprocess.run(command, user=OTHER_USER, group=OTHER_USER, extra_groups=[], capture_output=True, text=True)
     return result.stdout + result.stderr
