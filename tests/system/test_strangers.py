@@ -67,7 +67,7 @@ class Run:
         }
 
     def wait_for_training(self) -> None:
-        wait_until(lambda: "epoch 2" in self.printed() or self.has_ended(), "the second epoch")
+        wait_until(lambda: "epoch 2" in self.printed() or self.has_ended(), "the second epoch", 240)
         assert not self.has_ended(), self.printed()
 
     def has_ended(self) -> bool:

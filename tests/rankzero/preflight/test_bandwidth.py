@@ -21,7 +21,7 @@ def test_the_time_of_a_step_is_interpolated_between_the_measured_sizes(count, se
 
 
 def measure(coordinator, warn_gbps, fail_gbps, corrupted="", hosts=1):
-    coordinator.members = [member._replace(node_rank=member.rank % hosts) for member in coordinator.members]
+    coordinator.launch = coordinator.launch._replace(num_nodes=hosts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bandwidth, "SIZES", (1 << 10, 1 << 16))
         patch.setattr(bandwidth, "SECONDS_PER_SIZE", 0.01)

@@ -1,4 +1,5 @@
 import json
+import socket
 import time
 
 from rankzero.messages import AnotherRankFailed
@@ -80,4 +81,4 @@ def respond_late(coordinator):
 
 
 def test_a_rank_that_does_not_respond_in_time_is_named(on_ranks):
-    assert on_ranks(respond_late, 2)[0] == "rank 1 did not respond within 0.5 s"
+    assert on_ranks(respond_late, 2)[0] == f"rank 1 on {socket.gethostname()} did not respond within 0.5 s"

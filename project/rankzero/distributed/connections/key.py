@@ -44,10 +44,10 @@ class Key:
     origin: str
     is_explicit: bool = False
 
-    def fingerprint(self, world_id: str) -> str | None:
-        """Returns a text by which processes of a run can compare their keys without revealing them."""
+    def fingerprint(self, world_id: str) -> str:
+        """Returns a text by which processes can compare their keys without revealing them; empty without a key."""
         if self.secret is None:
-            return None
+            return ""
         return hmac.digest(self.secret, f"fingerprint {world_id}".encode(), "sha256").hex()
 
 

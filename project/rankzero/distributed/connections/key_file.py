@@ -43,7 +43,8 @@ def load_key(name: str, create: bool) -> tuple[bytes, Path]:
             _create(folder_descriptor, name)
             return _read(folder_descriptor, path), path
     except OSError as error:
-        raise NoKeyError(f"the key {path} cannot be used: {error.strerror}") from error
+        link = next((f"{place} is a symbolic link" for place in (folder, path) if place.is_symlink()), error.strerror)
+        raise NoKeyError(f"the key {path} cannot be used: {link}") from error
 
 
 @contextmanager

@@ -39,20 +39,19 @@ def find_ranks_through_store(
         ValueError: The description of a rank is malformed.
     """
     own: dict[str, Any] = {
-        "peer": this_peer._asdict(),
-        "key": key.fingerprint(launch.world_id),
-        "origin": key.origin,
+        "peer": this_peer._replace(key=key.fingerprint(launch.world_id))._asdict(),
         "is_explicit": key.is_explicit,
     }
     assigned: list[Peer] = []
 
     def assign(ranks: list[Any]) -> list[Any]:
         peers = [peer for values in ranks if (peer := Peer.from_message(values["peer"]))]
+        if len(peers) != len(ranks):
+            raise ValueError("the description of a rank is malformed")
         assigned.extend(assign_ranks(peers))
-        first_key, origin = ranks[0]["key"], ranks[0]["origin"]
-        others = [peer for peer, values in zip(peers, ranks, strict=True) if values["key"] != first_key]
-        is_shared = first_key is not None and not others
-        problem = "" if is_shared else describe_key_problem(first_key is not None, origin, peers[0], others)
+        others = [peer for peer in peers if peer.key != peers[0].key]
+        is_shared = bool(peers[0].key) and not others
+        problem = "" if is_shared else describe_key_problem(key, peers[0], others)
         if problem and any(values["is_explicit"] for values in ranks):
             raise RequestError("the same RANKZERO_KEY on all ranks", problem, SAME_KEY_ADVICE)
         return [{**view, "key_problem": problem} for view in node_views(assigned)]

@@ -48,9 +48,10 @@ def rendezvous(
     Raises:
         RequestError: A process is missing, connected twice or belongs to another world, or rank zero is unreachable.
     """
-    this_peer, deadline = Peer.this(launch), time.monotonic() + start_timeout
+    deadline = time.monotonic() + start_timeout
     try:
         key = find_key()
+        this_peer = Peer.this(launch, key)
         if requires_key and key.secret is None:
             raise missing_key_error(key)
         if interface:

@@ -141,19 +141,18 @@ def missing_key_error(key: Key) -> RequestError:
     return RequestError("--auth required", f"no key on {socket.gethostname()}: {key.origin}", SAME_KEY_ADVICE)
 
 
-def describe_key_problem(has_key: bool, origin: str, first: Peer, others: Sequence[Peer]) -> str:
+def describe_key_problem(key: Key, first: Peer, others: Sequence[Peer]) -> str:
     """Describes why the processes of a run do not share a key.
 
     Args:
-        has_key: Whether rank zero has a key.
-        origin: Where rank zero's key comes from, or why there is none.
+        key: The key of rank zero.
         first: Rank zero.
         others: The processes that do not know rank zero's key.
     """
-    if not has_key:
-        return f"rank 0 on {first.host} has no key ({origin})"
+    if key.secret is None:
+        return f"rank 0 on {first.host} has no key ({key.origin})"
     names = few([peer.host if peer.rank is None else f"rank {peer.rank} on {peer.host}" for peer in others])
-    return f"rank 0 on {first.host} has another key ({origin}) than {names}"
+    return f"rank 0 on {first.host} has another key ({key.origin}) than {names}"
 
 
 def _address_flags(launch: Launch, host: str) -> str:

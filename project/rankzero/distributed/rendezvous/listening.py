@@ -113,6 +113,6 @@ def reject_clients(launch: Launch, ips: Sequence[str], error: RequestError, key:
 
 def _refuse_all(launch: Launch, listener: socket.socket, seconds: float, refusal: RequestError, key: Key) -> None:
     """Sends `refusal` to all processes that connect within some seconds."""
-    server = RendezvousServer(launch, Peer.this(launch), [listener], time.monotonic() + seconds, seconds, key)
+    server = RendezvousServer(launch, Peer.this(launch, key), [listener], time.monotonic() + seconds, seconds, key)
     with contextlib.suppress(RequestError):
         server.wait(refusal)

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rankzero.distributed.connections.key import Key
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.cores import cpu_quota, format_cpus, usable_cores
 from rankzero.distributed.process.process_state import process_namespace
@@ -32,6 +33,7 @@ class Peer(NamedTuple):
         quota: The CPU time that its cgroup allows, in CPUs; None without a limit.
         cgroup: The cgroup that has this limit.
         id: Random text that identifies the process during the rendezvous.
+        key: Text by which rank zero compares the key of the process with its own, see `Key.fingerprint`; empty without.
     """
 
     rank: int | None
@@ -47,10 +49,11 @@ class Peer(NamedTuple):
     quota: float | None = None
     cgroup: str = ""
     id: str = ""
+    key: str = ""
 
     @classmethod
-    def this(cls, launch: Launch) -> "Peer":
-        """Returns the description of this process."""
+    def this(cls, launch: Launch, key: Key | None = None) -> "Peer":
+        """Returns the description of this process; with `key`, including the key's fingerprint."""
         quota = cpu_quota()
         return cls(
             rank=launch.rank,
@@ -66,6 +69,7 @@ class Peer(NamedTuple):
             quota=quota.cpus if quota else None,
             cgroup=quota.cgroup if quota else "",
             id=secrets.token_hex(8),
+            key=key.fingerprint(launch.world_id) if key else "",
         )
 
     @classmethod
@@ -78,7 +82,7 @@ class Peer(NamedTuple):
         counts = [*ranks, peer.world_size, peer.pid, peer.rank_order]
         if not all(type(count) is int and 0 <= count < 1 << 63 for count in counts):
             return None
-        texts = (peer.host, peer.boot, peer.pids, peer.cgroup, peer.id)
+        texts = (peer.host, peer.boot, peer.pids, peer.cgroup, peer.id, peer.key)
         is_valid = (
             all(isinstance(text, str) and text.isprintable() and len(text) < 2048 for text in texts)
             and all(rank < peer.world_size for rank in ranks)
@@ -119,7 +123,7 @@ class Members:
 
 
 def assign_ranks(members: Sequence[Peer]) -> list[Peer]:
-    """Assigns the positions that the launcher did not provide; returns all processes by rank.
+    """Assigns the positions that the launcher did not provide; returns all processes by rank, without their keys.
 
     Args:
         members: All processes, in any order.
@@ -137,7 +141,7 @@ def assign_ranks(members: Sequence[Peer]) -> list[Peer]:
     for rank, (member, node_key) in enumerate(zip(ordered, node_keys, strict=True)):
         node = nodes[node_key]
         local_rank = counts[node] if member.local_rank is None else member.local_rank
-        assigned.append(member._replace(rank=rank, local_rank=local_rank, node_rank=node))
+        assigned.append(member._replace(rank=rank, local_rank=local_rank, node_rank=node, key=""))
         counts[node] += 1
     return assigned
 

@@ -123,11 +123,12 @@ class RendezvousServer:
             raise
         claims = sorted(self._claims.values(), key=lambda claim: not claim.connection.is_trusted)
         claims = claims[: self.launch.world_size - 1]
-        unauthenticated = [claim.peer for claim in claims if not claim.connection.is_trusted]
-        if unauthenticated:
-            self.key_problem = describe_key_problem(
-                self.key.secret is not None, self.key.origin, self.this_peer, unauthenticated
-            )
+        # Processes of the same user on one machine are trusted, but containers may have given them different keys.
+        without_key = [
+            claim.peer for claim in claims if not claim.connection.is_trusted or claim.peer.key != self.this_peer.key
+        ]
+        if without_key:
+            self.key_problem = describe_key_problem(self.key, self.this_peer, without_key)
         self._close_to_strangers({claim.connection.address for claim in claims if not claim.connection.is_local})
         assigned = assign_ranks([self.this_peer, *(claim.peer for claim in claims)])
         self._answer(self._views(claims, assigned), {"refused": self._too_many, "is_single": True})
@@ -224,6 +225,8 @@ class RendezvousServer:
         """Returns why a process cannot belong to the run. A trusted one takes the place of an untrusted one."""
         if peer.world_size != self.launch.world_size:
             return world_size_error(self.launch, self.this_peer, peer)
+        if self._server.requires_key and peer.key != self.this_peer.key:
+            return different_keys_error(self.launch, self.key)
         if peer.rank is not None and peer.rank == self.this_peer.rank:
             return duplicate_rank_error(self.this_peer, peer)
         holder = self._claims.get(peer.id)

@@ -49,7 +49,7 @@ class Rendezvous:
         self.launch = Launch(
             launcher="env", world_size=size, local_world_size=size, port=self.port, world_id="k", num_nodes=1
         )
-        self.this_peer = Peer.this(self.launch)
+        self.this_peer = Peer.this(self.launch, key)
         deadline = time.monotonic() + seconds
         self.server = RendezvousServer(self.launch, self.this_peer, [self.listener], deadline, seconds, key, **options)
         self.clients, self.ids = [], itertools.count()

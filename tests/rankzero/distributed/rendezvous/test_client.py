@@ -221,7 +221,7 @@ def call_with_keys(all_launches, keys):
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(client, "find_key", lambda: key)
                     return rendezvous(launch, 3.0)
-            this_peer = peers.Peer.this(launch)
+            this_peer = peers.Peer.this(launch, key)
             try:
                 deadline = time.monotonic() + 3.0
                 return search.RankZeroSearch(launch, this_peer, deadline, 3.0, key, False).result()

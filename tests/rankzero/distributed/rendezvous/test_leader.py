@@ -6,12 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from rankzero.distributed.connections.key import Key
 from rankzero.distributed.connections.line_server import LineServer
 from rankzero.distributed.connections.local_socket import connect_locally, listen_locally
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous import leader, search
 from rankzero.distributed.rendezvous.client import rendezvous
 from rankzero.distributed.rendezvous.leader import leader_name, listen_as_leader, uses_leader
+from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.messages import RequestError
 from running import reserved_port
 
@@ -134,3 +136,20 @@ def test_a_name_is_taken_by_one_listener_at_a_time():
         assert listen_locally("a test") is None
     with listen_locally("a test"):
         assert connect_locally("another test") is None
+
+
+@pytest.fixture
+def keys_by_rank(monkeypatch):
+    """Gives each thread the key of its rank; returns the rank -> key."""
+    keys = {rank: Key(b"k" * 32, "the file") for rank in range(6)}
+    this = Peer.this
+    monkeypatch.setattr(Peer, "this", classmethod(lambda cls, launch, key=None: this(launch, keys[launch.rank])))
+    return keys
+
+
+@pytest.mark.parametrize("rank", [2, 5])
+def test_containers_of_one_machine_with_different_keys_are_no_authenticated_run(launches, keys_by_rank, rank):
+    keys_by_rank[rank] = Key(b"o" * 32, "another home")
+    results = all_join(launches)
+    assert all(f"than rank {rank} on " in result.key_problem for result in results)
+    assert all(peer.key == "" for result in results for peer in result.members)

@@ -28,7 +28,7 @@ def test_every_process_receives_the_list_of_all_members(rendezvous, size):
     clients = [world.call(world.member(rank)) for rank in range(1, size)]
     members = world.members.result(10)
     assert [member.rank for member in members] == [*range(size)]
-    ranks = [{**world.this_peer._asdict(), "rank": 0, "local_rank": 0, "node_rank": 0}]
+    ranks = [{**world.this_peer._asdict(), "rank": 0, "local_rank": 0, "node_rank": 0, "key": ""}]
     for client in clients:
         answer = client.answer()
         (view,) = answer["views"]
