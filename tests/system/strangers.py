@@ -4,8 +4,9 @@ python strangers.py attack HOST PORT RECORDING [SEED]
 python strangers.py record INTERFACE RECORDING           # needs root
 
 The attack knows the protocol, but not the key. PORT is the port of the rendezvous, then of PyTorch's store; all other
-open ports of the machine are found by a scan. One line is printed for each new port. RECORDING is a file with what the
-ranks of the run have sent, which the attack repeats and alters.
+open ports of the machine are found by a scan. The program prints each new port and, after each scan, the number of
+attacks, which does not count idle connections. RECORDING is a file with what the ranks of the run have sent, which the
+attack repeats and alters.
 """
 
 import contextlib
@@ -23,6 +24,9 @@ IDLE_CONNECTIONS = 600
 recording: list[Path] = []
 """The file with what the ranks have sent."""
 
+attacks: list[int] = []
+"""The port of each attack so far."""
+
 
 def main() -> None:
     if sys.argv[1] == "record":
@@ -33,6 +37,7 @@ def main() -> None:
     threading.Thread(target=attack, args=(host, port, seed), daemon=True).start()
     threading.Thread(target=hold_idle_connections, args=(host, port), daemon=True).start()
     while True:
+        print(f"{len(attacks)} attacks", flush=True)
         for found in open_ports(host):
             if found not in attacked:
                 attacked.add(found)
@@ -84,6 +89,7 @@ def attack(host: str, port: int, seed: int) -> None:
     generator = random.Random(seed + port)
     while True:
         with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=2) as connection:
+            attacks.append(port)
             generator.choice(ATTACKS)(connection, generator)
         time.sleep(0.005)
 
