@@ -34,16 +34,21 @@ def main() -> None:
     host, port, seed = sys.argv[2], int(sys.argv[3]), int((sys.argv[5:] or ["0"])[0])
     recording.append(Path(sys.argv[4]))
     attacked = {port}
-    threading.Thread(target=attack, args=(host, port, seed), daemon=True).start()
-    threading.Thread(target=hold_idle_connections, args=(host, port), daemon=True).start()
+    start_attacks(host, port, seed)
     while True:
         print(f"{len(attacks)} attacks", flush=True)
         for found in open_ports(host):
             if found not in attacked:
                 attacked.add(found)
                 print(f"attacking port {found}", flush=True)
-                threading.Thread(target=attack, args=(host, found, seed), daemon=True).start()
-                threading.Thread(target=hold_idle_connections, args=(host, found), daemon=True).start()
+                start_attacks(host, found, seed)
+
+
+def start_attacks(host: str, port: int, seed: int) -> None:
+    """Attacks a port from several threads."""
+    for number in range(4):
+        threading.Thread(target=attack, args=(host, port, f"{seed} {port} {number}"), daemon=True).start()
+    threading.Thread(target=hold_idle_connections, args=(host, port), daemon=True).start()
 
 
 def record(interface: str, file: Path) -> None:
@@ -84,9 +89,9 @@ def open_ports(host: str) -> list[int]:
     return found
 
 
-def attack(host: str, port: int, seed: int) -> None:
+def attack(host: str, port: int, seed: str) -> None:
     """Sends one attack after another to a port."""
-    generator = random.Random(seed + port)
+    generator = random.Random(seed)
     while True:
         with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=2) as connection:
             attacks.append(port)
