@@ -9,7 +9,7 @@ import torch
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.process.threads import choose_threads, set_threads
+from rankzero.distributed.process.limits.threads import choose_threads, set_threads
 from rankzero.messages import RequestError
 
 

@@ -8,12 +8,12 @@ import time
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 import torch.distributed as dist
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import synchronize
+from rankzero.distributed.process.limits.memory import available_memory
 from rankzero.preflight.check import FAIL, NETWORK_ADVICE, NETWORK_SECONDS, OK, WARN, Check, error_lines, gather
 
 SIZES = tuple(4**power for power in range(5, 15))
@@ -117,7 +117,7 @@ def _check_values(rank: int, size: int, device: torch.device) -> bool:
 
 
 def _measure_all_reduce(size: int, local_ranks: int, device: torch.device) -> list[dict[str, float]]:
-    available = MEMORY_SHARE * psutil.virtual_memory().available / local_ranks
+    available = MEMORY_SHARE * available_memory() / local_ranks
     limit = -_largest_over_ranks(-available, device)
     rows: list[dict[str, float]] = []
     for count_bytes in SIZES:

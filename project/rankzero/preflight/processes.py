@@ -8,7 +8,7 @@ import torch
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch_problems import launch_problems
-from rankzero.distributed.process.cores import usable_cores
+from rankzero.distributed.process.limits.cores import usable_cores
 from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, check_on_rank_zero, describe_ranks
 
 MAX_LISTED = 64

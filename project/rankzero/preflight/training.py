@@ -8,7 +8,7 @@ from typing import Any
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.monitoring.slow_ranks import slow_ranks
-from rankzero.distributed.process.cores import usable_cores
+from rankzero.distributed.process.limits.cores import usable_cores
 from rankzero.preflight.check import FAIL, OK, WARN, Check, differences, error_lines, gather
 from rankzero.preflight.trial import Trial
 

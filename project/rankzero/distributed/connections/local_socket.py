@@ -4,12 +4,21 @@ import os
 import socket
 import struct
 import sys
+from functools import cache
 from hashlib import sha256
 
 
+@cache
 def is_supported() -> bool:
-    """Returns whether this system has Unix sockets whose name disappears with them."""
-    return sys.platform == "linux"
+    """Returns whether this system has, and allows, Unix sockets whose name disappears with them."""
+    if sys.platform != "linux":
+        return False
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind("")  # the kernel chooses an abstract address
+    except OSError:
+        return False
+    return True
 
 
 def listen_locally(name: str) -> socket.socket | None:

@@ -4,9 +4,10 @@ import io
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-import psutil
 import torch
 import torch.distributed as dist
+
+from rankzero.distributed.process.limits.memory import available_memory
 
 CHUNK_BYTES = 16 << 20
 """Bytes that one collective sends."""
@@ -17,8 +18,8 @@ def broadcast_file(
 ) -> tuple[BinaryIO, bool]:
     """Reads a file on rank zero only; returns a file with the same content on every rank. All ranks must call.
 
-    Each rank keeps the content in memory. If this takes more than half of the free memory of rank zero's machine, each
-    rank opens the file itself.
+    Each rank keeps the content in memory. If this takes more than half of the memory that is available to rank zero and
+    the other processes of its machine, each rank opens the file itself.
 
     Args:
         open_file: Opens the file, and returns it with a value that all ranks receive. Its argument states whether to
@@ -38,7 +39,7 @@ def broadcast_file(
             file, value = opened
             size = file.seek(0, io.SEEK_END)
             file.seek(0)
-            if fits := size * local_ranks <= psutil.virtual_memory().available // 2:
+            if fits := size * local_ranks <= available_memory() // 2:
                 content = _read(file, size)
             header = [(size, fits, value)]
         except Exception as error:

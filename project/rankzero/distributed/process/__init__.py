@@ -1,1 +1,1 @@
-"""Start, signals, cores, threads and exit of a single process."""
+"""Start, signals, limits and exit of a single process."""

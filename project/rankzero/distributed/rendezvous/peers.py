@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process.cores import cpu_quota, format_cpus, usable_cores
+from rankzero.distributed.process.limits.cores import cpu_quota, format_cpus, usable_cores
 from rankzero.distributed.process.process_state import process_namespace
 
 

@@ -74,12 +74,16 @@ def is_reporting_rank(launch: Launch | None) -> bool:
 def is_node_reporter(launch: Launch, local_only: bool) -> bool:
     """Whether this process prints one line on its machine about an error, in addition to rank zero's report.
 
+    The first process of a machine prints it; if the launcher does not state which one that is, the first that asks.
+
     Args:
         launch: The position of this process among all processes.
         local_only: Whether only this process may have found the error, so that rank zero's report does not include it.
     """
     has_separate_output = not LAUNCHERS[launch.launcher].gathers_output
-    return (local_only or has_separate_output) and launch.rank != 0 and launch.local_rank == 0
+    if launch.rank == 0 or not (local_only or has_separate_output):
+        return False
+    return launch.local_rank == 0 or (launch.local_rank is None and acquire_host_lock(f"reporter {launch.world_id}"))
 
 
 def acquire_host_lock(name: str) -> bool:

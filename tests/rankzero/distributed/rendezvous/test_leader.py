@@ -8,7 +8,7 @@ import pytest
 
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.connections.line_server import LineServer
-from rankzero.distributed.connections.local_socket import connect_locally, listen_locally
+from rankzero.distributed.connections.local_socket import connect_locally
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous import leader, search
 from rankzero.distributed.rendezvous.client import rendezvous
@@ -129,13 +129,6 @@ def test_a_single_machine_and_single_processes_need_no_leader(launches):
     assert uses_leader(launches[0])
     assert not uses_leader(launches[0]._replace(local_world_size=1))
     assert not uses_leader(launches[0]._replace(num_nodes=1))
-
-
-def test_a_name_is_taken_by_one_listener_at_a_time():
-    with listen_locally("a test"):
-        assert listen_locally("a test") is None
-    with listen_locally("a test"):
-        assert connect_locally("another test") is None
 
 
 @pytest.fixture

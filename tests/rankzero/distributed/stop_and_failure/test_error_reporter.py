@@ -129,6 +129,11 @@ def test_each_other_machine_has_one_reporter_of_ungathered_or_local_errors(
     assert is_node_reporter(Launch(launcher=launcher, rank=rank, local_rank=local_rank), local_only) == reports
 
 
+def test_the_first_process_that_asks_reports_if_the_launcher_states_no_local_rank():
+    launch = Launch(launcher="pbs", rank=None, local_rank=None, world_id=JOB)
+    assert [is_node_reporter(launch, True), is_node_reporter(launch, True)] == [True, False]
+
+
 ACQUIRE_LOCK = (
     "import sys; from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock; "
     "print(acquire_host_lock(sys.argv[1]), flush=True)"

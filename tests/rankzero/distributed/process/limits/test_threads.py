@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process import threads
-from rankzero.distributed.process.threads import MARK, Threads, choose_threads, set_threads, user_setting
+from rankzero.distributed.process.limits import threads
+from rankzero.distributed.process.limits.threads import MARK, Threads, choose_threads, set_threads, user_setting
 from rankzero.distributed.rendezvous.peers import Peer
 from running import BIN
 
@@ -115,7 +115,7 @@ def test_omp_num_threads_is_set_only_if_the_default_differs():
 
 SETTING = """
 import os
-from rankzero.distributed.process.threads import user_setting
+from rankzero.distributed.process.limits.threads import user_setting
 found = f"{os.environ['OMP_NUM_THREADS']}, set by the user: {user_setting(os.environ)}"
 os.write(1, f"rank {os.environ['RANK']}: {found}\\n".encode())  # at once: both ranks write to one pipe
 """

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from rankzero.distributed.process import cores
-from rankzero.distributed.process.cores import cpu_quota, format_cpus, parse_cpus, usable_cores
+from rankzero.distributed.process.limits import cores
+from rankzero.distributed.process.limits.cores import cpu_quota, format_cpus, parse_cpus, usable_cores
 
 V1 = "31 23 0:28 / {mount} rw - cgroup cgroup rw,cpu,cpuacct"
 V2 = "41 31 0:38 / {mount} rw,relatime shared:5 master:1 - cgroup2 cgroup2 rw,nsdelegate"
@@ -22,7 +22,7 @@ def test_consecutive_cpus_are_formatted_as_ranges():
 
 
 def test_usable_cores_respect_the_cpu_affinity():
-    code = "from rankzero.distributed.process.cores import usable_cores; print(sorted(usable_cores()))"
+    code = "from rankzero.distributed.process.limits.cores import usable_cores; print(sorted(usable_cores()))"
     cpu = max(os.sched_getaffinity(0))
     result = subprocess.run(["taskset", "-c", str(cpu), sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.strip() == str([cores._core_of(cpu)]), result.stderr
@@ -37,21 +37,6 @@ def test_hardware_threads_of_one_core_count_once(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
     assert usable_cores() == {0, 1}
     cores._core_of.cache_clear()
-
-
-@pytest.fixture
-def write_process_files(tmp_path):
-    """Returns a function that writes a process's cgroup files, and the /proc files that locate them."""
-
-    def write(mount, membership, files):
-        for path, text in files.items():
-            (tmp_path / "mount" / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "mount" / path).write_text(text)
-        (tmp_path / "cgroup").write_text(f"9:name=systemd:/\n{membership}\n")
-        (tmp_path / "mountinfo").write_text(mount.format(mount=tmp_path / "mount") + "\n")
-        return tmp_path
-
-    return write
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""What a process may use: cores, CPU time and memory; the number of threads that follows."""
