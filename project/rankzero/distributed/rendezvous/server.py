@@ -55,8 +55,9 @@ class RendezvousServer:
     """Accepts connections on rank zero until all processes have connected.
 
     Processes that know the key, and local processes of the same user, belong to the run: a conflict between them is an
-    error of the launch. Another process may be a stranger. So a conflict with it does not end the run, and a process
-    with the key takes precedence over it. It is not admitted at all if a process on another machine knows the key.
+    error of the launch. Another process may not belong to the run. So a conflict with it does not end the run, and a
+    process with the key takes precedence over it. It is not admitted at all if a process on another machine knows the
+    key.
 
     Args:
         launch: The position of this process among all processes.
@@ -129,12 +130,12 @@ class RendezvousServer:
         ]
         if without_key:
             self.key_problem = describe_key_problem(self.key, self.this_peer, without_key)
-        self._close_to_strangers({claim.connection.address for claim in claims if not claim.connection.is_local})
+        self._close_to_other_machines({claim.connection.address for claim in claims if not claim.connection.is_local})
         assigned = assign_ranks([self.this_peer, *(claim.peer for claim in claims)])
         self._answer(self._views(claims, assigned), {"refused": self._too_many, "is_single": True})
         return assigned
 
-    def _close_to_strangers(self, addresses: set[str]) -> None:
+    def _close_to_other_machines(self, addresses: set[str]) -> None:
         """Leaves the listening socket open only to the machines of the run, with no connection that waits on it.
 
         torch's store, which serves on the same socket next, accepts any connection.
@@ -168,7 +169,7 @@ class RendezvousServer:
         needed = self.launch.world_size - 1
         if self._trusted >= needed or len(self._claims) < needed:
             return self._trusted >= needed
-        # Without a key of its own, rank zero cannot distinguish the processes of the run from strangers.
+        # Without a key of its own, rank zero cannot distinguish the processes of the run from others.
         return self.key.secret is None or time.monotonic() > self._changed_at + UNAUTHENTICATED_SECONDS
 
     def _missing_processes_error(self) -> RequestError:
