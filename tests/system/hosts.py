@@ -11,7 +11,7 @@ from running import BIN
 
 HOSTS = {"rz1": "10.93.0.1", "rz2": "10.93.0.2"}
 
-STRANGER = "rz3"
+ATTACKER = "rz3"
 """A third host, which can reach rz1 but takes part in no run."""
 
 ENTER = """\
@@ -51,21 +51,21 @@ def two_hosts(folder: Path) -> Iterator["Hosts"]:
             ip("-n", host, "addr", "add", f"{HOSTS[host]}/24", "dev", link)
             ip("-n", host, "link", "set", link, "up")
             ip("-n", host, "link", "set", "lo", "up")
-        _connect_stranger()
+        _connect_attacker()
         yield hosts
-        for host in (*HOSTS, STRANGER):
+        for host in (*HOSTS, ATTACKER):
             hosts.kill_all(host)
     finally:
         _remove()
 
 
-def _connect_stranger() -> None:
-    ip("netns", "add", STRANGER)
-    ip("link", "add", "to-rz3", "netns", "rz1", "type", "veth", "peer", "name", "to-rz1", "netns", STRANGER)
-    for host, link, address in (("rz1", "to-rz3", "10.93.1.1"), (STRANGER, "to-rz1", "10.93.1.3")):
+def _connect_attacker() -> None:
+    ip("netns", "add", ATTACKER)
+    ip("link", "add", "to-rz3", "netns", "rz1", "type", "veth", "peer", "name", "to-rz1", "netns", ATTACKER)
+    for host, link, address in (("rz1", "to-rz3", "10.93.1.1"), (ATTACKER, "to-rz1", "10.93.1.3")):
         ip("-n", host, "addr", "add", f"{address}/24", "dev", link)
         ip("-n", host, "link", "set", link, "up")
-    ip("-n", STRANGER, "route", "add", "10.93.0.0/24", "via", "10.93.1.1")
+    ip("-n", ATTACKER, "route", "add", "10.93.0.0/24", "via", "10.93.1.1")
 
 
 def ip(*arguments: str) -> None:
@@ -73,7 +73,7 @@ def ip(*arguments: str) -> None:
 
 
 def _remove() -> None:
-    for host in (*HOSTS, STRANGER):
+    for host in (*HOSTS, ATTACKER):
         subprocess.run(["ip", "netns", "delete", host], capture_output=True)
 
 

@@ -112,13 +112,13 @@ def attacks():
         yield generator.randbytes(generator.choice((1, 10, 100, 5000))) + b"\n" * generator.randrange(3)
 
 
-def test_no_bytes_of_strangers_disturb_the_service(service):
+def test_no_bytes_of_attackers_disturb_the_service(service):
     running = service()
     client = running.client()
     for attack in attacks():
-        stranger = running.connect()
+        attacker = running.connect()
         with contextlib.suppress(OSError):  # the server may already have closed the connection
-            stranger.sendall(attack)
+            attacker.sendall(attack)
     client.send({"position": 7})
     running.wait_for(lambda: running.received == [{"position": 7}])
     assert running.thread.is_alive()
@@ -130,20 +130,20 @@ def test_unidentified_connections_are_closed_after_some_seconds(service, monkeyp
     client = running.client()
     client.send({"position": 1})
     running.wait_for(lambda: running.received)
-    strangers = [running.connect() for _ in range(5)]
-    for stranger in strangers:
-        assert stranger.recv(1000).startswith(b"RANKZERO/2 control ")
-        assert stranger.recv(1000) == b""
+    attackers = [running.connect() for _ in range(5)]
+    for attacker in attackers:
+        assert attacker.recv(1000).startswith(b"RANKZERO/2 control ")
+        assert attacker.recv(1000) == b""
     client.send({"position": 2})
     running.wait_for(lambda: len(running.received) == 2)
 
 
 def test_a_client_that_sends_its_bytes_slowly_is_closed_too(service, monkeypatch):
     monkeypatch.setattr(line_server, "IDENTIFY_SECONDS", 0.3)
-    stranger = service().connect()
+    attacker = service().connect()
     with pytest.raises(OSError):
         for _ in range(200):
-            stranger.sendall(b"0")
+            attacker.sendall(b"0")
             time.sleep(0.02)
 
 

@@ -181,12 +181,12 @@ def test_without_a_key_rank_zero_admits_all_processes_at_once(rendezvous):
 
 def test_a_process_with_the_key_takes_the_place_of_one_without(rendezvous):
     world = rendezvous(2)
-    stranger = world.call(world.member(1, host="stranger"), secret=None)
+    attacker = world.call(world.member(1, host="attacker"), secret=None)
     world.wait_for_members(2)
     client = world.call(world.member(1, host="b"))
     assert [member.host for member in world.members.result(10)][1] == "b"
     assert client.answer()["key_problem"] == world.server.key_problem == ""
-    assert "on stranger and process" in stranger.answer()["refused"][1]
+    assert "on attacker and process" in attacker.answer()["refused"][1]
 
 
 @pytest.mark.parametrize("fields", [{"rank": 0}, {"world_size": 8}, {"rank": 1, "host": "c"}])
@@ -194,8 +194,8 @@ def test_the_conflict_of_an_unauthenticated_process_does_not_end_the_run(rendezv
     world = rendezvous(3)
     clients = [world.call(world.member(1))]
     world.wait_for_members(2)
-    stranger = world.call(world.member(**{"rank": 2} | fields), secret=None)
-    assert len(stranger.answer()["refused"]) == 3
+    attacker = world.call(world.member(**{"rank": 2} | fields), secret=None)
+    assert len(attacker.answer()["refused"]) == 3
     clients.append(world.call(world.member(2)))
     assert len(world.members.result(10)) == 3
     assert all(len(client.answer()["views"][0]["peers"]) == 3 for client in clients)
@@ -204,10 +204,10 @@ def test_the_conflict_of_an_unauthenticated_process_does_not_end_the_run(rendezv
 def test_unauthenticated_processes_are_refused_once_another_machine_has_the_key(rendezvous, monkeypatch):
     monkeypatch.setattr(server, "UNAUTHENTICATED_SECONDS", 0.0)
     world = rendezvous(3, seconds=1.0)
-    stranger = world.call(world.member(1), secret=None)
+    attacker = world.call(world.member(1), secret=None)
     world.wait_for_members(2)
     world.call(world.member(2, host="b"))
-    assert "do not have the same key" in stranger.answer()["refused"][1]
+    assert "do not have the same key" in attacker.answer()["refused"][1]
     error = world.refused()
     assert "missing rank 1;" in error.found and "without rank 0's key connected from 127.0.0.1" in error.found
     assert "RANKZERO_KEY" in error.instead
@@ -246,10 +246,10 @@ def test_idle_connections_do_not_shut_out_the_ranks(rendezvous, monkeypatch):
 def test_a_process_without_the_key_that_describes_no_process_any_more_is_disconnected(rendezvous):
     """It would otherwise keep a connection that counts neither as unidentified nor as a process."""
     world = rendezvous(2)
-    stranger = world.call(world.member(None), secret=None)
+    attacker = world.call(world.member(None), secret=None)
     world.wait_for_members(2)
-    stranger.send({"gone": "process 0"})
-    assert stranger.connection.receive(10) is None
+    attacker.send({"gone": "process 0"})
+    assert attacker.connection.receive(10) is None
     world.wait_for_members(1)
     world.call(world.member(1))
     assert len(world.members.result(10)) == 2
@@ -257,10 +257,10 @@ def test_a_process_without_the_key_that_describes_no_process_any_more_is_disconn
 
 def test_a_process_without_the_key_sends_short_messages_only(rendezvous):
     world = rendezvous(2)
-    stranger = world.call(world.member(None), secret=None)
+    attacker = world.call(world.member(None), secret=None)
     world.wait_for_members(2)
-    stranger.send({"x": "y" * 20_000})
-    assert stranger.connection.receive(10) is None
+    attacker.send({"x": "y" * 20_000})
+    assert attacker.connection.receive(10) is None
 
 
 def test_a_refusal_of_a_single_process_is_marked(rendezvous):

@@ -150,11 +150,11 @@ def test_the_connections_of_rank_zero_grow_with_the_nodes(nodes):
 @pytest.mark.parametrize("message", [{"rank": 2}, {"rank": 7}, {"rank": "2"}, {"rank": None}, {"rank": [2]}, {"x": 1}])
 def test_a_process_that_is_no_rank_of_the_node_is_disconnected(nodes, message):
     ranks = nodes.wait_for_all()
-    stranger = LineConnection(connect_locally(nodes.relay_name))
-    assert perform_handshake(stranger, "control", "w", None, False, 10)
-    stranger.send({**message, "stop": "a stranger"})
-    stranger.connection.settimeout(10)
-    assert stranger.receive(10) is None
+    attacker = LineConnection(connect_locally(nodes.relay_name))
+    assert perform_handshake(attacker, "control", "w", None, False, 10)
+    attacker.send({**message, "stop": "an attacker"})
+    attacker.connection.settimeout(10)
+    assert attacker.receive(10) is None
     ranks[3].send({"stop": "SIGTERM"})
     assert ranks[0].next("stop_requested") == {"stop_requested": "SIGTERM"}
 

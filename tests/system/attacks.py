@@ -1,7 +1,7 @@
 """Attacks the ports of a machine until it is killed.
 
-python strangers.py attack HOST PORT RECORDING [SEED]
-python strangers.py record INTERFACE RECORDING           # needs root
+python attacks.py attack HOST PORT RECORDING [SEED]
+python attacks.py record INTERFACE RECORDING           # needs root
 
 The attack knows the protocol, but not the key. PORT is the port of the rendezvous, then of PyTorch's store; all other
 open ports of the machine are found by a scan. The program prints each new port and, after each scan, the number of
@@ -133,13 +133,13 @@ def impostor(connection: socket.socket, generator: random.Random) -> None:
 def messages(greeting: list[str], rank: int, generator: random.Random) -> list[object]:
     size = generator.choice((2, 2, 2, 8))
     numbers = {"rank": rank, "local_rank": 0, "node_rank": rank, "world_size": size, "pid": 7, "rank_order": 0}
-    texts = {"host": "stranger", "boot": "b", "pids": "", "cores": "0", "quota": None, "cgroup": "", "id": str(rank)}
+    texts = {"host": "attacker", "boot": "b", "pids": "", "cores": "0", "quota": None, "cgroup": "", "id": str(rank)}
     return generator.choice(
         (
             [{"peer": {**numbers, **texts}}],
-            [{"rank": rank}, {"rank": rank, "stop": "a stranger"}, {"rank": rank, "position": 0}],
-            [{"rank": rank}, {"rank": rank, "failed": "by a stranger"}],
-            [{"rank": rank}, {"rank": rank, "lost": "a stranger"}, {"rank": rank, "leaving": True}],
+            [{"rank": rank}, {"rank": rank, "stop": "an attacker"}, {"rank": rank, "position": 0}],
+            [{"rank": rank}, {"rank": rank, "failed": "by an attacker"}],
+            [{"rank": rank}, {"rank": rank, "lost": "an attacker"}, {"rank": rank, "leaving": True}],
             [{"rank": rank, "status": [0] * 10}, {"statuses": [[rank, None]]}, [], 7, None, {"gone": "1"}],
         )
     )

@@ -1,4 +1,4 @@
-"""Strangers on the network, and other users of the machine, cannot change a run."""
+"""Attackers on the network, and other users of the machine, cannot change a run."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from running import REPOSITORY
-from system.hosts import HOSTS, STRANGER, kill_group
+from system.hosts import ATTACKER, HOSTS, kill_group
 from system.learned import PYTHON, TRAIN
 from system.slurm import wait_until
 
@@ -26,7 +26,7 @@ PORT = "29561"
 OTHER_USER = 65534
 
 
-PROGRAM = (PYTHON, str(REPOSITORY / "tests/system/strangers.py"))
+PROGRAM = (PYTHON, str(REPOSITORY / "tests/system/attacks.py"))
 
 
 @contextlib.contextmanager
@@ -35,7 +35,7 @@ def attacked(hosts, folder: Path, seed: int = 0) -> Iterator[Path]:
     log, recording = folder / "attack.log", folder / "recording"
     recorder = hosts.start("rz1", *PROGRAM, "record", "to-rz2", str(recording), folder=folder, log=log)
     command = (*PROGRAM, "attack", HOSTS["rz1"], PORT, str(recording), str(seed))
-    attacker = hosts.start(STRANGER, *command, folder=folder, log=log)
+    attacker = hosts.start(ATTACKER, *command, folder=folder, log=log)
     try:
         time.sleep(1)
         yield log
@@ -128,7 +128,7 @@ def test_a_dead_rank_of_a_run_under_attack_is_named(attack, start):
 
 
 def test_an_unauthenticated_process_displaces_no_rank(attack, hosts, start, tmp_path):
-    """Rank zero starts alone, and the stranger claims rank 1 for some seconds."""
+    """Rank zero starts alone, and the attacker claims rank 1 for some seconds."""
     run = start("--epochs", "2")
     kill_group(run.processes["rz2"])
     time.sleep(8)
@@ -174,7 +174,7 @@ def test_runs_under_attack_for_half_an_hour(hosts, tmp_path):
 
 KEY_READER = "import sys; print(open(sys.argv[1], 'rb').read())"
 
-LOCAL_STRANGER = """
+LOCAL_ATTACK = """
 import json, re, socket
 names = {line.split()[-1] for line in open("/proc/net/unix") if "@rankzero" in line}
 for name in names:
@@ -206,7 +206,7 @@ def test_another_user_of_the_machine_can_neither_read_the_key_nor_use_the_socket
     try:
         wait_until(lambda: "epoch 2" in (tmp_path / "log").read_text() or run.poll() is not None, "training")
         assert "Permission denied" in as_other_user(KEY_READER, str(key)) and key.read_bytes()
-        printed = as_other_user(LOCAL_STRANGER)
+        printed = as_other_user(LOCAL_ATTACK)
         assert "refused" in printed or "received b''" in printed
         assert "RANKZERO" not in printed
         assert run.wait(200) == 0, (tmp_path / "log").read_text()
