@@ -33,7 +33,7 @@ from rankzero.distributed import network
 from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.connections.line_server import raise_file_limit
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.monitoring.heartbeat import heartbeat_seconds
+from rankzero.distributed.monitoring.report_schedule import report_interval
 from rankzero.distributed.rendezvous.peers import Members, assign_ranks
 from rankzero.distributed.rendezvous.server import RendezvousServer
 
@@ -106,7 +106,7 @@ def measure_control(world: World, seconds: float) -> dict[str, float]:
     listener = network.listen("127.0.0.1", 0)
     members = Members(assign_ranks(world.peers()))
     server = ControlServer(
-        [listener], members, False, world_id=WORLD_ID, secret=KEY.secret, interval=heartbeat_seconds(world.nodes)
+        [listener], members, False, world_id=WORLD_ID, secret=KEY.secret, interval=report_interval(world.nodes)
     )
     clients = Clients(control_clients, world, listener.getsockname()[1])
     own = LineConnection(socket.create_connection(listener.getsockname()))
@@ -115,13 +115,19 @@ def measure_control(world: World, seconds: float) -> dict[str, float]:
     while server.connected < world.size:
         time.sleep(0.1)
     started, cpu = time.monotonic(), time.process_time()
-    clients.pipe.send(seconds)
-    sent = clients.receive()
+    clients.pipe.send(max(seconds, 3 * server.interval + 1))
+    sent, reports = clients.receive()
     percent = 100 * (time.process_time() - cpu) / (time.monotonic() - started)
     stop, failure = clients.receive(), clients.receive()
     clients.pipe.send("end")
     clients.close()
-    return {"control CPU (%)": percent, "control bytes (MB)": sent / 1e6, "stop (s)": stop, "failure (s)": failure}
+    return {
+        "control CPU (%)": percent,
+        "control bytes (MB)": sent / 1e6,
+        "control reports": reports,
+        "stop (s)": stop,
+        "failure (s)": failure,
+    }
 
 
 def join_as_rank_zero(connection: LineConnection) -> None:
@@ -143,7 +149,7 @@ def main() -> None:
     """Measures each world, and prints a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--worlds", nargs="+", default=["128x8", "1024x1", "4096x8"], help="nodes x ranks per node")
-    parser.add_argument("--seconds", type=float, default=30.0, help="simulated training")
+    parser.add_argument("--seconds", type=float, default=30.0, help="simulated training, at least")
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
     raise_file_limit()

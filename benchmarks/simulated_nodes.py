@@ -14,7 +14,6 @@ from rankzero.distributed.connections.handshake import Challenge, hello, is_serv
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.connections.line_connection import LineConnection, Message
 from rankzero.distributed.connections.line_server import raise_file_limit
-from rankzero.distributed.monitoring.heartbeat import heartbeat_seconds
 from rankzero.distributed.monitoring.status import Status
 from rankzero.distributed.rendezvous.peers import Peer
 
@@ -220,9 +219,8 @@ def control_clients(world: World, port: int, pipe: Connection) -> None:
 
     nodes.serve_until_all(introduce)
     pipe.send("connected")
-    seconds, interval = pipe.recv(), heartbeat_seconds(world.nodes)
-    report_states(nodes, seconds, interval)
-    pipe.send(nodes.received)
+    reports = report_states(nodes, pipe.recv())
+    pipe.send((nodes.received, reports))
 
     started = time.monotonic()
     first = nodes.nodes[0]
@@ -244,12 +242,17 @@ def control_clients(world: World, port: int, pipe: Connection) -> None:
     pipe.recv()
 
 
-def report_states(nodes: SimulatedNodes, seconds: float, interval: float) -> None:
-    """Sends the states of the ranks of each node at intervals, evenly distributed over the interval."""
-    started, count, sent = time.monotonic(), len(nodes.nodes), 0
-    while (elapsed := time.monotonic() - started) < seconds:
-        while sent < elapsed / interval * count:
-            node = nodes.nodes[sent % count]
+def report_states(nodes: SimulatedNodes, seconds: float) -> int:
+    """Answers rank zero's requests for the states of all ranks; returns the number of answers."""
+    count = 0
+
+    def report(node: SimulatedNode, messages: list[Message]) -> None:
+        nonlocal count
+        if any("rank_zero" in message for message in messages):
+            count += 1
             node.connection.send({"statuses": [[rank, STATUS] for rank in node.ranks]})
-            sent += 1
-        nodes.serve(0.02, lambda node, messages: None)
+
+    deadline = time.monotonic() + seconds
+    while (remaining := deadline - time.monotonic()) > 0:
+        nodes.serve(remaining, report)
+    return count

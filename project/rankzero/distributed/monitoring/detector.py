@@ -5,6 +5,7 @@ from time import monotonic
 
 from rankzero.distributed.monitoring.diagnosis import SILENCE_SECONDS, describe_hang
 from rankzero.distributed.monitoring.pauses import PauseDetector
+from rankzero.distributed.monitoring.report_schedule import HEARTBEAT_SECONDS
 from rankzero.distributed.monitoring.status import Status
 
 
@@ -27,18 +28,18 @@ class HangDetector:
     ) -> None:
         self.hosts, self.silence_seconds, self._clock, self._leader_of = hosts, silence_seconds, clock, leader_of
         self._statuses: dict[int, tuple[Status, float]] = {}  # the oldest report first
-        self._detailed: set[int] = set()
+        self._urgent: set[int] = set()
         self._is_reported = False
         self._pauses = PauseDetector(clock)
 
     def update(self, rank: int, status: Status | None) -> None:
         """Records the report of a rank; None if the rank is not training."""
         self._statuses.pop(rank, None)
-        self._detailed.discard(rank)
+        self._urgent.discard(rank)
         if status is not None:
             self._statuses[rank] = status, self._clock()
-            if status.has_details:
-                self._detailed.add(rank)
+            if status.is_urgent:
+                self._urgent.add(rank)
 
     def new_hang(self) -> str:
         """Returns the description of a hang that has begun since the last call; empty if there is none.
@@ -48,7 +49,7 @@ class HangDetector:
         """
         now, resumed_at = self._clock(), self._pauses.resumed_at()
         oldest = next((time for _, time in self._statuses.values()), now)
-        if not self._detailed and now - max(oldest, resumed_at) <= self.silence_seconds:
+        if not self._urgent and now - max(oldest, resumed_at) <= self.silence_seconds:
             self._is_reported = False
             return ""
         seconds = {rank: now - max(time, resumed_at) for rank, (_, time) in self._statuses.items()}
@@ -56,7 +57,9 @@ class HangDetector:
         for rank in [rank for rank in silent if self._leader_of(rank) != rank and self._leader_of(rank) in silent]:
             del silent[rank], seconds[rank]  # its reports do not arrive, so its status is unknown
         statuses = {
-            rank: status.older_by(seconds[rank]) if status.has_details or rank in silent else status
+            rank: status.older_by(seconds[rank] if rank in silent else min(seconds[rank], HEARTBEAT_SECONDS))
+            if status.is_urgent or rank in silent
+            else status
             for rank, (status, _) in self._statuses.items()
             if rank in seconds
         }

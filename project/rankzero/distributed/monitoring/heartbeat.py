@@ -1,6 +1,5 @@
-"""Reports what this rank's main thread is doing, so that rank zero can describe a hang. Does not import torch."""
+"""Observes what this rank's main thread is doing, so that rank zero can describe a hang. Does not import torch."""
 
-import math
 from collections.abc import Callable
 from time import monotonic
 from types import FrameType
@@ -25,18 +24,6 @@ from rankzero.distributed.monitoring.stacks import (
 )
 from rankzero.distributed.monitoring.status import Status
 from rankzero.distributed.monitoring.worker_stacks import worker_position
-
-HEARTBEAT_SECONDS = 2.0
-"""Time between reports, which also give the kernel data that the other end of the connection must acknowledge."""
-
-
-def heartbeat_seconds(connections: int) -> float:
-    """Returns the time between reports to a process that receives those of many connections.
-
-    It grows with the square root of their number above 256, which limits the load of a large run.
-    """
-    return HEARTBEAT_SECONDS * math.sqrt(max(1.0, connections / 256))
-
 
 DETAIL_SECONDS = 4.0
 """Age of a phase after which a report contains details; determining them takes about a millisecond.

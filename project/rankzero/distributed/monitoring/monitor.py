@@ -7,13 +7,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 from rankzero.distributed.monitoring.activity import Activity
 from rankzero.distributed.monitoring.detector import HangDetector
-from rankzero.distributed.monitoring.diagnosis import BLOCKED, SILENCE_SECONDS
-from rankzero.distributed.monitoring.heartbeat import HEARTBEAT_SECONDS, CollectiveInFlight, Heartbeat
+from rankzero.distributed.monitoring.diagnosis import BLOCKED
+from rankzero.distributed.monitoring.heartbeat import CollectiveInFlight, Heartbeat
 from rankzero.distributed.monitoring.pauses import PauseDetector
+from rankzero.distributed.monitoring.report_schedule import HEARTBEAT_SECONDS, silence_seconds
+from rankzero.distributed.monitoring.status import Status
 from rankzero.messages import print_error
 
 ON_ABORT_SECONDS = 12.0
@@ -72,10 +73,10 @@ class Monitor:
         self._heartbeat, self.on_hang = None, lambda description: None
         self._is_over.set()
 
-    def message(self) -> dict[str, Any]:
-        """Returns the message to send to rank zero."""
+    def status(self) -> Status | None:
+        """Returns the status of this rank; None outside training."""
         heartbeat = self._heartbeat
-        return {"status": heartbeat.status() if heartbeat else None}
+        return heartbeat.status() if heartbeat else None
 
     def record(self, description: str) -> None:
         """Records a hang and the stacks of this rank in its log, in a thread, because the disk may be the cause."""
@@ -88,7 +89,7 @@ class Monitor:
             print_hang(description)
         return self.stops_run
 
-    def new_silence(self, has_received: bool) -> str:
+    def new_silence(self, has_received: bool, interval: float) -> str:
         """Returns a description if rank zero has sent nothing for too long during training, once; else empty.
 
         Rank zero notices all other hangs, but cannot notice that its own interpreter is blocked. Must be called with
@@ -96,13 +97,14 @@ class Monitor:
 
         Args:
             has_received: Whether rank zero has sent anything since the last call.
+            interval: Seconds between two messages of rank zero.
         """
         now, resumed_at, heartbeat = time.monotonic(), self._pauses.resumed_at(), self._heartbeat
         if has_received or heartbeat is None or self.activity.place == "":
             self._heard_at, self._is_silence_reported = now, False
             return ""
         seconds = now - max(self._heard_at, resumed_at)
-        if self._is_silence_reported or seconds <= max(heartbeat.limit, SILENCE_SECONDS):
+        if self._is_silence_reported or seconds <= max(heartbeat.limit, silence_seconds(interval)):
             return ""
         self._is_silence_reported = True
         since = f", since {self.rank_zero_place}" if self.rank_zero_place else ""

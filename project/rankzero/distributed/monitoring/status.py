@@ -1,5 +1,6 @@
 """What a rank reports about itself to rank zero. Does not import torch."""
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from rankzero.distributed.monitoring.activity import place_of_step
@@ -38,14 +39,16 @@ class Status(NamedTuple):
     @classmethod
     def from_message(cls, values: Any) -> "Status | None":
         """Returns the status in a rank's message; None outside training, and for a malformed message."""
-        types = (int, str, int | float, int | float | None, bool, bool, str, int, str, int | float)
-        if not isinstance(values, list) or len(values) != len(types):
+        if not isinstance(values, list) or not _are_types_valid(tuple(map(type, values))):
             return None
-        is_valid = all(
-            isinstance(value, kind) and (not isinstance(value, (int, float)) or abs(value) < _MAX_NUMBER)
-            for value, kind in zip(values, types, strict=True)
-        )
-        return cls(*values) if is_valid else None
+        status = cls(*values)
+        numbers = (status.step, status.age, status.limit or 0.0, status.sequence, status.first_gradient)
+        return status if all(abs(number) < _MAX_NUMBER for number in numbers) else None
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the phase has taken so long that it may become a hang."""
+        return self.has_details and self.is_overdue(0.5)
 
     @property
     def place(self) -> str:
@@ -59,3 +62,9 @@ class Status(NamedTuple):
     def is_overdue(self, factor: float = 1) -> bool:
         """Whether the phase has taken longer than its limit, multiplied by `factor`."""
         return self.limit is not None and self.age > self.limit * factor
+
+
+@lru_cache(64)  # rank zero receives many messages with the same types
+def _are_types_valid(types: tuple[type, ...]) -> bool:
+    expected = (int, str, int | float, int | float | None, bool, bool, str, int, str, int | float)
+    return len(types) == len(expected) and all(map(issubclass, types, expected))

@@ -18,8 +18,8 @@ from typing import Any
 from rankzero.distributed.connections.line_connection import Message
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.diagnosis import SILENCE_SECONDS
-from rankzero.distributed.monitoring.heartbeat import heartbeat_seconds
 from rankzero.distributed.monitoring.monitor import Monitor, call_in_thread, print_hang
+from rankzero.distributed.monitoring.report_schedule import HEARTBEAT_SECONDS, ReportSchedule, report_interval
 from rankzero.distributed.monitoring.stacks import main_thread_stack
 from rankzero.distributed.process.early_exit import ORIGINAL_EXIT, EarlyExit
 from rankzero.distributed.process.exit_handshake import report_exit
@@ -98,7 +98,7 @@ class ControlChannel:
                 lambda rank: self.describe_exit(rank),
                 launch.world_id,
                 self._secret,
-                heartbeat_seconds(launch.num_nodes or 1),
+                report_interval(launch.num_nodes or 1),
             )
             self._server.on_hang = self.monitor.ends_run
             self.monitor.slow_ranks = self._server.slow_ranks.reports
@@ -201,17 +201,20 @@ class ControlChannel:
     # The receiving thread
 
     def _receive_messages(self, rank_connection: RankConnection) -> None:
-        connection, interval, leader = rank_connection.connection, rank_connection.interval, rank_connection.leader
+        connection, leader = rank_connection.connection, rank_connection.leader
+        schedule, interval = ReportSchedule(), report_interval(self.launch.num_nodes or 1)
         heard_leader_at = time.monotonic()
-        while (messages := connection.receive(interval)) is not None:
+        while (messages := connection.receive(HEARTBEAT_SECONDS)) is not None:
             if messages:
                 heard_leader_at = time.monotonic()
             for message in messages:
                 self._handle_message(message)
-            self._send(self.monitor.message())
+            is_requested = leader != 0 or any("rank_zero" in message for message in messages)
+            if schedule.is_due(status := self.monitor.status(), is_requested):
+                self._send({"status": status})
             is_leader_silent = leader != 0 and time.monotonic() - heard_leader_at > SILENCE_SECONDS
             # A leader sends empty messages of its own. If it is silent, rank zero reports that.
-            silence = self.monitor.new_silence(any(messages))
+            silence = self.monitor.new_silence(any(messages), interval)
             if silence and not is_leader_silent:
                 self._handle_hang(f"{self.members.name_of(0)} {silence}")
         if not self._is_finished and leader == 0:

@@ -13,7 +13,6 @@ from rankzero.distributed.connections.handshake import DifferentKeyError, WrongL
 from rankzero.distributed.connections.line_connection import LineConnection, keep_alive
 from rankzero.distributed.connections.local_socket import connect_locally, is_supported, listen_locally
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.monitoring.heartbeat import HEARTBEAT_SECONDS, heartbeat_seconds
 from rankzero.distributed.rendezvous.listening import listening_address
 from rankzero.distributed.stop_and_failure.relay import NodeRelay
 from rankzero.messages import AnotherRankFailed
@@ -59,13 +58,11 @@ class RankConnection(NamedTuple):
     Args:
         connection: The connection to rank zero, or to the leader of the node.
         leader: The rank at the other end.
-        interval: Seconds between two reports over this connection.
         relay: The relay of this node, if this rank is the leader of another node than rank zero's.
     """
 
     connection: LineConnection
     leader: int
-    interval: float
     relay: NodeRelay | None = None
 
 
@@ -105,19 +102,19 @@ def connect_rank(launch: Launch, endpoint: Endpoint, secret: bytes | None, first
     Raises:
         AnotherRankFailed: No control server of this run with this key is reachable within `CONNECT_SECONDS`.
     """
-    name, interval, relay = endpoint.node_name(launch, secret), heartbeat_seconds(launch.num_nodes or 1), None
+    name, relay = endpoint.node_name(launch, secret), None
     ranks, has_leader = launch.local_world_size or 1, endpoint.has_local_socket or first_rank != 0
     if launch.rank == first_rank != 0:
         rank_zero = _connect_to_rank_zero(launch, endpoint, secret)
         listener = listen_locally(name) if ranks > 1 else None
         if listener is None:
-            return RankConnection(rank_zero, 0, interval)
+            return RankConnection(rank_zero, 0)
         rank_zero.send({"rank": launch.rank})
-        relay = NodeRelay(listener, rank_zero, launch.world_id, ranks, interval)
+        relay = NodeRelay(listener, rank_zero, launch.world_id, ranks)
     connection = _connect_to_leader(launch, name) if has_leader else None
     if connection:
-        return RankConnection(connection, first_rank, HEARTBEAT_SECONDS, relay)
-    return RankConnection(_connect_to_rank_zero(launch, endpoint, secret), 0, interval)
+        return RankConnection(connection, first_rank, relay)
+    return RankConnection(_connect_to_rank_zero(launch, endpoint, secret), 0)
 
 
 def _connect_to_leader(launch: Launch, name: str) -> LineConnection | None:

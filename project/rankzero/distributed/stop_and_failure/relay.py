@@ -9,32 +9,32 @@ import time
 
 from rankzero.distributed.connections.line_connection import LineConnection, Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
-from rankzero.distributed.monitoring.heartbeat import HEARTBEAT_SECONDS
+from rankzero.distributed.monitoring.report_schedule import HEARTBEAT_SECONDS, ReportSchedule
+from rankzero.distributed.monitoring.status import Status
 
 FINISH_SECONDS = 5.0
 _FLUSH_SECONDS = 0.02
+_MAX_STATUS_AGE = 2 * HEARTBEAT_SECONDS
 
 
 class NodeRelay:
     """Connects the ranks of a node to rank zero, in a thread.
 
-    It passes each message on unchanged, except the reports of the ranks' states, which it sends together.
+    It passes each message on unchanged, except the ranks' statuses, which it sends together.
 
     Args:
         listener: The socket to which the ranks of this node connect.
         rank_zero: The connection to rank zero.
         world_id: Identifier of the run's start.
         size: Number of ranks of this node.
-        interval: Seconds between the reports to rank zero.
     """
 
-    def __init__(
-        self, listener: socket.socket, rank_zero: LineConnection, world_id: str, size: int, interval: float
-    ) -> None:
-        self.listener, self.rank_zero, self.size, self.interval = listener, rank_zero, size, interval
+    def __init__(self, listener: socket.socket, rank_zero: LineConnection, world_id: str, size: int) -> None:
+        self.listener, self.rank_zero, self.size = listener, rank_zero, size
         self._server = LineServer([listener], "control", world_id, None, requires_key=False)
         self._ranks: dict[ServedConnection, int] = {}
-        self._statuses: dict[int, object] = {}
+        self._statuses: dict[int, tuple[Status | None, float]] = {}
+        self._schedules: dict[int, ReportSchedule] = {}
         self._left: set[int] = set()
         self._finish_at = float("inf")
         rank_zero.connection.setblocking(False)
@@ -48,15 +48,16 @@ class NodeRelay:
         self._thread.join(FINISH_SECONDS + 1)
 
     def _serve(self) -> None:
-        reported_at = time.monotonic()
+        checked_at = time.monotonic()
         is_connected = True
         while is_connected and len(self._left) < self.size and time.monotonic() < self._finish_at:
             for connection, messages in self._server.poll(min(HEARTBEAT_SECONDS, self._finish_at - time.monotonic())):
                 self._receive(connection, messages)
             is_connected = self._pass_on_from_rank_zero()
-            if time.monotonic() - reported_at >= self.interval:
-                reported_at = time.monotonic()
-                self._report()
+            if time.monotonic() - checked_at >= HEARTBEAT_SECONDS:
+                checked_at = time.monotonic()
+                self._report(False)
+                self._send_all(None)
             self.rank_zero.flush()
         if not is_connected:
             self._send_all({"lost": self.rank_zero.close_reason})
@@ -72,11 +73,14 @@ class NodeRelay:
         self.listener.close()
         self.rank_zero.close()
 
-    def _report(self) -> None:
-        """Sends rank zero the new states of the ranks, and the ranks of this node a heartbeat."""
-        self.rank_zero.send({"statuses": list(self._statuses.items())} if self._statuses else None)
-        self._statuses.clear()
-        self._send_all(None)
+    def _report(self, is_requested: bool) -> None:
+        """Sends rank zero the statuses that are due, each once; forgets those of ranks that have stopped reporting."""
+        oldest = time.monotonic() - _MAX_STATUS_AGE
+        statuses = {rank: status for rank, (status, received_at) in self._statuses.items() if received_at >= oldest}
+        due = {rank for rank, status in statuses.items() if self._schedules[rank].is_due(status, is_requested)}
+        self._statuses = {rank: self._statuses[rank] for rank in statuses if rank not in due}
+        if due:
+            self.rank_zero.send({"statuses": [(rank, statuses[rank]) for rank in due]})
 
     def _receive(self, connection: ServedConnection, messages: list[Message] | None) -> None:
         rank = self._ranks.get(connection)
@@ -91,7 +95,7 @@ class NodeRelay:
             if message and message.get("rank") != rank:
                 continue
             if "status" in message:
-                self._statuses[rank] = message["status"]
+                self._statuses[rank] = Status.from_message(message["status"]), time.monotonic()
             elif message:
                 self.rank_zero.send(message)
             if "leaving" in message:
@@ -104,13 +108,15 @@ class NodeRelay:
             self._server.disconnect(connection)
             return None
         self._server.identify(connection)
-        self._ranks[connection] = rank
+        self._ranks[connection], self._schedules[rank] = rank, ReportSchedule()
         return rank
 
     def _pass_on_from_rank_zero(self) -> bool:
         """Sends rank zero's messages to all ranks of the node; returns False if the connection is lost."""
         while messages := self.rank_zero.receive(0):
             for message in messages:
+                if "rank_zero" in message:
+                    self._report(True)
                 self._send_all(message)
         return messages is not None
 

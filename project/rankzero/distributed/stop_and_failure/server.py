@@ -8,7 +8,8 @@ The messages, of which a connection transmits each as a line of JSON:
     relay -> server  the messages of its ranks, and {"rank": r, "lost": how its connection ended},
                      {"statuses": [[rank, status], ...]}
     server -> rank   {"stop_requested": reason}  {"stop_at": n}  {"done": true}  {"hang": description}
-                     {"failed": cause, "by": the reporting rank}  {"rank_zero": phase and step of rank zero}
+                     {"failed": cause, "by": the reporting rank}
+                     {"rank_zero": phase and step of rank zero}, which is also the request for a status
     relay -> rank    the messages of the server, and {"lost": how the connection to rank zero ended}
 """
 
@@ -21,8 +22,7 @@ from typing import Any
 from rankzero.distributed.connections.line_connection import Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
 from rankzero.distributed.monitoring.detector import HangDetector
-from rankzero.distributed.monitoring.diagnosis import SILENCE_SECONDS
-from rankzero.distributed.monitoring.heartbeat import HEARTBEAT_SECONDS
+from rankzero.distributed.monitoring.report_schedule import HEARTBEAT_SECONDS, silence_seconds
 from rankzero.distributed.monitoring.slow_ranks import SlowRankDetector
 from rankzero.distributed.monitoring.status import Status
 from rankzero.distributed.rendezvous.peers import Members
@@ -49,7 +49,7 @@ class ControlServer:
         describe_exit: Describes how a rank ended; empty if that is unknown.
         world_id: Identifier of the run's start.
         secret: The key that all ranks know; None if they do not share one.
-        interval: Seconds between the reports of a relay.
+        interval: Seconds between two requests for the statuses of all ranks.
 
     Attributes:
         on_hang: Called with the description of a hang, in the thread of the server; returns whether the run ends.
@@ -75,8 +75,7 @@ class ControlServer:
         self.on_hang: Callable[[str], bool] = lambda description: False
         self.interval, self.size = interval, len(members)
         hosts = [members[rank].host for rank in range(self.size)]
-        silence_seconds = SILENCE_SECONDS * interval / HEARTBEAT_SECONDS
-        self._hangs = HangDetector(hosts, silence_seconds, leader_of=self._leader_of)
+        self._hangs = HangDetector(hosts, silence_seconds(interval), leader_of=self._leader_of)
         self.slow_ranks = SlowRankDetector(hosts)
         self._server = LineServer(listeners, "control", world_id, secret, requires_key=secret is not None)
         self._connections: dict[ServedConnection, list[int]] = {}
@@ -101,15 +100,20 @@ class ControlServer:
         self._thread.join(FINISH_SECONDS)
 
     def _serve(self) -> None:
-        last_heartbeat = started = time.monotonic()
+        checked_at = last_heartbeat = started = time.monotonic()
         while len(self._exited_ranks) < self.size:
             for connection, messages in self._server.poll(HEARTBEAT_SECONDS):
                 self._receive(connection, messages)
-            if time.monotonic() - last_heartbeat >= self.interval:
-                last_heartbeat = time.monotonic()
+            now = time.monotonic()
+            if now - checked_at >= min(self.interval, HEARTBEAT_SECONDS):
+                checked_at = now
+                self._check_for_hang()
+            if now - last_heartbeat >= self.interval:
+                last_heartbeat = now
                 self._send_all({"rank_zero": self._hangs.last_place(0)})
-                self._check_for_missing_ranks(last_heartbeat - started)
-                self._check_progress()
+                self._check_for_missing_ranks(now - started)
+                for report in self.slow_ranks.new_reports():
+                    print_error(report)
         self._server.close(FINISH_SECONDS)
         for listener in self.listeners:
             listener.close()
@@ -170,9 +174,7 @@ class ControlServer:
             connections = "its control connection" if len(missing) == 1 else "their control connections"
             self._record_failure(f"{few(missing)} did not open {connections}", 0)
 
-    def _check_progress(self) -> None:
-        for report in self.slow_ranks.new_reports():
-            print_error(report)
+    def _check_for_hang(self) -> None:
         if description := self._hangs.new_hang():
             self._send_all({"hang": description})
             if self.on_hang(description):

@@ -31,12 +31,12 @@ def monitor(clock):
     return monitor
 
 
-def silence_after(monitor, clock, seconds, has_received=False):
+def silence_after(monitor, clock, seconds, has_received=False, interval=2.0):
     """Returns the result of a call in each of the next seconds, without the empty ones."""
     results = []
     for _ in range(seconds):
         clock[0] += 1
-        results.append(monitor.new_silence(has_received))
+        results.append(monitor.new_silence(has_received, interval))
     return [result for result in results if result]
 
 
@@ -73,11 +73,17 @@ def test_the_state_of_an_earlier_training_is_dropped_at_the_start(monitor):
     assert (activity.step, activity.batches, activity.first_gradient, monitor.slow_ranks) == (0, 0, 0.0, {})
 
 
-def test_a_message_holds_a_status_only_in_training(monitor):
+def test_rank_zero_of_a_large_run_may_be_silent_between_its_requests(monitor, clock):
+    silence_after(monitor, clock, 1, has_received=True, interval=30.0)
+    assert silence_after(monitor, clock, 40, interval=30.0) == []
+    assert len(silence_after(monitor, clock, 1, interval=30.0)) == 1
+
+
+def test_a_rank_has_a_status_only_in_training(monitor):
     monitor.activity.begin_batch(7)
-    assert monitor.message()["status"][:2] == (7, DATA)
+    assert monitor.status()[:2] == (7, DATA)
     monitor.stop()
-    assert monitor.message() == {"status": None}
+    assert monitor.status() is None
 
 
 @pytest.mark.parametrize("stops_run", [True, False])

@@ -29,7 +29,7 @@ class TwoNodes:
         rank_zero = LineConnection(socket.create_connection(listener.getsockname(), timeout=10))
         assert perform_handshake(rank_zero, "control", "w", SECRET, True, 10)
         self.relay_name = f"{name} second"
-        self.relay = NodeRelay(listen_locally(self.relay_name), rank_zero, "w", 2, 0.05)
+        self.relay = NodeRelay(listen_locally(self.relay_name), rank_zero, "w", 2)
         self.ranks = [Rank(rank, self.relay_name if rank > 1 else self.local_name) for rank in range(4)]
 
     def wait_for_all(self):
@@ -112,6 +112,29 @@ def test_the_states_of_all_ranks_reach_rank_zero(nodes):
         places = [nodes.server._hangs.last_place(rank) for rank in range(4)]
         time.sleep(0.01)
     assert places == [f"backward at step {rank}" for rank in range(4)]
+
+
+def test_a_status_that_may_become_a_hang_reaches_rank_zero_without_a_request(nodes):
+    ranks = nodes.wait_for_all()
+    nodes.server.interval = 1000.0
+    time.sleep(0.2)  # the last request
+    ranks[2].send({"status": [7, "backward", 0.1, 300.0, False, False, "", 0, "", 0.1]})
+    ranks[3].send({"status": [7, "data wait", 200.0, 300.0, True, False, "", 0, "", 0.1]})
+    deadline = time.monotonic() + 10
+    while not (place := nodes.server._hangs.last_place(3)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert place == "data wait at step 7" and nodes.server._hangs.last_place(2) == ""
+
+
+def test_the_status_of_a_rank_that_has_stopped_reporting_is_not_repeated(nodes):
+    ranks = nodes.wait_for_all()
+    ranks[3].send({"status": [7, "backward", 0.1, 300.0, False, False, "", 0, "", 0.1]})
+    deadline = time.monotonic() + 10
+    while not nodes.server._hangs.last_place(3) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    _, reported_at = nodes.server._hangs._statuses[3]
+    time.sleep(0.3)  # several requests
+    assert nodes.server._hangs._statuses[3][1] == reported_at
 
 
 def test_the_loss_of_the_leaders_connection_names_the_leader(nodes):

@@ -1,0 +1,51 @@
+"""How often the ranks report their status to rank zero. Does not import torch."""
+
+from rankzero.distributed.monitoring.diagnosis import SILENCE_SECONDS
+from rankzero.distributed.monitoring.status import Status
+
+HEARTBEAT_SECONDS = 2.0
+"""Time between reports on a node, which also give the kernel data that the other end must acknowledge."""
+
+MAX_REPORTS_PER_SECOND = 32
+"""Reports that rank zero requests in a second, as long as no node then reports less often than every `MAX_INTERVAL`."""
+
+MAX_INTERVAL = 30.0
+
+
+def report_interval(nodes: int) -> float:
+    """Returns the seconds between two requests of rank zero for reports of all nodes."""
+    return min(max(HEARTBEAT_SECONDS, nodes / MAX_REPORTS_PER_SECOND), MAX_INTERVAL)
+
+
+def silence_seconds(interval: float) -> float:
+    """Returns the seconds without a report after which a connected rank counts as blocked.
+
+    Args:
+        interval: Seconds between two requests for a report.
+    """
+    return SILENCE_SECONDS + max(0.0, interval - HEARTBEAT_SECONDS)
+
+
+class ReportSchedule:
+    """Decides whether a status of one rank is reported.
+
+    Rank zero requests all statuses at regular intervals. The answers arrive together, which costs less CPU time than if
+    they arrived one by one. A status that may become a hang, and the first one after it, are reported without a
+    request, so that large runs, with their long intervals, notice a hang as quickly as small ones.
+    """
+
+    def __init__(self) -> None:
+        self._was_urgent = False
+
+    def is_due(self, status: Status | None, is_requested: bool) -> bool:
+        """Returns whether to report a status now.
+
+        Args:
+            status: The status; None outside training.
+            is_requested: Whether rank zero has requested it.
+        """
+        is_urgent = status is not None and status.is_urgent
+        is_due = is_requested or is_urgent or self._was_urgent
+        if is_due:
+            self._was_urgent = is_urgent
+        return is_due
