@@ -70,7 +70,7 @@ def find_key() -> Key:
         if len(text) < MIN_KEY_LENGTH:
             raise RequestError(
                 f"{KEY_VARIABLE} as the key of this run",
-                f"it has {len(text)} characters, and at least {MIN_KEY_LENGTH} are required",
+                f"{KEY_VARIABLE} has {len(text)} characters, and at least {MIN_KEY_LENGTH} are required",
                 f"{NEW_KEY_COMMAND}\nand give the same value to all machines",
             )
         return Key(text.encode(errors="surrogateescape"), KEY_VARIABLE, is_explicit=True)

@@ -43,8 +43,9 @@ def load_key(name: str, create: bool) -> tuple[bytes, Path]:
             _create(folder_descriptor, name)
             return _read(folder_descriptor, path), path
     except OSError as error:
-        link = next((f"{place} is a symbolic link" for place in (folder, path) if place.is_symlink()), error.strerror)
-        raise NoKeyError(f"the key {path} cannot be used: {link}") from error
+        links = [place for place in (folder, path) if place.is_symlink()]
+        reason = f"{links[0]} is a symbolic link; replace it by a real one" if links else error.strerror
+        raise NoKeyError(f"the key {path} cannot be used: {reason}") from error
 
 
 @contextmanager

@@ -22,7 +22,7 @@ def is_supported() -> bool:
 
 
 def listen_locally(name: str) -> socket.socket | None:
-    """Returns a socket that listens under a name; None if the name is taken, and on systems other than Linux.
+    """Returns a socket that listens under a name; None if the name is taken, and if `is_supported` is False.
 
     The name exists until the socket is closed, and only within the network namespace of this process.
     """

@@ -19,6 +19,12 @@ SAME_KEY_ADVICE = (
 )
 """What to do if the ranks do not have the same key."""
 
+NEW_KEY_ADVICE = (
+    "the same RANKZERO_KEY on all machines (export RANKZERO_KEY=$(openssl rand -hex 32) creates a value),\n"
+    "or correct the key file"
+)
+"""What to do if a rank has no key."""
+
 UNAUTHENTICATED_ADVICE = (
     "to authenticate it, give all machines the same RANKZERO_KEY or home directory "
     "(--auth required refuses an unauthenticated run)"
@@ -129,16 +135,23 @@ def duplicate_rank_error(existing: Peer, peer: Peer) -> RequestError:
 
 def different_keys_error(launch: Launch, key: Key) -> RequestError:
     """Returns the error for a process that does not have the key of rank zero, if one of the two requires it."""
-    return RequestError(
-        f"rendezvous at {launch.address}:{launch.port} with the key of this run",
-        f"rank 0 and another rank do not have the same key; rank {launch.rank} on {socket.gethostname()}: {key.origin}",
-        SAME_KEY_ADVICE,
-    )
+    other = "another rank" if launch.rank == 0 else "rank 0"
+    found = f"{other} does not have the key of rank {launch.rank} on {socket.gethostname()} ({key.origin})"
+    return RequestError(_key_request(launch), found, SAME_KEY_ADVICE)
+
+
+def another_key_error(launch: Launch, key: Key, first: Peer, others: Sequence[Peer]) -> RequestError:
+    """Returns the error for processes of this user that do not share a key, see `describe_key_problem`."""
+    return RequestError(_key_request(launch), describe_key_problem(key, first, others), SAME_KEY_ADVICE)
+
+
+def _key_request(launch: Launch) -> str:
+    return f"rendezvous at {launch.address}:{launch.port} with the key of this run"
 
 
 def missing_key_error(key: Key) -> RequestError:
     """Returns the error for a process without a key, if `--auth required` is set."""
-    return RequestError("--auth required", f"no key on {socket.gethostname()}: {key.origin}", SAME_KEY_ADVICE)
+    return RequestError("--auth required", f"no key on {socket.gethostname()}: {key.origin}", NEW_KEY_ADVICE)
 
 
 def describe_key_problem(key: Key, first: Peer, others: Sequence[Peer]) -> str:

@@ -33,7 +33,8 @@ class Peer(NamedTuple):
         quota: The CPU time that its cgroup allows, in CPUs; None without a limit.
         cgroup: The cgroup that has this limit.
         id: Random text that identifies the process during the rendezvous.
-        key: Text by which rank zero compares the key of the process with its own, see `Key.fingerprint`; empty without.
+        key: Text by which rank zero compares the key of the process with its own, see `Key.fingerprint`; empty if it
+            has none.
     """
 
     rank: int | None

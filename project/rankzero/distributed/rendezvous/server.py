@@ -15,6 +15,7 @@ from rankzero.distributed.network import own_addresses, reachable_address
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.errors import (
     SAME_KEY_ADVICE,
+    another_key_error,
     describe_key_problem,
     describe_missing_ranks,
     different_keys_error,
@@ -125,11 +126,9 @@ class RendezvousServer:
         claims = sorted(self._claims.values(), key=lambda claim: not claim.connection.is_trusted)
         claims = claims[: self.launch.world_size - 1]
         # Processes of the same user on one machine are trusted, but containers may have given them different keys.
-        without_key = [
-            claim.peer for claim in claims if not claim.connection.is_trusted or claim.peer.key != self.this_peer.key
-        ]
-        if without_key:
-            self.key_problem = describe_key_problem(self.key, self.this_peer, without_key)
+        own_key = self.this_peer.key
+        if others := [claim.peer for claim in claims if not claim.connection.is_trusted or claim.peer.key != own_key]:
+            self.key_problem = describe_key_problem(self.key, self.this_peer, others)
         self._close_to_other_machines({claim.connection.address for claim in claims if not claim.connection.is_local})
         assigned = assign_ranks([self.this_peer, *(claim.peer for claim in claims)])
         self._answer(self._views(claims, assigned), {"refused": self._too_many, "is_single": True})
@@ -227,7 +226,7 @@ class RendezvousServer:
         if peer.world_size != self.launch.world_size:
             return world_size_error(self.launch, self.this_peer, peer)
         if self._server.requires_key and peer.key != self.this_peer.key:
-            return different_keys_error(self.launch, self.key)
+            return another_key_error(self.launch, self.key, self.this_peer, [peer])
         if peer.rank is not None and peer.rank == self.this_peer.rank:
             return duplicate_rank_error(self.this_peer, peer)
         holder = self._claims.get(peer.id)
@@ -242,8 +241,15 @@ class RendezvousServer:
         return None
 
     def _require_key(self) -> None:
-        """Refuses all processes without the key, now that another machine is known to have it."""
+        """Refuses all processes without the key, now that another machine is known to have it.
+
+        Raises:
+            RequestError: A process of this user has another key, in a container with another home directory.
+        """
         self._server.requires_key = True
+        trusted = [claim.peer for claim in self._claims.values() if claim.connection.is_trusted]
+        if others := [peer for peer in trusted if peer.key != self.this_peer.key]:
+            raise another_key_error(self.launch, self.key, self.this_peer, others)
         for connection in [connection for connection in self._by_connection if not connection.is_trusted]:
             self._refuse(connection, different_keys_error(self.launch, self.key))
 

@@ -6,10 +6,10 @@ During training, the control channel chooses the reporting rank.
 import os
 import signal
 import socket
-import sys
 import time
 from hashlib import sha256
 
+from rankzero.distributed.connections.local_socket import is_supported
 from rankzero.distributed.environments.launch import Launch, Variables
 from rankzero.distributed.environments.launchers import LAUNCHERS, slurm
 from rankzero.distributed.monitoring.activity import SANITY_CHECK
@@ -89,9 +89,9 @@ def is_node_reporter(launch: Launch, local_only: bool) -> bool:
 def acquire_host_lock(name: str) -> bool:
     """Reserves a name until this process exits; returns whether it is the first process on its machine to do so.
 
-    Always True on systems other than Linux.
+    Always True on systems without the sockets that represent the names.
     """
-    if sys.platform != "linux":
+    if not is_supported():
         return True
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:

@@ -48,7 +48,7 @@ def test_the_variable_takes_precedence_over_the_file(home, monkeypatch):
 
 def test_a_short_key_in_the_variable_is_refused(monkeypatch):
     monkeypatch.setenv(KEY_VARIABLE, "secret")
-    with pytest.raises(RequestError, match="it has 6 characters, and at least 32 are required") as caught:
+    with pytest.raises(RequestError, match="RANKZERO_KEY has 6 characters, and at least 32 are required") as caught:
         found()
     assert "openssl rand -hex 32" in caught.value.instead and "secret" not in str(caught.value)
 

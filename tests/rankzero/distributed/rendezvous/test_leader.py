@@ -141,7 +141,7 @@ def keys_by_rank(monkeypatch):
 
 
 @pytest.mark.parametrize("rank", [2, 5])
-def test_containers_of_one_machine_with_different_keys_are_no_authenticated_run(launches, keys_by_rank, rank):
+def test_containers_of_one_machine_with_different_keys_are_not_authenticated(launches, keys_by_rank, rank):
     keys_by_rank[rank] = Key(b"o" * 32, "another home")
     results = all_join(launches)
     assert all(f"than rank {rank} on " in result.key_problem for result in results)

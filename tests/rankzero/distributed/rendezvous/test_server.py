@@ -207,10 +207,22 @@ def test_unauthenticated_processes_are_refused_once_another_machine_has_the_key(
     attacker = world.call(world.member(1), secret=None)
     world.wait_for_members(2)
     world.call(world.member(2, host="b"))
-    assert "do not have the same key" in attacker.answer()["refused"][1]
+    assert "does not have the key of rank 0" in attacker.answer()["refused"][1]
     error = world.refused()
     assert "missing rank 1;" in error.found and "without rank 0's key connected from 127.0.0.1" in error.found
     assert "RANKZERO_KEY" in error.instead
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_a_local_rank_with_another_key_is_refused_if_another_machine_has_the_key(rendezvous, order):
+    world = rendezvous(3)
+    members = {1: world.member(1, key="of another home"), 2: world.member(2, host="b")}
+    for rank in order:
+        client = world.call(members[rank])
+        if rank == order[0]:
+            world.wait_for_members(2)
+    problem = f"rank 0 on {world.this_peer.host} has another key (the tests) than rank 1 on {world.this_peer.host}"
+    assert world.refused().found == client.answer()["refused"][1] == problem
 
 
 @pytest.mark.parametrize("options", [{"requires_key": True}, {"key": Key(KEY.secret, "explicit", is_explicit=True)}])
@@ -226,7 +238,7 @@ def test_the_number_of_waiting_unauthenticated_processes_is_limited(rendezvous, 
     monkeypatch.setattr(server, "MAX_UNAUTHENTICATED", 2)
     world = rendezvous(4)
     clients = [world.call(world.member(None), secret=None) for _ in range(7)]
-    assert "do not have the same key" in clients[0].answer()["refused"][1]
+    assert "does not have the key of rank 0" in clients[0].answer()["refused"][1]
     world.wait_for_members(7)
     for rank in (1, 2, 3):
         world.call(world.member(rank))
