@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store
 from typing_extensions import Self
 
 from rankzero.distributed import network
@@ -20,6 +20,7 @@ from rankzero.distributed.coordination.exchange import StoreExchange
 from rankzero.distributed.coordination.find_ranks import find_ranks_through_store
 from rankzero.distributed.coordination.process_group import destroy_process_group, init_process_group
 from rankzero.distributed.coordination.refusals import Outcomes, Refusals, refusal_reported_elsewhere
+from rankzero.distributed.coordination.store import connect_to_store, serve_store
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.rendezvous.errors import SAME_KEY_ADVICE, UNAUTHENTICATED_ADVICE
@@ -83,7 +84,7 @@ class Coordinator:
             self.hosts = [member.host for member in self.members]
             return
         ip, listener = rendezvous_result.ip, rendezvous_result.listener
-        self._store = self._serve_store(ip, listener) if listener else self._connect_to_store(ip)
+        self._store = serve_store(ip, listener, self.timeout) if listener else self._connect_to_store(ip)
         assert self.launch.rank is not None
         self._refusals = Refusals(self._store, self.launch.world_size)
         self._exchange = StoreExchange(self._store, self.launch.rank, self.launch.world_size, self._name_of)
@@ -120,14 +121,9 @@ class Coordinator:
         if self._agent_store and self._agent_store.check([_STOPPED]):
             raise Stopped("torchrun restarted a run that was stopped at a safe point; it stays stopped")
 
-    def _serve_store(self, ip: str, listener: Any) -> Store:
-        """Returns the store, served on the socket of the rendezvous."""
-        port, timeout, fd = self.launch.port, timedelta(seconds=self.timeout), listener.detach()
-        return TCPStore(ip, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=fd)
-
     def _connect_to_store(self, ip: str) -> Store:
-        timeout = timedelta(seconds=self.timeout)
-        store = TCPStore(ip, self.launch.port, is_master=False, timeout=timeout, wait_for_workers=False)
+        server = "torchrun" if self.launch.uses_agent_store else self.members.name_of(0)
+        store = connect_to_store(ip, self.launch.port, self.timeout, server)
         if not self.launch.uses_agent_store:
             return store
         # torchrun's store outlives its workers. The prefix hides the keys of earlier attempts, except `_STOPPED`.

@@ -1,0 +1,62 @@
+"""PyTorch's store, through which the processes of a run exchange values before they have a process group."""
+
+import socket
+import time
+from datetime import timedelta
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from rankzero.messages import AnotherRankFailed
+
+ATTEMPT_SECONDS = 10.0
+"""How long rank zero may take to answer, until it is checked whether its process still exists."""
+
+
+def serve_store(ip: str, listener: socket.socket, timeout: float) -> TCPStore:
+    """Returns the store, served on the socket of the rendezvous.
+
+    Args:
+        ip: The address at which the other processes connect.
+        listener: The socket, which the store takes over.
+        timeout: Time limit of an operation, in seconds.
+    """
+    port, fd, limit = listener.getsockname()[1], listener.detach(), timedelta(seconds=timeout)
+    return TCPStore(ip, port, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=fd)
+
+
+def connect_to_store(ip: str, port: int, timeout: float, server: str) -> TCPStore:
+    """Returns a client of the store.
+
+    The process that serves it has been listening since the rendezvous, but may import torch for a long time before it
+    answers. If it no longer listens, it has ended.
+
+    Args:
+        ip: The address of the store.
+        port: Its port.
+        timeout: Time limit of an operation, in seconds.
+        server: Name of the process that serves the store, for messages.
+
+    Raises:
+        AnotherRankFailed: The process has ended, or does not answer in time.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            limit = timedelta(seconds=ATTEMPT_SECONDS)
+            store = TCPStore(ip, port, is_master=False, timeout=limit, wait_for_workers=False)
+            store.set_timeout(timedelta(seconds=timeout))
+            return store
+        except torch.distributed.DistError:
+            if not _is_listening(ip, port):
+                raise AnotherRankFailed(f"{server} has ended: nothing listens at {ip}:{port} any more") from None
+            if time.monotonic() > deadline:
+                raise AnotherRankFailed(f"{server} did not answer at {ip}:{port} within {timeout:g} s") from None
+
+
+def _is_listening(ip: str, port: int) -> bool:
+    try:
+        socket.create_connection((ip, port), timeout=ATTEMPT_SECONDS).close()
+    except OSError:
+        return False
+    return True

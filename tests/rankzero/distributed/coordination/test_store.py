@@ -1,0 +1,55 @@
+import socket
+import threading
+from datetime import timedelta
+
+import pytest
+
+from rankzero.distributed import network
+from rankzero.distributed.coordination import store
+from rankzero.distributed.coordination.store import connect_to_store, serve_store
+from rankzero.messages import AnotherRankFailed
+from running import reserved_port
+
+
+def test_a_client_reads_what_the_server_sets():
+    listener = network.listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    server = serve_store("127.0.0.1", listener, 30)
+    client = connect_to_store("127.0.0.1", port, 30, "rank 0")
+    server.set("key", "value")
+    assert client.get("key") == b"value" and client.timeout == timedelta(seconds=30)
+    del client, server
+
+
+@pytest.fixture
+def short_attempts(monkeypatch):
+    monkeypatch.setattr(store, "ATTEMPT_SECONDS", 0.5)
+
+
+def test_a_server_that_ended_after_the_rendezvous_is_reported(short_attempts):
+    with reserved_port() as port:
+        pass
+    with pytest.raises(AnotherRankFailed, match=r"rank 0 on a has ended: nothing listens at 127\.0\.0\.1:"):
+        connect_to_store("127.0.0.1", port, 300, "rank 0 on a")
+
+
+def test_a_client_waits_for_a_server_that_still_imports_torch(short_attempts):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port, serving = listener.getsockname()[1], []
+        duplicate = listener.dup()
+        timer = threading.Timer(1.5, lambda: serving.append(serve_store("127.0.0.1", duplicate, 30)))
+        timer.start()
+        client = connect_to_store("127.0.0.1", port, 30, "rank 0")
+        timer.join()
+        client.set("key", "value")
+        assert serving[0].get("key") == b"value"
+        del client
+        serving.clear()
+
+
+def test_the_wait_for_a_server_that_accepts_no_more_connections_is_limited(short_attempts, monkeypatch):
+    monkeypatch.setattr(store, "_is_listening", lambda ip, port: True)
+    with reserved_port() as port:
+        pass
+    with pytest.raises(AnotherRankFailed, match="rank 0 on a did not answer at .* within 1 s"):
+        connect_to_store("127.0.0.1", port, 1, "rank 0 on a")
