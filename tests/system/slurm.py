@@ -195,7 +195,7 @@ def find_free_ports(count: int) -> int:
     raise OSError("no free ports between 17000 and 19000")
 
 
-def wait_until(condition: Callable[[], bool], event: str, seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], event: str, seconds: float = 150) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

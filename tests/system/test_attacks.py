@@ -20,7 +20,7 @@ from system.hosts import ATTACKER, HOSTS, kill_group
 from system.learned import PYTHON, TRAIN
 from system.slurm import wait_until
 
-pytestmark = pytest.mark.xdist_group("hosts")
+pytestmark = [pytest.mark.xdist_group("hosts"), pytest.mark.timeout(480)]
 
 PORT = "29561"
 OTHER_USER = 65534
@@ -67,7 +67,7 @@ class Run:
         }
 
     def wait_for_training(self) -> None:
-        wait_until(lambda: "epoch 2" in self.printed() or self.has_ended(), "the second epoch", 240)
+        wait_until(lambda: "epoch 2" in self.printed() or self.has_ended(), "the second epoch")
         assert not self.has_ended(), self.printed()
 
     def has_ended(self) -> bool:
