@@ -6,10 +6,10 @@ from rankzero.distributed.monitoring.status import Status
 HEARTBEAT_SECONDS = 2.0
 """Time between reports on a node, which also give the kernel data that the other end must acknowledge."""
 
-MAX_REPORTS_PER_SECOND = 32
+MAX_REPORTS_PER_SECOND = 20
 """Reports that rank zero requests in a second, as long as no node then reports less often than every `MAX_INTERVAL`."""
 
-MAX_INTERVAL = 30.0
+MAX_INTERVAL = 60.0
 
 
 def report_interval(nodes: int) -> float:

@@ -22,11 +22,11 @@ def test_a_status_that_may_become_a_hang_and_the_next_one_are_reported_at_once()
     ]
 
 
-@pytest.mark.parametrize(("nodes", "seconds"), [(1, 2), (64, 2), (128, 4), (960, 30), (32768, 30)])
+@pytest.mark.parametrize(("nodes", "seconds"), [(1, 2), (40, 2), (128, 6.4), (1200, 60), (32768, 60)])
 def test_the_interval_grows_with_the_number_of_nodes_up_to_a_limit(nodes, seconds):
     assert report_interval(nodes) == seconds
 
 
 def test_a_rank_may_miss_several_seconds_of_reports_beyond_an_interval():
     assert silence_seconds(2.0) == SILENCE_SECONDS
-    assert silence_seconds(30.0) > 30.0 + 9.0  # the watchdog acts within 9 s
+    assert silence_seconds(60.0) > 60.0 + 9.0  # the watchdog acts within 9 s
