@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from enum import IntEnum
 from pathlib import Path
 
+from typing_extensions import override
+
 
 class Exit(IntEnum):
     """Exit codes of every command in `launch/`."""
@@ -46,11 +48,18 @@ class CannotStart(ValueError):  # noqa: N818 - users read this name
 
     Attributes:
         reported_elsewhere: Whether another process prints the message; None means that the reporting rank prints it.
+        is_remote: Whether that other process runs on another machine, whose output the user may read elsewhere.
         local_only: Whether possibly only this process found the error, so that rank zero's message may not state it.
     """
 
     reported_elsewhere: bool | None = None
+    is_remote = False
     local_only = False
+
+    @property
+    def summary(self) -> str:
+        """The reason in one line."""
+        return str(self).strip().splitlines()[0]
 
 
 class RequestError(CannotStart):
@@ -65,6 +74,11 @@ class RequestError(CannotStart):
     def __init__(self, asked: str, found: str, instead: str) -> None:
         super().__init__(asked, found, instead)
         self.asked, self.found, self.instead = asked, found, instead
+
+    @property
+    @override
+    def summary(self) -> str:
+        return self.found.splitlines()[0]
 
     def __str__(self) -> str:
         """Returns the three printed lines, labeled `asked`, `found` and `type`."""

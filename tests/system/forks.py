@@ -35,6 +35,7 @@ class Forks:
         world: int = 1,
         code: int | None = 0,
         signals: Sequence[tuple[float, int, int]] = (),
+        signals_after: str = "",
         script: str = "fit",
         seconds: float = 120,
     ) -> list[int]:
@@ -48,9 +49,10 @@ class Forks:
             world: Number of ranks.
             code: Exit code that every rank must have; None allows any.
             signals: Tuples of delay (seconds), signal number and rank.
+            signals_after: File whose appearance in the folder starts the delays; otherwise the start of the ranks does.
         """
         request = {"script": script, "arguments": arguments, "folder": str(folder), "world": world}
-        request |= {"signals": sorted(signals), "seconds": seconds}
+        request |= {"signals": sorted(signals), "signals_after": signals_after, "seconds": seconds}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         codes = json.loads(self.process.stdout.readline())
@@ -92,12 +94,23 @@ def _serve() -> None:
                 _fork(request["script"], request["arguments"], Path(request["folder"]), rank, request["world"], port)
                 for rank in range(request["world"])
             ]
-            start_time = time.monotonic()
+            start_time = signals_start_time = time.monotonic()
+            if request["signals_after"]:
+                _wait_for_file(Path(request["folder"]) / request["signals_after"], ranks)
+                signals_start_time = time.monotonic()
             for seconds, number, rank in request["signals"]:
-                time.sleep(max(0.0, start_time + seconds - time.monotonic()))
+                time.sleep(max(0.0, signals_start_time + seconds - time.monotonic()))
                 os.kill(ranks[rank], number)  # its exit code has not been read, so the process ID is still valid
             codes = _exit_codes(ranks, start_time + request["seconds"])
         print(json.dumps(codes), flush=True)
+
+
+def _wait_for_file(file: Path, ranks: Sequence[int]) -> None:
+    """Waits until a file appears or a rank exits, whose exit code can still be read."""
+    while not file.exists() and not any(
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for pid in ranks
+    ):
+        time.sleep(0.005)
 
 
 def _exit_codes(ranks: Sequence[int], deadline: float) -> list[int]:

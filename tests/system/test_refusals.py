@@ -64,6 +64,22 @@ class TestOnTwoHosts:
         )
         assert [code for code, _ in results.values()] == [2, 2], results
         check(results["rz1"][1], tmp_path, "one process with rank 1", "on rz1", "on rz2")
+        assert "rankzero: rank 1 on rz2 did not start: " in results["rz2"][1]
+
+    def test_a_folder_of_runs_that_is_not_shared_is_refused_in_both_terminals(self, tmp_path, hosts):
+        (tmp_path / "runs").mkdir()
+        (tmp_path / "own.sh").write_text('mount -t tmpfs tmpfs "$1"; shift; exec "$@"\n')
+        own_folder = ["unshare", "--mount", "sh", str(tmp_path / "own.sh"), str(tmp_path / "runs")]
+        rendezvous = ("--nodes", "2", "--devices", "2", "--master_addr", "rz1", "--master_port", "29522")
+        commands = {
+            host: [*(own_folder if node else []), PYTHON, FIT, *rendezvous, "--node_rank", str(node)]
+            for node, host in enumerate(HOSTS)
+        }
+        results = hosts.run_on_both(tmp_path, commands)
+        assert [code for code, _ in results.values()] == [2, 2], results
+        for _, printed in results.values():
+            assert printed.startswith("rankzero: cannot start\n  rank 2 on rz2:\n  asked  --root "), printed
+            assert "runs is not the folder in which rank zero" in printed and "all hosts share" in printed
 
     def test_ranks_with_different_world_sizes_are_refused(self, tmp_path, hosts):
         commands = {
@@ -72,6 +88,7 @@ class TestOnTwoHosts:
         results = hosts.run_on_both(tmp_path, commands, environment=ENV)
         assert [code for code, _ in results.values()] == [2, 2], results
         check(results["rz1"][1], tmp_path, "rank 1 on rz2 expects 3")
+        assert "rankzero: rank 1 on rz2 did not start: " in results["rz2"][1]
 
     def test_a_nonexistent_interface_is_refused(self, tmp_path, hosts):
         commands = {host: ["env", f"RANK={rank}", PYTHON, FIT, "--interface", "ib7"] for rank, host in enumerate(HOSTS)}

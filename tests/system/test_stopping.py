@@ -48,6 +48,17 @@ def last_steps(folder: Path, world: int) -> set[int]:
     return {max((step for _, step in recorded_steps(folder, rank)), default=-1) for rank in range(world)}
 
 
+def delete_records(folder: Path) -> None:
+    """Deletes what the user classes have recorded."""
+    for file in folder.glob("noted-*"):
+        file.unlink()
+
+
+def random_moment(generator: random.Random) -> tuple[float, str]:
+    """Returns a delay in seconds, and the file that starts it: it counts from the first step or from the start."""
+    return generator.uniform(0.0, 1.0), generator.choice(("", "noted-0.jsonl"))
+
+
 def recorded_steps(folder: Path, rank: int) -> list[tuple[int, int]]:
     lines = [json.loads(line) for line in (folder / f"noted-{rank}.jsonl").read_text().splitlines()]
     return [(epoch, step) for kind, epoch, step, _ in lines if kind == "train"]
@@ -64,30 +75,36 @@ def recorded_steps(folder: Path, rank: int) -> list[tuple[int, int]]:
     ],
 )
 def test_a_signal_to_any_rank_stops_all_ranks_after_the_same_step(forks: Forks, user_folder, world, stops, settings):
-    """Sends a random stop signal to random ranks, once or several times, in the first second of an attempt."""
-    arguments = (*CLASSES, *SLOW_RUN, "--data.count", "320", "--epochs", f"{3 * stops + 6}", *settings)
+    """Sends a random stop signal to random ranks, once or several times."""
+    arguments = (*CLASSES, *SLOW_RUN, "--data.count", "320", "--epochs", f"{3 * stops + 12}", *settings)
     arguments += ("--global_batch_size", "16", "--save_every", "100000")
     forks.fit(*arguments, "--run", "whole", folder=user_folder, world=world, seconds=1500)
     expected, generator, stopped = recorded_samples(user_folder), random.Random(world), 0
-    found = {}
-    for file in user_folder.glob("noted-*"):
-        file.unlink()
+    found, stops_in_training = {}, 0
+    delete_records(user_folder)
     while True:
         ranks_to_signal = [rank for rank in range(world) if generator.random() < 0.5] or [generator.randrange(world)]
-        delay, signum = generator.uniform(0.0, 1.0), generator.choice(STOP_SIGNALS[:2] if stopped % 2 else STOP_SIGNALS)
+        delay, start = random_moment(generator)
+        signum = generator.choice(STOP_SIGNALS[:2] if stopped % 2 else STOP_SIGNALS)
         repetitions = range(1 if signum == signal.SIGINT else generator.choice((1, 1, 3)))
         signals = [(delay + 0.05 * number, int(signum), rank) for rank in ranks_to_signal for number in repetitions]
         signals = signals if stopped < stops else []
         codes = forks.fit(
-            *arguments, "--run", "x", folder=user_folder, world=world, code=None, signals=signals, seconds=1500
+            *(*arguments, "--run", "x"),
+            folder=user_folder,
+            world=world,
+            code=None,
+            signals=signals,
+            signals_after=start,
+            seconds=1500,
         )
         for step, ranks in recorded_samples(user_folder).items():
             assert step not in found, "a step was taken twice"
             found[step] = ranks
         if user_folder.joinpath("noted-0.jsonl").exists():
             assert len(last_steps(user_folder, world)) == 1
-        for file in user_folder.glob("noted-*"):
-            file.unlink()
+            stops_in_training += 1
+        delete_records(user_folder)
         if codes == [0] * world:
             break
         assert codes == [75] * world, forks.outputs(user_folder, world)
@@ -96,35 +113,42 @@ def test_a_signal_to_any_rank_stops_all_ranks_after_the_same_step(forks: Forks, 
         assert summary(user_folder, "x")["steps"] == int(newest.name.removeprefix("step-"))
         stopped += 1
     assert stopped == stops, f"the run was done after {stopped} stops"
+    assert stops_in_training >= stops // 5
     assert found == expected
     check_equals_uninterrupted(user_folder, "x")
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(100, marks=pytest.mark.soak)], ids=["sample", "campaign"])
 def test_a_run_killed_on_any_rank_at_any_moment_equals_an_uninterrupted_run(forks: Forks, user_folder, kills):
-    arguments = (*CLASSES, *SLOW_RUN, "--data.count", "320", "--epochs", f"{3 * kills}", "--global_batch_size", "16")
+    arguments = (*CLASSES, *SLOW_RUN, "--data.count", "320", "--epochs", f"{3 * kills + 12}")
+    arguments += ("--global_batch_size", "16")
     arguments += ("--start_timeout", "5")  # for a rank that is killed before the rendezvous
     forks.fit(*arguments, "--run", "whole", "--save_every", "5steps", folder=user_folder, world=2, seconds=1500)
-    generator, killed, attempts = random.Random(0), 0, 0
+    generator, killed, kills_in_training = random.Random(0), 0, 0
     expected, found = recorded_samples(user_folder), {}
-    for file in user_folder.glob("noted-*"):
-        file.unlink()
+    delete_records(user_folder)
     while True:
-        signals = [(generator.uniform(0.0, 1.0), int(signal.SIGKILL), generator.randrange(2))] if killed < kills else []
-        saves = ("--save_every", "5steps")
+        delay, start = random_moment(generator)
+        signals = [(delay, int(signal.SIGKILL), generator.randrange(2))] if killed < kills else []
         codes = forks.fit(
-            *arguments, *saves, "--run", "x", folder=user_folder, world=2, code=None, signals=signals, seconds=1500
+            *(*arguments, "--save_every", "5steps", "--run", "x"),
+            folder=user_folder,
+            world=2,
+            code=None,
+            signals=signals,
+            signals_after=start,
+            seconds=1500,
         )
-        attempts += 1
+        kills_in_training += user_folder.joinpath("noted-0.jsonl").exists()
         drop_unsaved_records(user_folder, "x")
         found.update(recorded_samples(user_folder))
-        for file in user_folder.glob("noted-*"):
-            file.unlink()
+        delete_records(user_folder)
         if codes == [0, 0]:
             break
         assert -signal.SIGKILL in codes and set(codes) <= {-signal.SIGKILL, 1, 2}, forks.outputs(user_folder, 2)
         killed += 1
     assert killed == kills, f"the run was done after {killed} kills"
+    assert kills_in_training >= kills // 5
     assert found == expected
     check_equals_uninterrupted(user_folder, "x")
 
@@ -149,8 +173,7 @@ def test_a_run_that_is_killed_in_a_slow_step_has_saved_the_step_before(forks: Fo
     arguments += ("--data.count", "112", "--epochs", "1", "--global_batch_size", "16", "--save_every", "100000")
     forks.fit(*arguments, "--run", "whole", folder=user_folder, world=world)
     expected = recorded_samples(user_folder)
-    for file in user_folder.glob("noted-*"):
-        file.unlink()
+    delete_records(user_folder)
     kill = ("--trainer.callbacks", "recording.KillInStep", "--trainer.callbacks.step", "4")
     kill += ("--trainer.callbacks.seconds", "1.2")
     forks.fit(*arguments, *kill, "--run", "x", folder=user_folder, world=world, code=-signal.SIGKILL)

@@ -11,9 +11,7 @@ from typing import Any
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.preflight.check import FAIL, OK, WARN, Check, describe_ranks, error_lines, gather
 from rankzero.runs.directory import expanded
-
-SHARED_SECONDS = 10.0
-"""How long a rank waits for a file of rank zero to appear; a network file system may cache a listing."""
+from rankzero.runs.shared_folder import SHARED_FOLDER_ADVICE, appears
 
 SLOW_FSYNC_SECONDS = 1.0
 PROBE_BYTES = 1 << 20
@@ -35,7 +33,7 @@ def check_run_directory(coordinator: Coordinator, root: Path, checkpoint_bytes: 
         summary = f"rank 0 on {hosts[0]} cannot write in {root}: {errors[0]}"
         return Check("run directory", FAIL, summary, (), ["--root DIR, where DIR is a folder in which you may write"])
     try:
-        shared, unreadable = gather(coordinator, lambda: _appears(folder / "0"))
+        shared, unreadable = gather(coordinator, lambda: appears((folder / "0").exists, folder))
         results, errors = gather(coordinator, lambda: _probe(folder, rank))
     finally:
         if rank == 0:  # all ranks have probed, or the preflight ends with an error
@@ -51,7 +49,7 @@ def check_run_directory(coordinator: Coordinator, root: Path, checkpoint_bytes: 
     advice = ["make --root DIR writable on all hosts, or name another DIR"] * bool(errors)
     if separate:
         details.append(f"{root} on {describe_ranks(separate, hosts)} is not the same folder as on rank 0")
-        advice.append("--root DIR, where DIR is on a file system that all hosts share")
+        advice.append(SHARED_FOLDER_ADVICE)
     if is_small:
         details.append(f"{_gigabytes(free)} are free, and {keep + 1} checkpoints need {_gigabytes(needed)}")
         advice.append("delete files, --keep N with a smaller N, or --root DIR on another disk")
@@ -80,19 +78,6 @@ def _remove(folder: Path, parents: int) -> None:
     with suppress(OSError):
         for parent in list(folder.parents)[:parents]:
             parent.rmdir()
-
-
-def _appears(file: Path) -> bool:
-    deadline = time.monotonic() + SHARED_SECONDS
-    while not file.exists():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-        try:
-            list(file.parent.iterdir())  # lets NFS refresh its cache
-        except OSError:
-            continue
-    return True
 
 
 def _probe(folder: Path, rank: int) -> dict[str, Any]:

@@ -33,8 +33,8 @@ from rankzero.messages import (
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.directory import RunDirectory, choose_run
 from rankzero.runs.lock import RunLock
+from rankzero.runs.logs.rank_log import RankLog
 from rankzero.runs.next_attempt import objection_to_next_attempt, request_next_attempt
-from rankzero.runs.rank_log import RankLog
 from rankzero.runs.reports import terminal
 from rankzero.runs.reports.environment import describe_environment
 from rankzero.runs.reports.html.report import write_report
@@ -170,6 +170,7 @@ class Attempt:
         accepts_new_size = "global_batch_size" in self.options.accept_changed
         try:
             note = resume_order(self.plan, self.resume_plan.manifest, self.run.name, accepts_new_size)
+            self._coordinator.run_on_all_ranks(self._rank_log.create)
         except CannotStart:
             if self.launch.rank == 0:
                 self.run.discard_attempt()

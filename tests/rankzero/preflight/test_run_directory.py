@@ -5,6 +5,7 @@ import pytest
 from rankzero.preflight import run_directory
 from rankzero.preflight.check import FAIL, OK, WARN
 from rankzero.preflight.run_directory import check_run_directory
+from rankzero.runs import shared_folder
 
 
 def run_check(coordinator, folder, checkpoint_bytes):
@@ -34,7 +35,7 @@ def test_a_root_that_is_a_file_fails_with_advice(on_ranks, tmp_path):
 
 def run_separate(coordinator, folder):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_directory, "SHARED_SECONDS", 0.2)
+        patch.setattr(shared_folder, "SHARED_SECONDS", 0.2)
         return check_run_directory(coordinator, folder / str(coordinator.launch.rank), 1000, keep=3)
 
 
@@ -49,12 +50,12 @@ def test_different_folders_on_two_ranks_are_named(on_ranks, tmp_path):
 
 
 def run_unreadable(coordinator, folder):
-    def fail(file):
+    def fail(is_visible, folder):
         raise PermissionError("denied")
 
     with pytest.MonkeyPatch.context() as patch:
         if coordinator.launch.rank == 1:
-            patch.setattr(run_directory, "_appears", fail)
+            patch.setattr(run_directory, "appears", fail)
         return check_run_directory(coordinator, folder, 1000, keep=3)
 
 

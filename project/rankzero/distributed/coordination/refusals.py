@@ -5,8 +5,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import NamedTuple
 
 from torch._C._distributed_c10d import Store
+from typing_extensions import override
 
 from rankzero.messages import CannotStart
 
@@ -15,6 +17,39 @@ MAX_REFUSALS = 8
 
 _POLL_SECONDS = 0.02
 _EXIT_SECONDS = 3.0
+
+
+class Reporter(NamedTuple):
+    """The rank that reports a refusal.
+
+    Args:
+        rank: The rank.
+        name: Rank and host for messages.
+    """
+
+    rank: int
+    name: str
+
+
+class RankRefusal(CannotStart):
+    """The refusal of one rank.
+
+    Args:
+        name: Rank and host.
+        text: Text of its error.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(name, text)
+        self.name, self.text = name, text
+
+    def __str__(self) -> str:
+        return f"  {self.name}:\n{self.text}"
+
+    @property
+    @override
+    def summary(self) -> str:
+        return f"{self.name} cannot start"
 
 
 @dataclass
@@ -29,7 +64,7 @@ class Outcomes:
         failure: The error of that rank.
     """
 
-    refusals: dict[str, int]
+    refusals: dict[str, Reporter]
     all_refuse: bool
     more: int
     failed_name: str
@@ -43,14 +78,14 @@ class Outcomes:
             outcomes: By rank: `refused` or `failed` -> text of the error; empty after success.
             name_of: Returns the name of a rank for messages.
         """
-        refusals: dict[str, int] = {}
+        refusals: dict[str, Reporter] = {}
         more = 0
         for rank, outcome in enumerate(outcomes):
             text = outcome.get("refused", "")
             if text and text not in refusals and len(refusals) == MAX_REFUSALS:
                 more += 1
             elif text:
-                refusals.setdefault(text, rank)
+                refusals.setdefault(text, Reporter(rank, name_of(rank)))
         failed = next((rank for rank, outcome in enumerate(outcomes) if "failed" in outcome), None)
         name, failure = ("", "") if failed is None else (name_of(failed), outcomes[failed]["failed"])
         return cls(refusals, all("refused" in outcome for outcome in outcomes), more, name, failure)
@@ -62,10 +97,15 @@ class Outcomes:
         """
         text = str(own_error) if own_error else next(iter(self.refusals))
         refusal = own_error if isinstance(own_error, CannotStart) else CannotStart(text)
-        refusal.reported_elsewhere = own_error is None or self.refusals.get(text) != own_rank
-        if not refusal.reported_elsewhere and not self.all_refuse:
-            is_first = own_rank == min(self.refusals.values())
+        reporter = Reporter(*self.refusals.get(text, next(iter(self.refusals.values()))))
+        is_reporter = own_error is not None and own_rank == reporter.rank
+        if is_reporter and not self.all_refuse:
+            is_first = own_rank == min(rank for rank, _ in self.refusals.values())
             return refusal_reported_here(refusal, own_rank, self.more if is_first else 0)
+        if own_error is None:
+            refusal = RankRefusal(reporter.name, text)
+        refusal.reported_elsewhere = not is_reporter
+        refusal.is_remote = not is_reporter and reporter.name != f"rank {reporter.rank} on {socket.gethostname()}"
         return refusal
 
 
@@ -120,7 +160,7 @@ def refusal_reported_here(refusal: CannotStart, rank: int, more: int = 0) -> Can
         more: Number of ranks that refuse for reasons that no rank reports.
     """
     others = f"\n  {more} more rank{'s' * (more > 1)} cannot start for other reasons" if more else ""
-    named = CannotStart(f"  rank {rank} on {socket.gethostname()}:\n{refusal}{others}")
+    named = RankRefusal(f"rank {rank} on {socket.gethostname()}", f"{refusal}{others}")
     named.reported_elsewhere = False
     return named
 

@@ -200,6 +200,7 @@ class RankZeroSearch:
                 refusal = RequestError(asked, found, instead)
                 # Rank zero reports a refusal of all processes, and the process itself one of a single process.
                 refusal.reported_elsewhere = None if "is_single" in answer else True
+                refusal.is_remote = not network.is_local_address(ip)
                 raise refusal
             case {"views": [*views], "key_problem": str() as key_problem}:
                 for view in views:

@@ -19,7 +19,6 @@ from rankzero.distributed.process.user_traceback import user_frames, user_positi
 from rankzero.messages import (
     CannotStart,
     Exit,
-    RequestError,
     is_peer_failure,
     place_of,
     print_error,
@@ -130,7 +129,7 @@ def refuse(error: CannotStart, launch: Launch | None, code: Exit = Exit.WRONG_RE
     """Reports once per job why nothing was started, and returns the exit code.
 
     Rank zero reports, unless the ranks have already agreed on a reporting rank. If the launcher does not gather the
-    output of all machines, each of the other machines prints one line.
+    output of all machines, rank zero reports in any case, and each of the other machines prints one line.
 
     Args:
         error: The error.
@@ -138,12 +137,14 @@ def refuse(error: CannotStart, launch: Launch | None, code: Exit = Exit.WRONG_RE
         code: The exit code.
     """
     is_reported = error.reported_elsewhere if error.reported_elsewhere is not None else not is_reporting_rank(launch)
+    if is_reported and error.is_remote and launch and launch.rank == 0:
+        is_reported = LAUNCHERS[launch.launcher].gathers_output
     if not is_reported:
         print_error(f"cannot start\n{error}")
-    elif error.reported_elsewhere is None and launch and is_node_reporter(launch, error.local_only):
-        found = error.found.splitlines()[0] if isinstance(error, RequestError) else str(error).strip().splitlines()[0]
-        process_name = f"rank {launch.rank} on {socket.gethostname()}"
-        print_error(f"{process_name} did not start: {found}")
+    elif (
+        (error.reported_elsewhere is None or error.is_remote) and launch and is_node_reporter(launch, error.local_only)
+    ):
+        print_error(f"rank {launch.rank} on {socket.gethostname()} did not start: {error.summary}")
     exit_after_reporter(code, has_printed=not is_reported or error.local_only)
     return code
 

@@ -1,3 +1,8 @@
+import json
+import pickle
+import socket
+from dataclasses import asdict
+
 import pytest
 
 from rankzero.distributed.coordination import refusals
@@ -11,7 +16,11 @@ def refused(*texts):
 
 def test_each_different_refusal_has_its_lowest_rank():
     outcomes = refused("a", "", "b", "a", "b")
-    assert outcomes.refusals == {"a": 0, "b": 2} and not outcomes.all_refuse and outcomes.failed_name == ""
+    assert (
+        outcomes.refusals == {"a": (0, "rank 0"), "b": (2, "rank 2")}
+        and not outcomes.all_refuse
+        and outcomes.failed_name == ""
+    )
     assert refused("a", "a").all_refuse
 
 
@@ -27,6 +36,21 @@ def test_the_lowest_rank_with_a_refusal_reports_it(rank, reported_elsewhere):
     refusal = refused(*texts).refusal(error, rank)
     assert refusal.reported_elsewhere is reported_elsewhere
     assert (f"rank {rank} on " in str(refusal)) is not reported_elsewhere
+
+
+@pytest.mark.parametrize("has_refused", [True, False])
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_a_refusal_of_another_rank_has_its_name_and_whether_it_is_on_another_machine(has_refused, is_remote):
+    host = "elsewhere" if is_remote else socket.gethostname()
+    outcomes = Outcomes.of([{}, {"refused": "  a\n  b"}, {"refused": "  a\n  b"}], f"rank {{}} on {host}".format)
+    outcomes = Outcomes(**json.loads(json.dumps(asdict(outcomes))))
+    own_error = CannotStart("  a\n  b") if has_refused else None
+    refusal = outcomes.refusal(own_error, 2)
+    assert refusal.reported_elsewhere and refusal.is_remote == is_remote
+    if not has_refused:
+        refusal = pickle.loads(pickle.dumps(refusal))
+        assert str(refusal) == f"  rank 1 on {host}:\n  a\n  b"
+        assert refusal.summary == f"rank 1 on {host} cannot start"
 
 
 def test_more_refusals_than_can_be_shown_are_counted(monkeypatch):

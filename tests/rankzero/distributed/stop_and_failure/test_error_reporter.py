@@ -214,18 +214,25 @@ FULL_REPORT = (
     "rankzero: cannot start\n  asked  --devices 3\n  found  2 devices\n         and more\n  type   --devices 2\n"
 )
 
+ELSEWHERE = {"reported_elsewhere": True}
+
 
 @pytest.mark.parametrize(
     ("launch", "attributes", "printed"),
     [
         (None, {}, FULL_REPORT),
         (Launch(), {}, FULL_REPORT),
-        (Launch(launcher="slurm", rank=0), {"reported_elsewhere": True}, ""),
+        (Launch(launcher="slurm", rank=0), ELSEWHERE, ""),
         (Launch(launcher="slurm", rank=1), {"reported_elsewhere": False}, FULL_REPORT),
         (Launch(launcher="slurm", rank=1), {}, ""),
         (Launch(launcher="slurm", rank=1, local_rank=0), {"local_only": True}, "2 devices"),
         (Launch(launcher="torchrun", rank=1, local_rank=0), {}, "2 devices"),
-        (Launch(launcher="torchrun", rank=1, local_rank=0), {"reported_elsewhere": True}, ""),
+        (Launch(launcher="torchrun", rank=1, local_rank=0), ELSEWHERE, ""),
+        (Launch(launcher="torchrun", rank=1, local_rank=0), {**ELSEWHERE, "is_remote": True}, "2 devices"),
+        (Launch(launcher="torchrun", rank=1, local_rank=1), {**ELSEWHERE, "is_remote": True}, ""),
+        (Launch(launcher="torchrun", rank=0, local_rank=0), {**ELSEWHERE, "is_remote": True}, FULL_REPORT),
+        (Launch(launcher="slurm", rank=0, local_rank=0), {**ELSEWHERE, "is_remote": True}, ""),
+        (Launch(launcher="slurm", rank=1, local_rank=0), {**ELSEWHERE, "is_remote": True}, ""),
         (Launch(launcher="torchrun", rank=1, local_rank=1), {}, ""),
     ],
 )

@@ -11,8 +11,9 @@ from typing import TextIO, cast
 from typing_extensions import override
 
 from rankzero.messages import print_error
-from rankzero.runs.crash_log import CrashLog
-from rankzero.runs.directory import RunDirectory
+from rankzero.runs.directory import RunDirectory, cannot_write_error
+from rankzero.runs.logs.crash_log import CrashLog
+from rankzero.runs.shared_folder import check_shared
 
 
 class _LogFile(logging.FileHandler):
@@ -55,6 +56,18 @@ class RankLog:
         self.run, self.rank = run, rank
         self.logger = logging.getLogger("rankzero")
         self._crash_log = CrashLog(run)
+
+    def create(self) -> None:
+        """Creates the file in the directory in which rank zero has begun the attempt.
+
+        Raises:
+            RequestError: This process does not see that directory, or cannot write to it.
+        """
+        check_shared(self.run)
+        try:
+            self.run.log(self.rank).touch()
+        except OSError as error:
+            raise cannot_write_error(self.run.path, error) from None
 
     def open(self) -> None:
         """Begins to write."""

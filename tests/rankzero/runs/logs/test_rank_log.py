@@ -4,7 +4,7 @@ import shutil
 import pytest
 
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.rank_log import RankLog
+from rankzero.runs.logs.rank_log import RankLog
 
 
 @pytest.fixture

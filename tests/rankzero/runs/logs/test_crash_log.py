@@ -4,14 +4,14 @@ import sys
 
 import pytest
 
-from rankzero.runs.crash_log import CrashLog
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.logs.crash_log import CrashLog
 from running import REPOSITORY
 
 CRASH = """
 import os, resource, signal, sys
 from pathlib import Path
-from rankzero.runs.crash_log import CrashLog
+from rankzero.runs.logs.crash_log import CrashLog
 from rankzero.runs.directory import RunDirectory
 
 assert "torch" not in sys.modules

@@ -1,0 +1,1 @@
+"""Logs of the ranks, and crashes in them."""

@@ -1,0 +1,46 @@
+"""Checks that all ranks see the folder in which rank zero writes. Does not import torch."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rankzero.messages import RequestError
+from rankzero.runs.directory import RunDirectory
+
+SHARED_SECONDS = 10.0
+"""How long files of one host may take to appear on another, because network file systems cache folders."""
+
+SHARED_FOLDER_ADVICE = "--root DIR, where DIR is on a file system that all hosts share"
+
+
+def check_shared(run: RunDirectory) -> None:
+    """Checks that this process sees the directory in which rank zero has begun an attempt.
+
+    Args:
+        run: The directory, with the values that rank zero has broadcast.
+
+    Raises:
+        RequestError: This process sees another directory, or none.
+    """
+    if not appears(lambda: run.read("run.json").get("id") == run.id, run.path):
+        root = run.path.parent
+        found = f"here, {root} is not the folder in which rank zero has created the run {run.name}"
+        raise RequestError(f"--root {root}", found, SHARED_FOLDER_ADVICE)
+
+
+def appears(is_visible: Callable[[], bool], folder: Path) -> bool:
+    """Waits until this process sees what rank zero has written to a folder; returns whether it does.
+
+    Args:
+        is_visible: Whether this process sees it.
+        folder: The folder.
+    """
+    deadline = time.monotonic() + SHARED_SECONDS
+    while not is_visible():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+        with contextlib.suppress(OSError):
+            list(folder.iterdir())  # lets NFS refresh its cache
+    return True
