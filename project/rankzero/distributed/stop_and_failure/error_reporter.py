@@ -129,7 +129,7 @@ def refuse(error: CannotStart, launch: Launch | None, code: Exit = Exit.WRONG_RE
     """Reports once per job why nothing was started, and returns the exit code.
 
     Rank zero reports, unless the ranks have already agreed on a reporting rank. If the launcher does not gather the
-    output of all machines, rank zero reports in any case, and each of the other machines prints one line.
+    output of all machines, rank zero reports what another machine has found, and each other machine prints one line.
 
     Args:
         error: The error.
@@ -137,8 +137,8 @@ def refuse(error: CannotStart, launch: Launch | None, code: Exit = Exit.WRONG_RE
         code: The exit code.
     """
     is_reported = error.reported_elsewhere if error.reported_elsewhere is not None else not is_reporting_rank(launch)
-    if is_reported and error.is_remote and launch and launch.rank == 0:
-        is_reported = LAUNCHERS[launch.launcher].gathers_output
+    if is_reported and error.is_remote and launch and not LAUNCHERS[launch.launcher].gathers_output:
+        is_reported = not is_reporting_rank(launch)
     if not is_reported:
         print_error(f"cannot start\n{error}")
     elif (

@@ -231,6 +231,7 @@ ELSEWHERE = {"reported_elsewhere": True}
         (Launch(launcher="torchrun", rank=1, local_rank=0), {**ELSEWHERE, "is_remote": True}, "2 devices"),
         (Launch(launcher="torchrun", rank=1, local_rank=1), {**ELSEWHERE, "is_remote": True}, ""),
         (Launch(launcher="torchrun", rank=0, local_rank=0), {**ELSEWHERE, "is_remote": True}, FULL_REPORT),
+        (Launch(launcher="env", rank=1, local_rank=0), {**ELSEWHERE, "is_remote": True}, FULL_REPORT),
         (Launch(launcher="slurm", rank=0, local_rank=0), {**ELSEWHERE, "is_remote": True}, ""),
         (Launch(launcher="slurm", rank=1, local_rank=0), {**ELSEWHERE, "is_remote": True}, ""),
         (Launch(launcher="torchrun", rank=1, local_rank=1), {}, ""),
