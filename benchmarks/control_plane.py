@@ -149,7 +149,12 @@ def main() -> None:
     """Measures each world, and prints a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--worlds", nargs="+", default=["128x8", "1024x1", "4096x8"], help="nodes x ranks per node")
-    parser.add_argument("--seconds", type=float, default=30.0, help="simulated training, at least")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=30.0,
+        help="simulated training; longer if rank zero requests rarely",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()
     raise_file_limit()

@@ -48,7 +48,7 @@ class CannotStart(ValueError):  # noqa: N818 - users read this name
 
     Attributes:
         reported_elsewhere: Whether another process prints the message; None means that the reporting rank prints it.
-        is_remote: Whether that other process runs on another machine, whose output the user may read elsewhere.
+        is_remote: Whether that other process runs on another machine, whose output may go to another terminal.
         local_only: Whether possibly only this process found the error, so that rank zero's message may not state it.
     """
 
@@ -59,7 +59,7 @@ class CannotStart(ValueError):  # noqa: N818 - users read this name
     @property
     def summary(self) -> str:
         """The reason in one line."""
-        return str(self).strip().splitlines()[0]
+        return _first_line(str(self))
 
 
 class RequestError(CannotStart):
@@ -78,13 +78,17 @@ class RequestError(CannotStart):
     @property
     @override
     def summary(self) -> str:
-        return self.found.splitlines()[0]
+        return _first_line(spelled(self.found))
 
     def __str__(self) -> str:
         """Returns the three printed lines, labeled `asked`, `found` and `type`."""
         asked, found, instead = map(spelled, (self.asked, self.found, self.instead))
         rows = (("asked", _shortened(asked)), ("found", _shortened(found)), ("type", instead))
         return "\n".join(f"  {label:<7}" + printable(text).replace("\n", "\n" + " " * 9) for label, text in rows)
+
+
+def _first_line(text: str) -> str:
+    return _shortened(printable(next(iter(text.strip().splitlines()), "")))
 
 
 _spellings: list[Callable[[str], str]] = []

@@ -11,7 +11,7 @@ from typing import Any
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.preflight.check import FAIL, OK, WARN, Check, describe_ranks, error_lines, gather
 from rankzero.runs.directory import expanded
-from rankzero.runs.shared_folder import SHARED_FOLDER_ADVICE, appears
+from rankzero.runs.shared_folder import SHARED_FOLDER_ADVICE, wait_until_visible
 
 SLOW_FSYNC_SECONDS = 1.0
 PROBE_BYTES = 1 << 20
@@ -33,12 +33,12 @@ def check_run_directory(coordinator: Coordinator, root: Path, checkpoint_bytes: 
         summary = f"rank 0 on {hosts[0]} cannot write in {root}: {errors[0]}"
         return Check("run directory", FAIL, summary, (), ["--root DIR, where DIR is a folder in which you may write"])
     try:
-        shared, unreadable = gather(coordinator, lambda: appears((folder / "0").exists, folder))
+        shared, unreadable = gather(coordinator, lambda: wait_until_visible((folder / "0").exists, folder))
         results, errors = gather(coordinator, lambda: _probe(folder, rank))
     finally:
         if rank == 0:  # all ranks have probed, or the preflight ends with an error
             _remove(folder, int(created[0] or 0))
-    separate = [rank for rank, appears in enumerate(shared) if appears is False]
+    separate = [rank for rank, is_visible in enumerate(shared) if is_visible is False]
     errors = {rank: error for rank, error in (errors | unreadable).items() if rank not in separate}
     free = min((result["free_bytes"] for result in results if result), default=0)
     fsync = max((result["fsync_seconds"] for result in results if result), default=0.0)

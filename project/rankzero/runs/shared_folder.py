@@ -23,14 +23,21 @@ def check_shared(run: RunDirectory) -> None:
     Raises:
         RequestError: This process sees another directory, or none.
     """
-    if not appears(lambda: run.read("run.json").get("id") == run.id, run.path):
+
+    def contains_attempt() -> bool:
+        record = run.read("run.json")
+        return record.get("id") == run.id and len(record.get("attempts", ())) >= run.attempt
+
+    if not wait_until_visible(contains_attempt, run.path):
         root = run.path.parent
-        found = f"here, {root} is not the folder in which rank zero has created the run {run.name}"
+        found = (
+            f"the host of this rank does not share {root.absolute()}, in which rank zero has created the run {run.name}"
+        )
         raise RequestError(f"--root {root}", found, SHARED_FOLDER_ADVICE)
 
 
-def appears(is_visible: Callable[[], bool], folder: Path) -> bool:
-    """Waits until this process sees what rank zero has written to a folder; returns whether it does.
+def wait_until_visible(is_visible: Callable[[], bool], folder: Path) -> bool:
+    """Waits until this process sees what rank zero has written to a folder; returns False after a while.
 
     Args:
         is_visible: Whether this process sees it.

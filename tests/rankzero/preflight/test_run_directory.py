@@ -55,7 +55,7 @@ def run_unreadable(coordinator, folder):
 
     with pytest.MonkeyPatch.context() as patch:
         if coordinator.launch.rank == 1:
-            patch.setattr(run_directory, "appears", fail)
+            patch.setattr(run_directory, "wait_until_visible", fail)
         return check_run_directory(coordinator, folder, 1000, keep=3)
 
 

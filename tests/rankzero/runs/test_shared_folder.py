@@ -6,7 +6,7 @@ import pytest
 from rankzero.messages import RequestError
 from rankzero.runs import shared_folder
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.shared_folder import appears, check_shared
+from rankzero.runs.shared_folder import check_shared, wait_until_visible
 
 
 @pytest.fixture
@@ -27,12 +27,14 @@ def test_the_directory_of_the_attempt_is_accepted(run):
     check_shared(seen_by_another_rank(run))
 
 
-@pytest.mark.parametrize("values", [{"id": "of another run"}, {"name_there": "y"}], ids=["another run", "no run"])
+@pytest.mark.parametrize(
+    "values", [{"id": "of another run"}, {"attempt": 2}, {"name_there": "y"}], ids=["run", "copy", "none"]
+)
 def test_another_directory_is_refused(run, monkeypatch, values):
     monkeypatch.setattr(shared_folder, "SHARED_SECONDS", 0.1)
     if name := values.pop("name_there", None):
         values["path"] = run.path.parent / name
-    with pytest.raises(RequestError, match="is not the folder in which rank zero has created the run [xy]") as caught:
+    with pytest.raises(RequestError, match="does not share .*, in which rank zero has created the run [xy]") as caught:
         check_shared(seen_by_another_rank(run, **values))
     assert caught.value.asked == f"--root {run.path.parent}" and "all hosts share" in caught.value.instead
 
@@ -44,5 +46,5 @@ def test_a_file_that_appears_later_is_awaited(tmp_path):
 
     thread = threading.Thread(target=write)
     thread.start()
-    assert appears((tmp_path / "file").exists, tmp_path / "missing folder")
+    assert wait_until_visible((tmp_path / "file").exists, tmp_path / "missing folder")
     thread.join()

@@ -43,8 +43,8 @@ def load_key(name: str, create: bool) -> tuple[bytes, Path]:
             _create(folder_descriptor, name)
             return _read(folder_descriptor, path), path
     except OSError as error:
-        links = [place for place in (folder, path) if place.is_symlink()]
-        reason = f"{links[0]} is a symbolic link; replace it by a real one" if links else error.strerror
+        links = [place for place in (folder, path) if _is_link(place)]
+        reason = f"{links[0]} is a symbolic link; replace it with a real file or folder" if links else error.strerror
         raise NoKeyError(f"the key {path} cannot be used: {reason}") from error
 
 
@@ -72,6 +72,14 @@ def _read(folder_descriptor: int, path: Path) -> bytes:
     if len(key) != KEY_BYTES:
         raise NoKeyError(f"{path} is damaged; delete it, and the next run creates another")
     return key
+
+
+def _is_link(place: Path) -> bool:
+    """Returns whether a path is a symbolic link, if this process may know that."""
+    try:
+        return place.is_symlink()
+    except OSError:
+        return False
 
 
 def _check_owner(status: os.stat_result, path: Path, forbidden: int) -> None:

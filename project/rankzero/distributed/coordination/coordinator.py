@@ -19,7 +19,7 @@ from rankzero.distributed.connections.local_socket import is_supported
 from rankzero.distributed.coordination.exchange import StoreExchange
 from rankzero.distributed.coordination.find_ranks import find_ranks_through_store
 from rankzero.distributed.coordination.process_group import destroy_process_group, init_process_group
-from rankzero.distributed.coordination.refusals import Outcomes, Refusals, refusal_reported_elsewhere
+from rankzero.distributed.coordination.refusals import Outcomes, Refusals, refusal_reported_by
 from rankzero.distributed.coordination.store import connect_to_store, serve_store
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world
@@ -86,7 +86,7 @@ class Coordinator:
         ip, listener = rendezvous_result.ip, rendezvous_result.listener
         self._store = serve_store(ip, listener, self.timeout) if listener else self._connect_to_store(ip)
         assert self.launch.rank is not None
-        self._refusals = Refusals(self._store, self.launch.world_size)
+        self._refusals = Refusals(self._store, self.launch.world_size, self._own_name)
         self._exchange = StoreExchange(self._store, self.launch.rank, self.launch.world_size, self._name_of)
         key, key_problem = find_key(), rendezvous_result.key_problem
         if self.launch.uses_agent_store:
@@ -113,6 +113,10 @@ class Coordinator:
             secret,
         )
         network.use_interface(requested.interface, self._find_interface())
+
+    @property
+    def _own_name(self) -> str:
+        return f"rank {self.launch.rank} on {socket.gethostname()}"
 
     def _name_of(self, rank: int) -> str:
         return self.members.name_of(rank)  # torchrun's processes are known only after an exchange
@@ -207,9 +211,11 @@ class Coordinator:
             error = caught
         except (SystemExit, KeyboardInterrupt) as caught:
             error = LeftEarlyError(f"your code ended the process: {caught!r}")
-        own_outcome = (
-            {"refused": str(error)} if isinstance(error, CannotStart) else {"failed": repr(error)} if error else {}
-        )
+        own_outcome = {}
+        if isinstance(error, CannotStart):
+            own_outcome = {"refused": str(error), "summary": error.summary}
+        elif error is not None:
+            own_outcome = {"failed": repr(error)}
         outcome = Outcomes(**self.decide(own_outcome, lambda values: asdict(Outcomes.of(values, self.members.name_of))))
         if error is not None and not isinstance(error, CannotStart):
             raise error
@@ -257,10 +263,10 @@ class Coordinator:
         is_refused = isinstance(error, CannotStart)
         try:
             if isinstance(error, CannotStart) and error.reported_elsewhere is None:
-                error.reported_elsewhere = self._refusals.is_reported_elsewhere(str(error))
-            elif isinstance(error, Exception) and is_peer_failure(error) and self._refusals.any_rank_refused():
+                self._refusals.choose_reporter(error)
+            elif isinstance(error, Exception) and is_peer_failure(error) and (name := self._refusals.refusing_rank()):
                 is_refused = True
-                raise refusal_reported_elsewhere() from None
+                raise refusal_reported_by(name) from None
             elif error is not None and not is_refused:
                 self._report_failure(error)
         finally:
@@ -276,7 +282,7 @@ class Coordinator:
 
         This method uses no collective, since the other ranks may be anywhere in the program.
         """
-        cause = f"rank {self.launch.rank} on {socket.gethostname()} failed: {error!r}"
+        cause = f"{self._own_name} failed: {error!r}"
         reported_cause = is_peer_failure(error) and self.control_channel.failure_cause(CAUSE_SECONDS)
         if reported_cause or not self.control_channel.report_failure(cause):
             mark_reported(error)

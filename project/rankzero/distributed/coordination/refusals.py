@@ -25,10 +25,12 @@ class Reporter(NamedTuple):
     Args:
         rank: The rank.
         name: Rank and host for messages.
+        summary: The refusal in one line.
     """
 
     rank: int
     name: str
+    summary: str
 
 
 class RankRefusal(CannotStart):
@@ -37,11 +39,12 @@ class RankRefusal(CannotStart):
     Args:
         name: Rank and host.
         text: Text of its error.
+        reason: The text in one line.
     """
 
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(name, text)
-        self.name, self.text = name, text
+    def __init__(self, name: str, text: str, reason: str) -> None:
+        super().__init__(name, text, reason)
+        self.name, self.text, self.reason = name, text, reason
 
     def __str__(self) -> str:
         return f"  {self.name}:\n{self.text}"
@@ -49,7 +52,7 @@ class RankRefusal(CannotStart):
     @property
     @override
     def summary(self) -> str:
-        return f"{self.name} cannot start"
+        return f"{self.name} cannot start: {self.reason}"
 
 
 @dataclass
@@ -75,7 +78,8 @@ class Outcomes:
         """Summarizes the outcomes of all ranks.
 
         Args:
-            outcomes: By rank: `refused` or `failed` -> text of the error; empty after success.
+            outcomes: By rank: `refused` or `failed` -> text of the error, and `summary` -> a refusal in one line; empty
+                after success.
             name_of: Returns the name of a rank for messages.
         """
         refusals: dict[str, Reporter] = {}
@@ -85,27 +89,25 @@ class Outcomes:
             if text and text not in refusals and len(refusals) == MAX_REFUSALS:
                 more += 1
             elif text:
-                refusals.setdefault(text, Reporter(rank, name_of(rank)))
+                refusals.setdefault(text, Reporter(rank, name_of(rank), outcome["summary"]))
         failed = next((rank for rank, outcome in enumerate(outcomes) if "failed" in outcome), None)
         name, failure = ("", "") if failed is None else (name_of(failed), outcomes[failed]["failed"])
         return cls(refusals, all("refused" in outcome for outcome in outcomes), more, name, failure)
 
-    def refusal(self, own_error: Exception | None, own_rank: int) -> CannotStart:
+    def refusal(self, own_error: CannotStart | None, own_rank: int) -> CannotStart:
         """Returns the refusal that this rank raises: its own, or the first one by rank.
 
         Of several ranks with the same refusal, the lowest reports it.
         """
         text = str(own_error) if own_error else next(iter(self.refusals))
-        refusal = own_error if isinstance(own_error, CannotStart) else CannotStart(text)
         reporter = Reporter(*self.refusals.get(text, next(iter(self.refusals.values()))))
         is_reporter = own_error is not None and own_rank == reporter.rank
-        if is_reporter and not self.all_refuse:
-            is_first = own_rank == min(rank for rank, _ in self.refusals.values())
-            return refusal_reported_here(refusal, own_rank, self.more if is_first else 0)
-        if own_error is None:
-            refusal = RankRefusal(reporter.name, text)
+        if own_error and is_reporter and not self.all_refuse:
+            is_first = own_rank == min(rank for rank, *_ in self.refusals.values())
+            return refusal_reported_here(own_error, own_rank, self.more if is_first else 0)
+        refusal = own_error or RankRefusal(reporter.name, text, reporter.summary)
         refusal.reported_elsewhere = not is_reporter
-        refusal.is_remote = not is_reporter and reporter.name != f"rank {reporter.rank} on {socket.gethostname()}"
+        refusal.is_remote = not is_reporter and _is_remote(reporter.name)
         return refusal
 
 
@@ -115,27 +117,35 @@ class Refusals:
     Args:
         store: The store; None in a single process.
         size: Number of processes.
+        name: Rank and host of this process.
     """
 
-    def __init__(self, store: Store | None, size: int) -> None:
-        self._store, self._size = store, size
+    def __init__(self, store: Store | None, size: int, name: str = "") -> None:
+        self._store, self._size, self._name = store, size, name
 
-    def is_reported_elsewhere(self, text: str) -> bool:
-        """Returns whether another rank reports this text; if not, claims the report for this rank."""
+    def choose_reporter(self, refusal: CannotStart) -> None:
+        """Notes in a refusal whether another rank reports the same text; the first rank that calls this reports it."""
+        refusal.reported_elsewhere = False
         if self._store is None:
-            return False
+            return
         try:
-            self._store.set("refused", "")
-            return bool(self._store.add(f"refusal {sha256(text.encode()).hexdigest()}", 1) > 1)
-        except RuntimeError:
-            return True  # the rank that serves the store has exited, and has reported its error
+            self._store.compare_set("refused", "", self._name)
+            key = f"refusal {sha256(str(refusal).encode()).hexdigest()}"
+            reporter = self._store.compare_set(key, "", self._name).decode()
+        except RuntimeError:  # the rank that serves the store has exited, and has reported its error
+            refusal.reported_elsewhere = True
+            return
+        refusal.reported_elsewhere = reporter != self._name
+        refusal.is_remote = _is_remote(reporter)
 
-    def any_rank_refused(self) -> bool:
-        """Returns whether a rank has refused to start."""
+    def refusing_rank(self) -> str | None:
+        """Returns the name of a rank that has refused to start; None if there is none."""
         try:
-            return self._store is not None and bool(self._store.check(["refused"]))
+            if self._store is None or not self._store.check(["refused"]):
+                return None
+            return self._store.get("refused").decode()
         except RuntimeError:
-            return False
+            return None
 
     def wait_for_ranks_to_leave(self, serves_store: bool) -> None:
         """Makes the rank that serves the store exit last, so that the other ranks can still read from it."""
@@ -160,13 +170,26 @@ def refusal_reported_here(refusal: CannotStart, rank: int, more: int = 0) -> Can
         more: Number of ranks that refuse for reasons that no rank reports.
     """
     others = f"\n  {more} more rank{'s' * (more > 1)} cannot start for other reasons" if more else ""
-    named = RankRefusal(f"rank {rank} on {socket.gethostname()}", f"{refusal}{others}")
+    named = RankRefusal(f"rank {rank} on {socket.gethostname()}", f"{refusal}{others}", refusal.summary)
     named.reported_elsewhere = False
     return named
 
 
-def refusal_reported_elsewhere() -> CannotStart:
-    """Returns a refusal that another rank reports."""
-    refusal = CannotStart("another rank cannot start")
-    refusal.reported_elsewhere = True
+def refusal_reported_by(name: str) -> CannotStart:
+    """Returns a refusal that another rank reports.
+
+    Args:
+        name: Rank and host of that rank.
+    """
+    refusal = RankRefusal(name, "  see its output", "see its output")
+    refusal.reported_elsewhere, refusal.is_remote = True, _is_remote(name)
     return refusal
+
+
+def _is_remote(name: str) -> bool:
+    """Returns whether a rank is on another machine.
+
+    Args:
+        name: Rank and host of that rank.
+    """
+    return not name.endswith(f" on {socket.gethostname()}")

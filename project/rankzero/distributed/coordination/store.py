@@ -10,7 +10,9 @@ from torch._C._distributed_c10d import TCPStore
 from rankzero.messages import AnotherRankFailed
 
 ATTEMPT_SECONDS = 10.0
-"""How long rank zero may take to answer, until it is checked whether its process still exists."""
+"""How long rank zero may first take to answer, until it is checked whether its process still exists."""
+
+MAX_ATTEMPT_SECONDS = 60.0
 
 
 def serve_store(ip: str, listener: socket.socket, timeout: float) -> TCPStore:
@@ -40,23 +42,29 @@ def connect_to_store(ip: str, port: int, timeout: float, server: str) -> TCPStor
     Raises:
         AnotherRankFailed: The process has ended, or does not answer in time.
     """
-    deadline = time.monotonic() + timeout
+    deadline, seconds = time.monotonic() + timeout, ATTEMPT_SECONDS
     while True:
         try:
-            limit = timedelta(seconds=ATTEMPT_SECONDS)
+            limit = timedelta(seconds=seconds)
             store = TCPStore(ip, port, is_master=False, timeout=limit, wait_for_workers=False)
             store.set_timeout(timedelta(seconds=timeout))
             return store
         except torch.distributed.DistError:
-            if not _is_listening(ip, port):
+            if _has_ended(ip, port):
                 raise AnotherRankFailed(f"{server} has ended: nothing listens at {ip}:{port} any more") from None
             if time.monotonic() > deadline:
                 raise AnotherRankFailed(f"{server} did not answer at {ip}:{port} within {timeout:g} s") from None
+            seconds = min(
+                2 * seconds, MAX_ATTEMPT_SECONDS
+            )  # each attempt leaves a connection that waits to be accepted
 
 
-def _is_listening(ip: str, port: int) -> bool:
+def _has_ended(ip: str, port: int) -> bool:
+    """Returns whether the port is closed; it is not if the queue of connections that wait to be accepted is full."""
     try:
         socket.create_connection((ip, port), timeout=ATTEMPT_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
     except OSError:
         return False
-    return True
+    return False

@@ -4,12 +4,13 @@ from rankzero.distributed.monitoring.diagnosis import SILENCE_SECONDS
 from rankzero.distributed.monitoring.status import Status
 
 HEARTBEAT_SECONDS = 2.0
-"""Time between reports on a node, which also give the kernel data that the other end must acknowledge."""
+"""Seconds between two reports of a rank to the leader of its node, and between two checks for a hang."""
 
 MAX_REPORTS_PER_SECOND = 20
-"""Reports that rank zero requests in a second, as long as no node then reports less often than every `MAX_INTERVAL`."""
+"""Answers per second that rank zero aims for; in very large runs it receives more, because of `MAX_INTERVAL`."""
 
 MAX_INTERVAL = 60.0
+"""Seconds after which rank zero asks each node at the latest."""
 
 
 def report_interval(nodes: int) -> float:

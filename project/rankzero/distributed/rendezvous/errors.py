@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rankzero.distributed import network
 from rankzero.distributed.connections.handshake import GREETING
-from rankzero.distributed.connections.key import Key
+from rankzero.distributed.connections.key import NEW_KEY_COMMAND, Key
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.messages import RequestError, few
@@ -13,16 +13,12 @@ from rankzero.messages import RequestError, few
 MAX_NAMED_RANKS, MAX_NAMED_HOSTS = 16, 8
 """How many ranks and hosts a message names; the others are counted."""
 
-SAME_KEY_ADVICE = (
-    "the same RANKZERO_KEY on all machines (export RANKZERO_KEY=$(openssl rand -hex 32) creates a value),\n"
-    "or start all ranks with the same home directory"
-)
+_SAME_VALUE = f"the same RANKZERO_KEY on all machines ({NEW_KEY_COMMAND} creates a value),\n"
+
+SAME_KEY_ADVICE = _SAME_VALUE + "or start all ranks with the same home directory"
 """What to do if the ranks do not have the same key."""
 
-NEW_KEY_ADVICE = (
-    "the same RANKZERO_KEY on all machines (export RANKZERO_KEY=$(openssl rand -hex 32) creates a value),\n"
-    "or correct the key file"
-)
+NEW_KEY_ADVICE = _SAME_VALUE + "or remove the cause named above, so that the key file can be used"
 """What to do if a rank has no key."""
 
 UNAUTHENTICATED_ADVICE = (

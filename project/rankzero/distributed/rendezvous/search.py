@@ -82,15 +82,16 @@ class RankZeroSearch:
                 with connection:
                     answer = self._exchange_descriptions(LineConnection(connection, MAX_ANSWER_BYTES), is_local=True)
                 if answer is not None:
-                    return self._accepted(answer, str(answer.get("ip")))
+                    return self._accepted(answer)
             SIGNALS.check_stop_request()
             time.sleep(_POLL_SECONDS)
-        return self._accepted(*self._ask_rank_zero())
+        answer, ip = self._ask_rank_zero()
+        return self._accepted({**answer, "ip": ip})
 
     def _result_as_leader(self, leader: NodeLeader) -> RendezvousResult:
         try:
             answer, ip = self._ask_rank_zero(leader)
-            result = self._accepted(answer, ip)
+            result = self._accepted({**answer, "ip": ip})
         except RequestError as error:
             leader.refuse(error, self.launch.local_world_size)
             raise
@@ -189,18 +190,23 @@ class RankZeroSearch:
                 return messages[0]
         raise missing_processes_error(launch, [self.this_peer], self.timeout)
 
-    def _accepted(self, answer: Message, ip: str) -> RendezvousResult:
+    def _accepted(self, answer: Message) -> RendezvousResult:
         """Returns the result in rank zero's answer.
+
+        Args:
+            answer: The answer, with `ip`, the address at which rank zero answered. A refusal that another process of
+                this machine has sent or passed on has no address.
 
         Raises:
             RequestError: Rank zero answers that the run cannot start.
         """
+        ip = str(answer.get("ip", ""))
         match answer:
             case {"refused": [str() as asked, str() as found, str() as instead]}:
                 refusal = RequestError(asked, found, instead)
                 # Rank zero reports a refusal of all processes, and the process itself one of a single process.
                 refusal.reported_elsewhere = None if "is_single" in answer else True
-                refusal.is_remote = not network.is_local_address(ip)
+                refusal.is_remote = bool(ip) and not network.is_local_address(ip)
                 raise refusal
             case {"views": [*views], "key_problem": str() as key_problem}:
                 for view in views:

@@ -209,8 +209,9 @@ class ControlChannel:
                 heard_leader_at = time.monotonic()
             for message in messages:
                 self._handle_message(message)
-            is_requested = leader != 0 or any("rank_zero" in message for message in messages)
-            if schedule.is_due(status := self.monitor.status(), is_requested):
+            has_relay = leader != 0  # which decides what to pass on
+            is_requested = any("rank_zero" in message for message in messages)
+            if schedule.is_due(status := self.monitor.status(), is_requested or has_relay):
                 self._send({"status": status})
             is_leader_silent = leader != 0 and time.monotonic() - heard_leader_at > SILENCE_SECONDS
             # A leader sends empty messages of its own. If it is silent, rank zero reports that.

@@ -80,7 +80,8 @@ def is_node_reporter(launch: Launch, local_only: bool) -> bool:
         local_only: Whether only this process may have found the error, so that rank zero's report does not include it.
     """
     has_separate_output = not LAUNCHERS[launch.launcher].gathers_output
-    if launch.rank == 0 or not (local_only or has_separate_output):
+    prints_in_full = launch.rank == 0 or launch.launcher == "env"  # see `is_reporting_rank`
+    if prints_in_full or not (local_only or has_separate_output):
         return False
     return launch.local_rank == 0 or (launch.local_rank is None and acquire_host_lock(f"reporter {launch.world_id}"))
 
@@ -144,7 +145,8 @@ def refuse(error: CannotStart, launch: Launch | None, code: Exit = Exit.WRONG_RE
     elif (
         (error.reported_elsewhere is None or error.is_remote) and launch and is_node_reporter(launch, error.local_only)
     ):
-        print_error(f"rank {launch.rank} on {socket.gethostname()} did not start: {error.summary}")
+        process_name = "a process" if launch.rank is None else f"rank {launch.rank}"
+        print_error(f"{process_name} on {socket.gethostname()} did not start: {error.summary}")
     exit_after_reporter(code, has_printed=not is_reported or error.local_only)
     return code
 

@@ -35,6 +35,7 @@ class NodeRelay:
         self._ranks: dict[ServedConnection, int] = {}
         self._statuses: dict[int, tuple[Status | None, float]] = {}
         self._schedules: dict[int, ReportSchedule] = {}
+        self._requested: set[int] = set()
         self._left: set[int] = set()
         self._finish_at = float("inf")
         rank_zero.connection.setblocking(False)
@@ -56,7 +57,7 @@ class NodeRelay:
             is_connected = self._pass_on_from_rank_zero()
             if time.monotonic() - checked_at >= HEARTBEAT_SECONDS:
                 checked_at = time.monotonic()
-                self._report(False)
+                self._report()
                 self._send_all(None)
             self.rank_zero.flush()
         if not is_connected:
@@ -73,12 +74,15 @@ class NodeRelay:
         self.listener.close()
         self.rank_zero.close()
 
-    def _report(self, is_requested: bool) -> None:
+    def _report(self) -> None:
         """Sends rank zero the statuses that are due, each once; forgets those of ranks that have stopped reporting."""
         oldest = time.monotonic() - _MAX_STATUS_AGE
         statuses = {rank: status for rank, (status, received_at) in self._statuses.items() if received_at >= oldest}
-        due = {rank for rank, status in statuses.items() if self._schedules[rank].is_due(status, is_requested)}
+        due = {
+            rank for rank, status in statuses.items() if self._schedules[rank].is_due(status, rank in self._requested)
+        }
         self._statuses = {rank: self._statuses[rank] for rank in statuses if rank not in due}
+        self._requested -= due
         if due:
             self.rank_zero.send({"statuses": [(rank, statuses[rank]) for rank in due]})
 
@@ -86,7 +90,7 @@ class NodeRelay:
         rank = self._ranks.get(connection)
         if messages is None:
             if rank is not None and rank not in self._left:
-                self._left.add(rank)
+                self._leave(rank)
                 self.rank_zero.send({"rank": rank, "lost": connection.close_reason})
             return
         for message in messages:
@@ -99,7 +103,11 @@ class NodeRelay:
             elif message:
                 self.rank_zero.send(message)
             if "leaving" in message:
-                self._left.add(rank)
+                self._leave(rank)
+
+    def _leave(self, rank: int) -> None:
+        self._left.add(rank)
+        self._statuses.pop(rank, None)  # otherwise it would seem to be training again
 
     def _admit(self, connection: ServedConnection, rank: object) -> int | None:
         """Returns the rank of a new connection; None, after it is disconnected, if it is none of this node."""
@@ -116,7 +124,8 @@ class NodeRelay:
         while messages := self.rank_zero.receive(0):
             for message in messages:
                 if "rank_zero" in message:
-                    self._report(True)
+                    self._requested = set(self._ranks.values()) - self._left
+                    self._report()
                 self._send_all(message)
         return messages is not None
 

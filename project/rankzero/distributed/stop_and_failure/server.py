@@ -100,7 +100,7 @@ class ControlServer:
         self._thread.join(FINISH_SECONDS)
 
     def _serve(self) -> None:
-        checked_at = last_heartbeat = started = time.monotonic()
+        checked_at = requested_at = started = time.monotonic()
         while len(self._exited_ranks) < self.size:
             for connection, messages in self._server.poll(HEARTBEAT_SECONDS):
                 self._receive(connection, messages)
@@ -108,8 +108,8 @@ class ControlServer:
             if now - checked_at >= min(self.interval, HEARTBEAT_SECONDS):
                 checked_at = now
                 self._check_for_hang()
-            if now - last_heartbeat >= self.interval:
-                last_heartbeat = now
+            if now - requested_at >= self.interval:
+                requested_at = now
                 self._send_all({"rank_zero": self._hangs.last_place(0)})
                 self._check_for_missing_ranks(now - started)
                 for report in self.slow_ranks.new_reports():
@@ -207,6 +207,8 @@ class ControlServer:
                     self._update(rank, values)
 
     def _update(self, rank: int, values: object) -> None:
+        if rank in self._exited_ranks:
+            return
         status = Status.from_message(values)
         self._hangs.update(rank, status)
         self.slow_ranks.update(rank, status.first_gradient if status else 0.0)

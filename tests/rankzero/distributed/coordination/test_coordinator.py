@@ -122,7 +122,7 @@ def test_a_rank_that_loses_contact_to_a_refusing_rank_reports_nothing(coordinato
         with member:
             if rank_of(member) == 1:
                 raise CannotStart("only here")
-            while not member._refusals.any_rank_refused():
+            while not member._refusals.refusing_rank():
                 pass
             raise RuntimeError("Connection closed by peer")
 

@@ -11,13 +11,13 @@ from rankzero.messages import CannotStart
 
 
 def refused(*texts):
-    return Outcomes.of([{"refused": text} if text else {} for text in texts], "rank {}".format)
+    return Outcomes.of([{"refused": text, "summary": text.strip()} if text else {} for text in texts], "rank {}".format)
 
 
 def test_each_different_refusal_has_its_lowest_rank():
     outcomes = refused("a", "", "b", "a", "b")
     assert (
-        outcomes.refusals == {"a": (0, "rank 0"), "b": (2, "rank 2")}
+        outcomes.refusals == {"a": (0, "rank 0", "a"), "b": (2, "rank 2", "b")}
         and not outcomes.all_refuse
         and outcomes.failed_name == ""
     )
@@ -42,7 +42,8 @@ def test_the_lowest_rank_with_a_refusal_reports_it(rank, reported_elsewhere):
 @pytest.mark.parametrize("is_remote", [True, False])
 def test_a_refusal_of_another_rank_has_its_name_and_whether_it_is_on_another_machine(has_refused, is_remote):
     host = "elsewhere" if is_remote else socket.gethostname()
-    outcomes = Outcomes.of([{}, {"refused": "  a\n  b"}, {"refused": "  a\n  b"}], f"rank {{}} on {host}".format)
+    outcome = {"refused": "  a\n  b", "summary": "a"}
+    outcomes = Outcomes.of([{}, outcome, outcome], f"rank {{}} on {host}".format)
     outcomes = Outcomes(**json.loads(json.dumps(asdict(outcomes))))
     own_error = CannotStart("  a\n  b") if has_refused else None
     refusal = outcomes.refusal(own_error, 2)
@@ -50,7 +51,7 @@ def test_a_refusal_of_another_rank_has_its_name_and_whether_it_is_on_another_mac
     if not has_refused:
         refusal = pickle.loads(pickle.dumps(refusal))
         assert str(refusal) == f"  rank 1 on {host}:\n  a\n  b"
-        assert refusal.summary == f"rank 1 on {host} cannot start"
+        assert refusal.summary == f"rank 1 on {host} cannot start: a"
 
 
 def test_more_refusals_than_can_be_shown_are_counted(monkeypatch):

@@ -1,3 +1,4 @@
+import contextlib
 import socket
 import threading
 from datetime import timedelta
@@ -47,8 +48,20 @@ def test_a_client_waits_for_a_server_that_still_imports_torch(short_attempts):
         serving.clear()
 
 
+def test_a_server_whose_queue_of_connections_is_full_has_not_ended(short_attempts):
+    with socket.socket() as listener, contextlib.ExitStack() as waiting:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            client = waiting.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+        with pytest.raises(AnotherRankFailed, match="rank 0 on a did not answer at .* within 1 s"):
+            connect_to_store(*listener.getsockname(), 1, "rank 0 on a")
+
+
 def test_the_wait_for_a_server_that_accepts_no_more_connections_is_limited(short_attempts, monkeypatch):
-    monkeypatch.setattr(store, "_is_listening", lambda ip, port: True)
+    monkeypatch.setattr(store, "_has_ended", lambda ip, port: False)
     with reserved_port() as port:
         pass
     with pytest.raises(AnotherRankFailed, match="rank 0 on a did not answer at .* within 1 s"):

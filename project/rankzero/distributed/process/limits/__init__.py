@@ -1,1 +1,1 @@
-"""What a process may use: cores, CPU time and memory; the number of threads that follows."""
+"""Limits of a process (cores, CPU time, memory), and the number of threads derived from them."""

@@ -29,6 +29,6 @@ def _free_memory_of(folder: Path) -> int | None:
         limit, usage, statistic = _FILES_2 if is_version_2 else _FILES_1
         used = int((folder / usage).read_text())
         statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return max(0, int((folder / limit).read_text()) - used + int(statistics[statistic]))  # `max` is not a number
+        return max(0, int((folder / limit).read_text()) - used + int(statistics[statistic]))  # `max`: ValueError
     except (OSError, ValueError, KeyError):
         return None
