@@ -30,10 +30,8 @@ def check_shared(run: RunDirectory) -> None:
 
     if not wait_until_visible(contains_attempt, run.path):
         root = run.path.parent
-        found = (
-            f"the host of this rank does not share {root.absolute()}, in which rank zero has created the run {run.name}"
-        )
-        raise RequestError(f"--root {root}", found, SHARED_FOLDER_ADVICE)
+        folder = f"{root.absolute()}, in which rank zero has created the run {run.name}"
+        raise RequestError(f"--root {root}", f"the host of this rank does not share {folder}", SHARED_FOLDER_ADVICE)
 
 
 def wait_until_visible(is_visible: Callable[[], bool], folder: Path) -> bool:

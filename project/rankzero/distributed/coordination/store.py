@@ -54,9 +54,8 @@ def connect_to_store(ip: str, port: int, timeout: float, server: str) -> TCPStor
                 raise AnotherRankFailed(f"{server} has ended: nothing listens at {ip}:{port} any more") from None
             if time.monotonic() > deadline:
                 raise AnotherRankFailed(f"{server} did not answer at {ip}:{port} within {timeout:g} s") from None
-            seconds = min(
-                2 * seconds, MAX_ATTEMPT_SECONDS
-            )  # each attempt leaves a connection that waits to be accepted
+            # Each attempt leaves connections that wait until they are accepted, and their number is limited.
+            seconds = min(2 * seconds, MAX_ATTEMPT_SECONDS)
 
 
 def _has_ended(ip: str, port: int) -> bool:
