@@ -20,7 +20,7 @@ from rankzero.distributed.rendezvous.peers import Peer
 KEY = Key(b"k" * 32, "the benchmark", is_explicit=True)
 WORLD_ID = "benchmark"
 TIMEOUT = 600.0
-STATUS = list(Status(812, "backward", 0.3, 300.0, False, False, "", 0, "", 0.1))
+STATUS = list(Status(812, "backward", 0.3, 300.0, False, "", 0, "", 0.1))
 MAX_STORE_CLIENTS = 8
 
 CONNECTED_AT_ONCE = 64

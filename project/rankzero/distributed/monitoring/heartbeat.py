@@ -87,7 +87,6 @@ class Heartbeat:
             phase,
             self._last_age,
             self.limit,
-            needs_details,
             may_take_longer,
             first_gradient=activity.first_gradient,
         )

@@ -17,7 +17,6 @@ class Status(NamedTuple):
         phase: The phase of the main thread, see `activity.py`.
         age: Seconds since the main thread entered the phase, or completed the last part of it.
         limit: Seconds that the phase may take; None without limit.
-        has_details: Whether the values from `waits_in` to `position`, and exceptions to the limit, are determined.
         may_take_longer: Whether the phase may take several times `limit` while no other rank waits for this one.
         waits_in: The collective in which this rank waits for other ranks; empty if there is none.
         sequence: Number of that collective, counted from the start of the run; 0 if it is unknown.
@@ -29,7 +28,6 @@ class Status(NamedTuple):
     phase: str
     age: float
     limit: float | None
-    has_details: bool = True
     may_take_longer: bool = False
     waits_in: str = ""
     sequence: int = 0
@@ -48,7 +46,7 @@ class Status(NamedTuple):
     @property
     def is_urgent(self) -> bool:
         """Whether the phase has taken so long that it may become a hang."""
-        return self.has_details and self.is_overdue(0.5)
+        return self.is_overdue(0.5)
 
     @property
     def place(self) -> str:
@@ -66,5 +64,5 @@ class Status(NamedTuple):
 
 @lru_cache(64)  # rank zero receives many messages with the same types
 def _are_types_valid(types: tuple[type, ...]) -> bool:
-    expected = (int, str, int | float, int | float | None, bool, bool, str, int, str, int | float)
+    expected = (int, str, int | float, int | float | None, bool, str, int, str, int | float)
     return len(types) == len(expected) and all(map(issubclass, types, expected))

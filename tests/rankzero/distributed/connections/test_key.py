@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+from pathlib import Path
 
 import pytest
 
@@ -99,6 +100,17 @@ def test_there_is_no_key_without_a_home_directory(monkeypatch):
 def test_there_is_no_key_if_the_folder_cannot_be_created(home):
     home.write_text("a file in place of the folder")
     assert found().secret is None and str(home / "key") in found().origin
+
+
+def test_there_is_no_key_if_a_parent_folder_cannot_be_searched(home, monkeypatch):
+    """As in a container whose user is not the one that HOME belongs to. Root may search any folder, hence the mock."""
+
+    def deny(*arguments, **options):
+        raise PermissionError(13, "Permission denied")
+
+    for name in ("mkdir", "is_symlink"):
+        monkeypatch.setattr(Path, name, deny)
+    assert found() == Key(None, f"the key {home / 'key'} cannot be used: Permission denied")
 
 
 def test_a_symbolic_link_to_a_folder_is_not_followed(home, tmp_path):

@@ -4,7 +4,7 @@ from rankzero.distributed.monitoring.diagnosis import SILENCE_SECONDS
 from rankzero.distributed.monitoring.report_schedule import ReportSchedule, report_interval, silence_seconds
 from rankzero.distributed.monitoring.status import Status
 
-QUICK = Status(5, "backward", 0.1, 300.0, has_details=False)
+QUICK = Status(5, "backward", 0.1, 300.0)
 LONG = Status(5, "backward", 100.0, 300.0)
 URGENT = Status(5, "backward", 160.0, 300.0)
 

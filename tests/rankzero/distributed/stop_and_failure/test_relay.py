@@ -69,6 +69,31 @@ class Rank:
         return None
 
 
+def status(step):
+    return {"status": [step, "backward", 0.1, 300.0, False, "", 0, "", 0.1]}
+
+
+def wait_for(condition):
+    """Returns whether the condition holds within 10 s."""
+    deadline = time.monotonic() + 10
+    while not (holds := condition()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds
+
+
+def request_once(nodes):
+    """Requests the statuses of all ranks a single time."""
+    nodes.server.interval = 1000.0
+    nodes.server._send_all({"rank_zero": ""})
+    time.sleep(0.3)
+
+
+def report_and_wait(nodes, rank, step):
+    """Sends a status of a rank, and waits until rank zero has it."""
+    nodes.ranks[rank].send(status(step))
+    assert wait_for(lambda: nodes.server._hangs.last_place(rank) == f"backward at step {step}")
+
+
 @pytest.fixture
 def nodes(request):
     created = TwoNodes(request.node.name)
@@ -105,33 +130,41 @@ def test_a_lost_rank_is_named_on_all_other_ranks(nodes, lost):
 def test_the_states_of_all_ranks_reach_rank_zero(nodes):
     ranks = nodes.wait_for_all()
     for rank in ranks:
-        rank.send({"status": [rank.rank, "backward", 0.1, 300.0, False, False, "", 0, "", 0.1]})
-    deadline = time.monotonic() + 10
-    places = []
-    while places != [f"backward at step {rank}" for rank in range(4)] and time.monotonic() < deadline:
-        places = [nodes.server._hangs.last_place(rank) for rank in range(4)]
-        time.sleep(0.01)
-    assert places == [f"backward at step {rank}" for rank in range(4)]
+        rank.send(status(rank.rank))
+    for rank in range(4):
+        assert wait_for(lambda rank=rank: nodes.server._hangs.last_place(rank) == f"backward at step {rank}")
 
 
 def test_a_status_that_may_become_a_hang_reaches_rank_zero_without_a_request(nodes):
     ranks = nodes.wait_for_all()
+    request_once(nodes)
+    for rank in (2, 3):
+        report_and_wait(nodes, rank, step=6)
+    ranks[2].send(status(7))
+    ranks[3].send({"status": [7, "data wait", 200.0, 300.0, False, "", 0, "", 0.1]})
+    assert wait_for(lambda: nodes.server._hangs.last_place(3) == "data wait at step 7")
+    assert nodes.server._hangs.last_place(2) == "backward at step 6"
+
+
+def test_a_rank_that_answers_a_request_late_is_not_skipped(nodes):
+    nodes.wait_for_all()
+    request_once(nodes)
+    report_and_wait(nodes, 3, step=7)
+
+
+def test_a_rank_that_has_left_does_not_seem_to_train_again(nodes):
+    ranks = nodes.wait_for_all()
     nodes.server.interval = 1000.0
-    time.sleep(0.2)  # the last request
-    ranks[2].send({"status": [7, "backward", 0.1, 300.0, False, False, "", 0, "", 0.1]})
-    ranks[3].send({"status": [7, "data wait", 200.0, 300.0, True, False, "", 0, "", 0.1]})
-    deadline = time.monotonic() + 10
-    while not (place := nodes.server._hangs.last_place(3)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert place == "data wait at step 7" and nodes.server._hangs.last_place(2) == ""
+    ranks[3].send(status(7))
+    ranks[3].send({"leaving": True})
+    assert wait_for(lambda: 3 in nodes.server._exited_ranks)
+    request_once(nodes)
+    assert nodes.server._hangs.last_place(3) == ""
 
 
 def test_the_status_of_a_rank_that_has_stopped_reporting_is_not_repeated(nodes):
-    ranks = nodes.wait_for_all()
-    ranks[3].send({"status": [7, "backward", 0.1, 300.0, False, False, "", 0, "", 0.1]})
-    deadline = time.monotonic() + 10
-    while not nodes.server._hangs.last_place(3) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    nodes.wait_for_all()
+    report_and_wait(nodes, 3, step=7)
     _, reported_at = nodes.server._hangs._statuses[3]
     time.sleep(0.3)  # several requests
     assert nodes.server._hangs._statuses[3][1] == reported_at
