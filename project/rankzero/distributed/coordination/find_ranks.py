@@ -39,7 +39,7 @@ def find_ranks_through_store(
         ValueError: The description of a rank is malformed.
     """
     own: dict[str, Any] = {
-        "peer": this_peer._replace(key=key.fingerprint(launch.world_id))._asdict(),
+        "peer": this_peer._replace(key_fingerprint=key.fingerprint(launch.world_id))._asdict(),
         "is_explicit": key.is_explicit,
     }
     assigned: list[Peer] = []
@@ -49,8 +49,8 @@ def find_ranks_through_store(
         if len(peers) != len(ranks):
             raise ValueError("the description of a rank is malformed")
         assigned.extend(assign_ranks(peers))
-        others = [peer for peer in peers if peer.key != peers[0].key]
-        is_shared = bool(peers[0].key) and not others
+        others = [peer for peer in peers if not peer.has_key_of(peers[0])]
+        is_shared = bool(peers[0].key_fingerprint) and not others
         problem = "" if is_shared else describe_key_problem(key, peers[0], others)
         if problem and any(values["is_explicit"] for values in ranks):
             raise RequestError("the same RANKZERO_KEY on all ranks", problem, SAME_KEY_ADVICE)

@@ -33,8 +33,8 @@ class Peer(NamedTuple):
         quota: The CPU time that its cgroup allows, in CPUs; None without a limit.
         cgroup: The cgroup that has this limit.
         id: Random text that identifies the process during the rendezvous.
-        key: Text by which rank zero compares the key of the process with its own, see `Key.fingerprint`; empty if it
-            has none.
+        key_fingerprint: Text by which rank zero compares the key of the process with its own, see `Key.fingerprint`;
+            empty if it has none.
     """
 
     rank: int | None
@@ -50,7 +50,7 @@ class Peer(NamedTuple):
     quota: float | None = None
     cgroup: str = ""
     id: str = ""
-    key: str = ""
+    key_fingerprint: str = ""
 
     @classmethod
     def this(cls, launch: Launch, key: Key | None = None) -> "Peer":
@@ -70,7 +70,7 @@ class Peer(NamedTuple):
             quota=quota.cpus if quota else None,
             cgroup=quota.cgroup if quota else "",
             id=secrets.token_hex(8),
-            key=key.fingerprint(launch.world_id) if key else "",
+            key_fingerprint=key.fingerprint(launch.world_id) if key else "",
         )
 
     @classmethod
@@ -83,7 +83,7 @@ class Peer(NamedTuple):
         counts = [*ranks, peer.world_size, peer.pid, peer.rank_order]
         if not all(type(count) is int and 0 <= count < 1 << 63 for count in counts):
             return None
-        texts = (peer.host, peer.boot, peer.pids, peer.cgroup, peer.id, peer.key)
+        texts = (peer.host, peer.boot, peer.pids, peer.cgroup, peer.id, peer.key_fingerprint)
         is_valid = (
             all(isinstance(text, str) and text.isprintable() and len(text) < 2048 for text in texts)
             and all(rank < peer.world_size for rank in ranks)
@@ -97,6 +97,10 @@ class Peer(NamedTuple):
     def machine(self) -> tuple[str, str]:
         """Key that is the same for all processes of one machine."""
         return self.host, self.boot
+
+    def has_key_of(self, other: "Peer") -> bool:
+        """Returns whether both processes have the same key, or none."""
+        return self.key_fingerprint == other.key_fingerprint
 
 
 class Members:
@@ -142,7 +146,7 @@ def assign_ranks(members: Sequence[Peer]) -> list[Peer]:
     for rank, (member, node_key) in enumerate(zip(ordered, node_keys, strict=True)):
         node = nodes[node_key]
         local_rank = counts[node] if member.local_rank is None else member.local_rank
-        assigned.append(member._replace(rank=rank, local_rank=local_rank, node_rank=node, key=""))
+        assigned.append(member._replace(rank=rank, local_rank=local_rank, node_rank=node, key_fingerprint=""))
         counts[node] += 1
     return assigned
 

@@ -126,8 +126,8 @@ class RendezvousServer:
         claims = sorted(self._claims.values(), key=lambda claim: not claim.connection.is_trusted)
         claims = claims[: self.launch.world_size - 1]
         # Processes of the same user on one machine are trusted, but containers may have given them different keys.
-        own_key = self.this_peer.key
-        if others := [claim.peer for claim in claims if not claim.connection.is_trusted or claim.peer.key != own_key]:
+        own, peers = self.this_peer, [(claim.peer, claim.connection.is_trusted) for claim in claims]
+        if others := [peer for peer, is_trusted in peers if not is_trusted or not peer.has_key_of(own)]:
             self.key_problem = describe_key_problem(self.key, self.this_peer, others)
         self._close_to_other_machines({claim.connection.address for claim in claims if not claim.connection.is_local})
         assigned = assign_ranks([self.this_peer, *(claim.peer for claim in claims)])
@@ -225,7 +225,7 @@ class RendezvousServer:
         """Returns why a process cannot belong to the run. A trusted one takes the place of an untrusted one."""
         if peer.world_size != self.launch.world_size:
             return world_size_error(self.launch, self.this_peer, peer)
-        if self._server.requires_key and peer.key != self.this_peer.key:
+        if self._server.requires_key and not peer.has_key_of(self.this_peer):
             return another_key_error(self.launch, self.key, self.this_peer, [peer])
         if peer.rank is not None and peer.rank == self.this_peer.rank:
             return duplicate_rank_error(self.this_peer, peer)
@@ -248,7 +248,7 @@ class RendezvousServer:
         """
         self._server.requires_key = True
         trusted = [claim.peer for claim in self._claims.values() if claim.connection.is_trusted]
-        if others := [peer for peer in trusted if peer.key != self.this_peer.key]:
+        if others := [peer for peer in trusted if not peer.has_key_of(self.this_peer)]:
             raise another_key_error(self.launch, self.key, self.this_peer, others)
         for connection in [connection for connection in self._by_connection if not connection.is_trusted]:
             self._refuse(connection, different_keys_error(self.launch, self.key))

@@ -145,4 +145,4 @@ def test_containers_of_one_machine_with_different_keys_are_not_authenticated(lau
     keys_by_rank[rank] = Key(b"o" * 32, "another home")
     results = all_join(launches)
     assert all(f"than rank {rank} on " in result.key_problem for result in results)
-    assert all(peer.key == "" for result in results for peer in result.members)
+    assert all(peer.key_fingerprint == "" for result in results for peer in result.members)

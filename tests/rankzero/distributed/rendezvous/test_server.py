@@ -28,7 +28,7 @@ def test_every_process_receives_the_list_of_all_members(rendezvous, size):
     clients = [world.call(world.member(rank)) for rank in range(1, size)]
     members = world.members.result(10)
     assert [member.rank for member in members] == [*range(size)]
-    ranks = [{**world.this_peer._asdict(), "rank": 0, "local_rank": 0, "node_rank": 0, "key": ""}]
+    ranks = [{**world.this_peer._asdict(), "rank": 0, "local_rank": 0, "node_rank": 0, "key_fingerprint": ""}]
     for client in clients:
         answer = client.answer()
         (view,) = answer["views"]
@@ -216,7 +216,7 @@ def test_unauthenticated_processes_are_refused_once_another_machine_has_the_key(
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
 def test_a_local_rank_with_another_key_is_refused_if_another_machine_has_the_key(rendezvous, order):
     world = rendezvous(3)
-    members = {1: world.member(1, key="of another home"), 2: world.member(2, host="b")}
+    members = {1: world.member(1, key_fingerprint="of another home"), 2: world.member(2, host="b")}
     for rank in order:
         client = world.call(members[rank])
         if rank == order[0]:
