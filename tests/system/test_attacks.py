@@ -204,7 +204,8 @@ def test_another_user_of_the_machine_can_neither_read_the_key_nor_use_the_socket
     run = subprocess.Popen([*command, "--epochs", "120"], cwd=tmp_path, env=environment, stdout=log, stderr=log)
     key = home / ".config/rankzero/key"
     try:
-        wait_until(lambda: "epoch 2" in (tmp_path / "log").read_text() or run.poll() is not None, "training")
+        wait_until(lambda: "epoch 1/120 done" in (tmp_path / "log").read_text() or run.poll() is not None, "training")
+        assert run.poll() is None, (tmp_path / "log").read_text()
         assert "Permission denied" in as_other_user(KEY_READER, str(key)) and key.read_bytes()
         printed = as_other_user(LOCAL_ATTACK)
         assert "refused" in printed or "received b''" in printed
