@@ -149,8 +149,9 @@ def test_other_code_of_the_user_on_one_host_is_refused(tmp_path, hosts):
     }
     results = hosts.run_on_both(tmp_path, commands)
     assert [code for code, _ in results.values()] == [2, 2], results
-    printed = "".join(text for _, text in results.values())
+    printed = results["rz1"][1]
     assert printed.count("my_model: ") == 1 and "use the same files on all hosts" in printed
+    assert results["rz2"][1].count("your code differs between ranks") == 1
 
 
 def test_different_flags_on_one_host_are_refused(tmp_path, hosts):
@@ -160,8 +161,8 @@ def test_different_flags_on_one_host_are_refused(tmp_path, hosts):
     }
     results = hosts.run_on_both(tmp_path, commands)
     assert [code for code, _ in results.values()] == [2, 2], results
-    printed = "".join(text for _, text in results.values())
-    assert printed.count("trainer.max_epochs: 1 on rank 0 (rz1); 2 on rank 1 (rz2)") == 1
+    assert results["rz1"][1].count("trainer.max_epochs: 1 on rank 0 (rz1); 2 on rank 1 (rz2)") == 1
+    assert results["rz2"][1].count("settings differ between ranks") == 1
 
 
 def test_another_virtual_environment_on_one_host_is_reported(tmp_path, hosts):
