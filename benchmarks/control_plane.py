@@ -121,6 +121,7 @@ def measure_control(world: World, seconds: float) -> dict[str, float]:
     stop, failure = clients.receive(), clients.receive()
     clients.pipe.send("end")
     clients.close()
+    own.send({"rank": 0, "leaving": True})  # ends the server, which would add to the load of the next world
     return {
         "control CPU (%)": percent,
         "control bytes (MB)": sent / 1e6,

@@ -161,6 +161,7 @@ class ControlServer:
             return
         self._exited_ranks.add(rank)
         name, place = self.members.name_of(rank), self._hangs.last_place(rank)
+        self._hangs.update(rank, None)
         cause = f"{name} {self.describe_exit(rank) or f'was lost{close_reason}'}"
         if place and self.parent_reports_lost_ranks and self._failure is None:
             print_error(f"{name} was last seen in {place}")

@@ -100,6 +100,17 @@ def test_a_lost_rank_is_a_failure(world, parent_reports_lost_ranks, description,
     expect_messages([ranks[0], ranks[2]], {"failed": f"rank 1 on b {text}", "by": reporting_rank})
 
 
+def test_a_lost_rank_is_not_named_as_the_cause_of_a_hang(world, monkeypatch):
+    monkeypatch.setattr(server, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(server, "silence_seconds", lambda interval: 0.1)
+    ranks = world(2).all_ranks()
+    ranks[1].send({"status": [7, "backward", 0.1, 0.2, False, "", 0, "", 0.1]})
+    ranks[1].close()
+    cause = "rank 1 on b was lost (killed? out of memory?), last seen in backward at step 7"
+    assert all_messages(ranks[0], 1) == [{"failed": cause, "by": 0}]
+    assert ranks[0].receive(0.5) == []
+
+
 def test_a_rank_that_has_left_may_disconnect(world):
     ranks = world(2).all_ranks()
     ranks[1].send({"leaving": True})
