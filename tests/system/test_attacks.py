@@ -67,8 +67,8 @@ class Run:
         }
 
     def wait_for_training(self) -> None:
-        is_training = re.compile(r"epoch ([2-9]|\d\d)")  # not every epoch has a line
-        wait_until(lambda: is_training.search(self.printed()) or self.has_ended(), "the second epoch")
+        later_epoch = re.compile(r"epoch ([2-9]|\d\d)")  # not every epoch has a line
+        wait_until(lambda: later_epoch.search(self.printed()) or self.has_ended(), "the second epoch")
         assert not self.has_ended(), self.printed()
 
     def has_ended(self) -> bool:
