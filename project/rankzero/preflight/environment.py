@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -18,6 +19,8 @@ from rankzero.distributed.environments.relevant_variables import relevant_variab
 from rankzero.preflight.check import FAIL, OK, WARN, Check, attempt, check_on_rank_zero, differences, error_lines
 from rankzero.preflight.code import combined, rankzero_code, rankzero_digest, user_code
 from rankzero.runs.reports.secrets import HIDDEN, without_secrets
+
+NVIDIA_DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 MUST_BE_EQUAL = ("Python", "torch", "lightning")
 """Packages whose versions must be equal on all ranks; differences in other properties are warnings."""
@@ -202,10 +205,18 @@ def describe_environment(world: WorldInfo) -> dict[str, str]:
         device = torch.cuda.get_device_properties(world.index)
         properties |= {
             "GPU": f"{device.name}, {device.total_memory / 2**30:.0f} GiB",
-            "driver": str(torch._C._cuda_getDriverVersion()),  # type: ignore[attr-defined]
+            "driver": _driver_version(),
             "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if world.backend == "nccl" else "none",
         }
     return properties
+
+
+def _driver_version() -> str:
+    """Returns the version of NVIDIA's kernel driver; `unknown` in WSL and wherever the kernel does not show it."""
+    try:
+        return NVIDIA_DRIVER_VERSION.read_text().strip()
+    except OSError:
+        return "unknown"
 
 
 def different_parts(

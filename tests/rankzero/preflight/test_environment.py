@@ -8,7 +8,12 @@ import torch
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.preflight.check import FAIL, OK, WARN
-from rankzero.preflight.environment import check_environment, clock_differences, different_parts
+from rankzero.preflight.environment import (
+    check_environment,
+    clock_differences,
+    describe_environment,
+    different_parts,
+)
 
 CONFIG = {
     "model.width": 8,
@@ -143,3 +148,15 @@ def test_missing_names_are_different_unless_they_are_ignored():
     assert different_parts(parts, ["n1", "n2"], ignores_missing=False) == {
         "b": ["2 on rank 0 (n1)", "none on rank 1 (n2)"]
     }
+
+
+@pytest.mark.parametrize("driver", ["580.159.04", "unknown"])
+def test_a_gpu_is_described_with_the_version_of_its_driver(tmp_path, monkeypatch, driver):
+    file = tmp_path / "version"
+    if driver != "unknown":  # a kernel that does not show it
+        file.write_text(driver + "\n")
+    gpu = types.SimpleNamespace(name="H100", total_memory=80 * 2**30)
+    monkeypatch.setattr("rankzero.preflight.environment.NVIDIA_DRIVER_VERSION", file)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    found = describe_environment(WorldInfo("cuda", size=2))
+    assert (found["GPU"], found["driver"]) == ("H100, 80 GiB", driver)

@@ -1,5 +1,6 @@
 """Command lines and environments of ancestor processes, for facts that no variable states. Does not import torch."""
 
+import os
 import re
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,14 +20,14 @@ def ancestor_commands() -> Iterator[list[str]]:
 
 def ancestor_ids() -> Iterator[str]:
     """Yields the process ids of up to `_GENERATIONS` ancestors, parent first; ends at the first that cannot be read."""
-    pid = "self"
+    pid = str(os.getppid())
     for _ in range(_GENERATIONS):
+        yield pid
         try:
             parent = re.search(r"^PPid:\s*(\d+)", Path(f"/proc/{pid}/status").read_text(errors="replace"), re.MULTILINE)
         except OSError:
             return
         pid = parent[1] if parent else "0"
-        yield pid
 
 
 def command_of(pid: str) -> list[str]:

@@ -170,15 +170,9 @@ KNOWN_SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
     "lightning.pytorch.trainer.connectors.logger_connector.result._ResultCollection": {
         "_extract_batch_size": ("f83ccd3c301b2c8b",),
         "_get_cache": ("d5e4849fe94e0b07",),
-        "log": (
-            "cfc7f6baf25d26ae",
-            "2948ad4ef93c9f94",
-        ),
+        "log": ("bea8a83eed46ba94",),
         "metrics": ("3ef1a9b453a5ee10",),
-        "update_metrics": (
-            "04f0385ac0f75262",
-            "dbe23405299c079d",
-        ),
+        "update_metrics": ("64a74ee51f75b6d6",),
         "valid_items": ("b5db46a064b2b356",),
     },
     "lightning.pytorch.trainer.connectors.logger_connector.result._ResultMetric": {
@@ -210,12 +204,15 @@ KNOWN_SOURCES: dict[str, dict[str, tuple[str, ...]]] = {
         "backward": (
             "e4a82fcfc8e6205c",
             "79be6aa6480d1c26",
+            "2cab1d3c591c5f22",
+            "6e4a9f0162bb3776",
         ),
     },
     "torch.autograd.graph": {
         "_engine_run_backward": (
             "12bcf2230c00890f",
             "d473c74cc90baccd",
+            "f531b01054cb1412",
         ),
     },
     "torch.optim.optimizer.Optimizer": {

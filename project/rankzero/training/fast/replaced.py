@@ -42,7 +42,6 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 from lightning.pytorch.utilities import combined_loader
 from torch.autograd import graph
 from torch.optim import Optimizer
-from torch.utils import _contextlib
 
 from rankzero.training.fast.known_sources import KNOWN_SOURCES
 
@@ -123,6 +122,10 @@ BACKWARD: Table = {torch.Tensor: "backward", torch.autograd: "backward", graph: 
 ZERO_GRAD: Table = {Optimizer: "zero_grad"}
 STEP: Table = {Optimizer: "profile_hook_step"}
 """`BACKWARD`, `ZERO_GRAD` and `STEP` are replaced by `fast/torch_calls.py`, unless a function in them differs."""
+
+
+WRAPPERS = ("torch.utils._contextlib", "torch._dynamo.eval_frame")
+"""Modules that define `torch.no_grad` and `torch.compiler.disable`."""
 
 
 class Functions:
@@ -213,14 +216,15 @@ def _source(code: CodeType) -> str:
 def _code_objects(function: Any) -> Iterator[CodeType]:
     """Yields the code objects of a function and of the functions that it wraps.
 
-    Wrappers from Python's standard library are skipped, and so is `torch.no_grad`, which changes between releases of
-    torch.
+    Wrappers from Python's standard library are skipped, and so are `torch.no_grad` and `torch.compiler.disable`, whose
+    sources differ in each release of torch.
     """
     function = getattr(function, "fget", None) or getattr(function, "__func__", function)
-    library, no_grad = Path(contextlib.__file__).parent, Path(_contextlib.__file__)
+    library = Path(contextlib.__file__).parent
     while function is not None:
         code = getattr(function, "__code__", None)
-        if code is not None and Path(code.co_filename) != no_grad and Path(code.co_filename).parent != library:
+        is_wrapper = code is not None and function.__globals__.get("__name__") in WRAPPERS
+        if code is not None and not is_wrapper and Path(code.co_filename).parent != library:
             yield code
         function = getattr(function, "__wrapped__", None)
 
