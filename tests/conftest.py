@@ -5,11 +5,15 @@ import os
 import tempfile
 import threading
 from collections.abc import Collection, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+import running
+from system.preloaded import programs
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")  # a busy machine sometimes needs more than hypothesis's 200 ms
@@ -20,9 +24,14 @@ DAEMONS = {"munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd"}
 
 def pytest_configure(config):
     """Redirects keys and settings that tests create from the user's folder to a temporary one."""
-    settings = tempfile.TemporaryDirectory(prefix="rankzero-tests-")
-    config.add_cleanup(settings.cleanup)
-    os.environ["XDG_CONFIG_HOME"] = settings.name
+    folder = tempfile.TemporaryDirectory(prefix="rankzero-tests-")
+    config.add_cleanup(folder.cleanup)
+    os.environ["XDG_CONFIG_HOME"] = folder.name
+    runs_tests = hasattr(config, "workerinput") or not config.option.numprocesses
+    if runs_tests and "not system" not in config.option.markexpr:
+        preloaded = programs(Path(folder.name) / "programs")
+        running.BIN = preloaded.__enter__()
+        config.add_cleanup(lambda: preloaded.__exit__(None, None, None))
 
 
 SYSTEM = ("tests/system/", "tests/launch/", "tests/benchmarks/", "tests/test_readme.py", "tests/test_lowest.py")
