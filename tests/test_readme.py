@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from running import BIN, REPOSITORY, require, reserved_port, run
+from system.forks import fit_on_ranks
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 SHORT_RUNS = {
@@ -50,7 +51,7 @@ def commands(text: str) -> list[str]:
 
 @pytest.mark.timeout(900)  # a section starts up to a dozen runs one after another
 @pytest.mark.parametrize(("page", "section"), sections())
-def test_every_documented_command_runs(page, section, tmp_path, request, forks):
+def test_every_documented_command_runs(page, section, tmp_path, request):
     for folder in ("launch", "benchmarks"):
         (tmp_path / folder).symlink_to(REPOSITORY / folder)
     for language in ("python", "yaml"):
@@ -85,7 +86,7 @@ def test_every_documented_command_runs(page, section, tmp_path, request, forks):
             if tokens[0] == "python" and len(tokens) > 1 and tokens[1] in SHORT_RUNS and not environment:
                 # A fork runs the script as tests/launch does, but imports nothing again.
                 script = Path(tokens[1]).stem
-                forks.fit(*tokens[2:], *limits, folder=tmp_path, script=script)
+                fit_on_ranks(*tokens[2:], *limits, folder=tmp_path, script=script)
             else:
                 code = 1 if "--check" in tokens else 0  # the documented script has findings
                 run(*tokens, *limits, folder=tmp_path, environment=environment, seconds=200, code=code)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from running import require
-from system.forks import Forks, start_forks
 from system.hosts import Hosts, two_hosts
 from system.learned import Reference, train_reference
 from system.slurm import cluster
@@ -40,10 +39,3 @@ def user_folder(tmp_path) -> Path:
     """Returns a folder with user classes that record the samples they receive."""
     shutil.copy(Path(__file__).parent / "recording.py", tmp_path)
     return tmp_path
-
-
-@pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
-    """Yields a process that runs commands many times but imports everything only once."""
-    with start_forks() as process:
-        yield process

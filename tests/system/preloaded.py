@@ -36,7 +36,7 @@ MODULES = (
 )
 
 READ_AT_IMPORT = (
-    *("OMP_", "MKL_", "KMP_", "PYTHON", "LD_", "LC_", "LANG"),
+    *("OMP_", "MKL_", "PYTHON", "LD_", "LC_", "LANG"),
     *("ATEN_", "ONEDNN_", "DNNL_", "TORCH_", "MALLOC_"),
 )
 """Beginnings of the names of variables that Python or libraries read when they start or are imported."""
@@ -120,6 +120,7 @@ def _request(address: str, arguments: list[str]) -> socket.socket | None:
         "cpus": sorted(os.sched_getaffinity(0)),
         "limits": [resource.getrlimit(limit) for limit in LIMITS],
         "mask": os.umask(0),
+        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     }
     text = json.dumps(request).encode(errors="surrogateescape")
     header = len(text).to_bytes(8, "little")
@@ -140,6 +141,7 @@ def _follow(connection: socket.socket) -> NoReturn:
 
     for number in FORWARDED:
         signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
     line = _read_line(connection)
     code = int(line) if line else 1
     if code < 0:
@@ -288,6 +290,7 @@ def become(request: dict[str, Any], python: str, path: list[str]) -> None:
         resource.setrlimit(limit, value)
     os.sched_setaffinity(0, request["cpus"])
     os.umask(request["mask"])
+    signal.pthread_sigmask(signal.SIG_BLOCK, request["blocked"])
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["variables"])
@@ -335,6 +338,7 @@ def execute(arguments: list[str]) -> int:
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = arguments
+            _let_stop_signals_through(arguments[0])
             if not os.environ.get("PYTHONSAFEPATH"):
                 sys.path.insert(0, os.path.dirname(os.path.realpath(arguments[0])))  # noqa: PTH120
             runpy.run_path(arguments[0], run_name="__main__")
@@ -347,6 +351,16 @@ def execute(arguments: list[str]) -> int:
         _print_without_frames_of_tests(error)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _let_stop_signals_through(script: str) -> None:
+    """Unblocks the stop signals that a test has blocked, which is a command's first action after its imports."""
+    from rankzero.distributed.process.stop_signals import SIGNALS, STOP_SIGNALS
+
+    if signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(STOP_SIGNALS):
+        if Path(script).parent.name == "launch":
+            SIGNALS.install()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def _exit(code: int) -> NoReturn:

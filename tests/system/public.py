@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from system.forks import Forks
+from system.forks import fit_on_ranks
 
 FOLDER = Path(__file__).parent.parent / "public"
 
@@ -132,11 +132,11 @@ def copy_files(folder: Path) -> Path:
     return folder
 
 
-def train(forks: Forks, module: Module, run: str, folder: Path, world: int = 1, kill: int | None = None) -> list[int]:
+def train(module: Module, run: str, folder: Path, world: int = 1, kill: int | None = None) -> list[int]:
     """Trains to the end, or kills rank zero after a batch; returns the exit codes."""
     kill_arguments = ("--trainer.callbacks+=killing.KillAt", "--trainer.callbacks.batch", f"{kill}") if kill else ()
     command = (*module.command, "--run", run, *kill_arguments)
-    return forks.fit(*command, folder=folder, world=world, code=None if kill else 0)
+    return fit_on_ranks(*command, folder=folder, world=world, code=None if kill else 0)
 
 
 def result(folder: Path, run: str) -> dict:

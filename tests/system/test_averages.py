@@ -5,6 +5,7 @@ import json
 import pytest
 
 from running import run
+from system.forks import fit_on_ranks, outputs
 
 READERS = """
 import json
@@ -114,12 +115,12 @@ def stock(tmp_path_factory):
 
 @pytest.mark.xdist_group("averages")
 @pytest.mark.parametrize("reads", READ_CASES)
-def test_two_ranks_read_stock_lightnings_averages_or_are_warned(reads, stock, forks, user_folder):
+def test_two_ranks_read_stock_lightnings_averages_or_are_warned(reads, stock, user_folder):
     (user_folder / "readers.py").write_text(READERS)
     arguments = ("--model", "readers.Reader", "--model.reads", reads, "--epochs", "4")
-    forks.fit(*arguments, "--trainer.log_every_n_steps", "4", folder=user_folder, world=2)
+    fit_on_ranks(*arguments, "--trainer.log_every_n_steps", "4", folder=user_folder, world=2)
     found = read_results(user_folder)
-    is_warned = ["were read between two logging steps" in text for text in forks.outputs(user_folder, 2)]
+    is_warned = ["were read between two logging steps" in text for text in outputs(user_folder, 2)]
     if not reads.startswith("late"):
         assert found == stock[reads] and not any(is_warned)
         return
@@ -178,12 +179,12 @@ class Net(BoringModel):
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (1,)])
-def test_a_metric_that_raises_on_some_ranks_is_nan_on_all_and_does_not_end_training(ranks, forks, user_folder):
+def test_a_metric_that_raises_on_some_ranks_is_nan_on_all_and_does_not_end_training(ranks, user_folder):
     (user_folder / "failing.py").write_text(FAILING.replace("RANKS", str(ranks)))
     arguments = ("--model", "failing.Net", "--epochs", "3", "--trainer.num_sanity_val_steps", "0", "--name", "x")
-    forks.fit(*arguments, folder=user_folder, world=2)
-    outputs = "".join(forks.outputs(user_folder, 2))
-    assert outputs.count("the metric 'val/failing' cannot be computed") == 1
+    fit_on_ranks(*arguments, folder=user_folder, world=2)
+    printed = "".join(outputs(user_folder, 2))
+    assert printed.count("the metric 'val/failing' cannot be computed") == 1
     metrics = json.loads((user_folder / "runs/x/summary.json").read_text())["metrics"]
     assert metrics["val/working"] is not None and metrics["val/failing"] is None
     ends = [(user_folder / f"end-{rank}.txt").read_text() for rank in (0, 1)]

@@ -5,27 +5,25 @@ import torch
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in, newest_valid
 from running import disk_at
-from system.forks import Forks
+from system.forks import fit_on_ranks, outputs
 from system.test_exactly_once import CLASSES, are_equal, learned_state, summary
 
-pytestmark = pytest.mark.xdist_group("forks")
 
-
-def test_flags_override_the_settings_in_the_checkpoint(forks: Forks, user_folder):
+def test_flags_override_the_settings_in_the_checkpoint(user_folder):
     arguments = (*CLASSES, "--data.count", "64", "--run", "x")
-    forks.fit(*arguments, "--epochs", "1", "--model.rate", "0.25", folder=user_folder)
-    forks.fit(*arguments, "--epochs", "2", "--model.rate", "0.125", folder=user_folder)
+    fit_on_ranks(*arguments, "--epochs", "1", "--model.rate", "0.25", folder=user_folder)
+    fit_on_ranks(*arguments, "--epochs", "2", "--model.rate", "0.125", folder=user_folder)
     newest = newest_valid(user_folder / "runs/x/checkpoints")[0]
     state = torch.load(newest / "state.pt", weights_only=True)
     assert state["optimizer_states"][0]["param_groups"][0]["lr"] in (0.125, 0.0625)
-    printed = forks.outputs(user_folder)[0]
+    printed = outputs(user_folder)[0]
     assert "changed since the checkpoint: " in printed and "--model.rate 0.25 -> 0.125" in printed
     assert "--trainer.max_epochs 1 -> 2" in printed
 
 
-def test_keep_best_keeps_the_best_checkpoint_beside_the_newest(forks: Forks, user_folder):
+def test_keep_best_keeps_the_best_checkpoint_beside_the_newest(user_folder):
     arguments = (*CLASSES, "--data.count", "64", "--epochs", "6", "--run", "x", "--keep", "1")
-    forks.fit(*arguments, "--keep_best", "max:val_loss", folder=user_folder)
+    fit_on_ranks(*arguments, "--keep_best", "max:val_loss", folder=user_folder)
     checkpoints = checkpoints_in(user_folder / "runs/x/checkpoints")
     assert [path.name for path in checkpoints] == ["step-00000004", "step-00000024"]  # val_loss only falls
     assert summary(user_folder, "x")["best"] == "checkpoints/step-00000004"
@@ -63,14 +61,12 @@ class Fill(Callback):
     [(4, "warn", 0), pytest.param(9, "warn", 1, marks=pytest.mark.soak), (9, "stop", 1)],
     ids=["room again", "full", "stops"],
 )
-def test_a_full_disk_keeps_the_newest_checkpoint_to_resume_from(
-    forks: Forks, user_folder, small_disk, empties, how, code
-):
+def test_a_full_disk_keeps_the_newest_checkpoint_to_resume_from(user_folder, small_disk, empties, how, code):
     (user_folder / "fill.py").write_text(FILL_CALLBACK)
     filling = ("--trainer.callbacks", "fill.Fill", "--trainer.callbacks.empties", f"{empties}", "--save_errors", how)
     arguments = (*CLASSES, "--data.count", "64", "--epochs", "6", "--run", "x")
-    forks.fit(*arguments, *filling, folder=user_folder, world=2, code=code)
-    printed = forks.outputs(user_folder)[0]
+    fit_on_ranks(*arguments, *filling, folder=user_folder, world=2, code=code)
+    printed = outputs(user_folder)[0]
     assert "could not be saved: [Errno 28] No space left on device" in printed and "Traceback" not in printed
     assert "the newest checkpoint is runs/x/checkpoints/step-0000000" in printed
     newest, refused = newest_valid(small_disk / "x/checkpoints")
@@ -80,6 +76,6 @@ def test_a_full_disk_keeps_the_newest_checkpoint_to_resume_from(
         assert newest.name == "step-00000012" and summary(user_folder, "x")["status"] == "finished"
         return
     (small_disk / "filling").unlink()
-    forks.fit(*arguments, folder=user_folder, world=2)
-    forks.fit(*arguments, "--run", "whole", folder=user_folder, world=2)
+    fit_on_ranks(*arguments, folder=user_folder, world=2)
+    fit_on_ranks(*arguments, "--run", "whole", folder=user_folder, world=2)
     assert are_equal(learned_state(small_disk / "x"), learned_state(small_disk / "whole"))

@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from system.forks import Forks
-
-pytestmark = pytest.mark.xdist_group("forks")
+from system.forks import fit_on_ranks
 
 COUNT_CALLBACK = """
 from collections import Counter
@@ -65,12 +63,12 @@ class Net(LightningModule):
 """
 
 
-def test_a_step_needs_no_more_collectives_than_bare_ddp(forks: Forks, user_folder):
+def test_a_step_needs_no_more_collectives_than_bare_ddp(user_folder):
     """Counts the collectives of 20 steps, with sample ledger, stop agreement, metrics and a time limit."""
     (user_folder / "counts.py").write_text(COUNT_CALLBACK)
     arguments = ("--model", "MLP", "--data", "Toy", "--epochs", "2", "--trainer.callbacks", "counts.Count")
     arguments += ("--global_batch_size", "32", "--trainer.log_every_n_steps", "100", "--time_limit", "2h")
-    forks.fit(*arguments, folder=user_folder, world=2)
+    fit_on_ranks(*arguments, folder=user_folder, world=2)
     for rank in (0, 1):
         found = json.loads((user_folder / f"collectives-{rank}.json").read_text())
         assert found["bare"] == {"c10d::allreduce_": 20}
@@ -78,12 +76,12 @@ def test_a_step_needs_no_more_collectives_than_bare_ddp(forks: Forks, user_folde
 
 
 @pytest.mark.parametrize(("every", "extra"), [(100, 0), (10, 2)])
-def test_averages_over_ranks_are_computed_only_in_logging_steps(every, extra, forks: Forks, user_folder):
+def test_averages_over_ranks_are_computed_only_in_logging_steps(every, extra, user_folder):
     """Counts the collectives of 20 steps, with no or two logging steps, after an epoch in which no metric was read."""
     (user_folder / "counts.py").write_text(COUNT_CALLBACK)
     arguments = ("--model", "counts.Net", "--data", "Toy", "--epochs", "2", "--trainer.callbacks", "counts.Count")
     arguments += ("--global_batch_size", "32", "--trainer.log_every_n_steps", str(every), "--run", f"every-{every}")
-    forks.fit(*arguments, folder=user_folder, world=2)
+    fit_on_ranks(*arguments, folder=user_folder, world=2)
     for rank in (0, 1):
         counts = json.loads((user_folder / f"collectives-{rank}.json").read_text())["ours"]
         assert counts.pop("c10d::allreduce_") == 20 + extra

@@ -10,11 +10,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from running import weights
-from system.forks import Forks
+from system.forks import fit_on_ranks, outputs
 
 CLASSES = ("--model", "recording.Net", "--data", "recording.Data", "--trainer.num_sanity_val_steps", "0")
-
-pytestmark = pytest.mark.xdist_group("forks")
 
 
 def recorded_samples(folder: Path, stage: str = "train") -> dict[tuple[int, int], dict[int, list[int]]]:
@@ -47,10 +45,10 @@ SAMPLE = {(1, 4), (7, 1), (7, 3), (640, 2), (1437, 4)}
     ("count", "world"),
     [pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.soak) for case in product(COUNTS, WORLDS)],
 )
-def test_each_epoch_reads_every_sample_once(forks: Forks, user_folder, count, world):
+def test_each_epoch_reads_every_sample_once(user_folder, count, world):
     for size in sizes_for(count, world):
         arguments = (*CLASSES, "--data.count", str(count), "--global_batch_size", str(size), "--epochs", "2")
-        forks.fit(*arguments, "--data.held_out", "1", "--run", f"{size}", folder=user_folder, world=world)
+        fit_on_ranks(*arguments, "--data.held_out", "1", "--run", f"{size}", folder=user_folder, world=world)
         steps = recorded_samples(user_folder)
         for epoch in (0, 1):
             step_samples = [
@@ -70,15 +68,15 @@ def test_each_epoch_reads_every_sample_once(forks: Forks, user_folder, count, wo
             file.unlink()
 
 
-def test_uneven_shares_learn_the_same_weights_as_one_process(forks: Forks, user_folder):
+def test_uneven_shares_learn_the_same_weights_as_one_process(user_folder):
     """Covers a global batch that no world size divides, a last batch that leaves ranks empty, and micro-batches."""
     arguments = (*CLASSES, "--data.count", "203", "--global_batch_size", "25", "--epochs", "2", "--data.noise", "0.1")
-    forks.fit(*arguments, "--run", "one", folder=user_folder)
+    fit_on_ranks(*arguments, "--run", "one", folder=user_folder)
     expected, metrics = weights(user_folder / "runs/one"), summary(user_folder, "one")["metrics"]
     cases = [(2, ()), (3, ()), (4, ()), (1, ("--max_device_batch_size", "4")), (4, ("--max_device_batch_size", "2"))]
     cases += [(2, ("--trainer.accumulate_grad_batches", "3")), (3, ("--data.workers", "1"))]
     for number, (world, settings) in enumerate(cases):
-        forks.fit(*arguments, *settings, "--run", f"{number}", folder=user_folder, world=world)
+        fit_on_ranks(*arguments, *settings, "--run", f"{number}", folder=user_folder, world=world)
         found = weights(user_folder / f"runs/{number}")
         assert all(torch.allclose(found[name], expected[name], atol=1e-6, rtol=0) for name in expected), settings
         found_metrics = summary(user_folder, f"{number}")["metrics"]
@@ -88,18 +86,18 @@ def test_uneven_shares_learn_the_same_weights_as_one_process(forks: Forks, user_
         )
 
 
-def test_an_epoch_resumed_at_world_sizes_1_2_3_2_1_uses_every_sample_once(forks: Forks, user_folder):
+def test_an_epoch_resumed_at_world_sizes_1_2_3_2_1_uses_every_sample_once(user_folder):
     arguments = (*CLASSES, "--data.count", "637", "--global_batch_size", "16", "--epochs", "1", "--data.noise", "0.1")
     arguments += ("--save_every", "3steps")
-    forks.fit(*arguments, "--run", "one", folder=user_folder)
+    fit_on_ranks(*arguments, "--run", "one", folder=user_folder)
     expected_samples = {step: sorted(ranks[0]) for step, ranks in recorded_samples(user_folder).items()}
     (user_folder / "noted-0.jsonl").unlink()
     for world, step in ((1, 8), (2, 16), (3, 24), (2, 33)):
         kill = ("--trainer.callbacks", "recording.KillAt", "--trainer.callbacks.step", f"{step}")
-        codes = forks.fit(*arguments, "--run", "x", *kill, folder=user_folder, world=world, code=None)
+        codes = fit_on_ranks(*arguments, "--run", "x", *kill, folder=user_folder, world=world, code=None)
         assert codes[0] == -9
         drop_unsaved_records(user_folder, "x")
-    forks.fit(*arguments, "--run", "x", folder=user_folder)
+    fit_on_ranks(*arguments, "--run", "x", folder=user_folder)
     assert {
         step: sorted(chain(*ranks.values())) for step, ranks in recorded_samples(user_folder).items()
     } == expected_samples
@@ -164,10 +162,10 @@ OFTEN = ("--trainer.val_check_interval", "0.25", "--trainer.log_every_n_steps", 
         pytest.param(2, "1steps", range(1, 41), (), marks=pytest.mark.soak),
     ],
 )
-def test_a_run_killed_and_resumed_equals_an_uninterrupted_run(forks: Forks, user_folder, world, every, steps, settings):
+def test_a_run_killed_and_resumed_equals_an_uninterrupted_run(user_folder, world, every, steps, settings):
     """Compares weights bit for bit, optimizer, schedule, generators, metrics and TensorBoard; an epoch has 40 steps."""
     arguments = (*CLASSES, *RANDOM, *OFTEN, "--save_every", every, *settings)
-    forks.fit(*arguments, "--run", "whole", folder=user_folder, world=world)
+    fit_on_ranks(*arguments, "--run", "whole", folder=user_folder, world=world)
     expected = recorded_samples(user_folder)
     for step in steps:
         for file in user_folder.glob("noted-*"):
@@ -175,9 +173,9 @@ def test_a_run_killed_and_resumed_equals_an_uninterrupted_run(forks: Forks, user
         kill = ("--trainer.callbacks", "recording.KillAt", "--trainer.callbacks.step", f"{step}")
         kill += ("--trainer.callbacks.rank", f"{world - 1}")
         run = f"killed-{step}"
-        assert -9 in forks.fit(*arguments, "--run", run, *kill, folder=user_folder, world=world, code=None)
+        assert -9 in fit_on_ranks(*arguments, "--run", run, *kill, folder=user_folder, world=world, code=None)
         drop_unsaved_records(user_folder, run)
-        forks.fit(*arguments, "--run", run, folder=user_folder, world=world)
+        fit_on_ranks(*arguments, "--run", run, folder=user_folder, world=world)
         assert recorded_samples(user_folder) == expected
         assert are_equal(learned_state(user_folder / "runs" / run), learned_state(user_folder / "runs/whole"))
         assert scalars(user_folder / "runs" / run) == scalars(user_folder / "runs/whole")
@@ -185,7 +183,7 @@ def test_a_run_killed_and_resumed_equals_an_uninterrupted_run(forks: Forks, user
         assert all(resumed[name] == uninterrupted[name] for name in ("metrics", "ledger", "steps", "epochs", "samples"))
 
 
-def test_validation_metrics_are_the_same_at_any_world_size(forks: Forks, user_folder):
+def test_validation_metrics_are_the_same_at_any_world_size(user_folder):
     """Covers 1,001 samples, which neither 2, 3 nor 4 ranks divide, and 3, which leave a rank without samples."""
     for held_out, worlds in ((1001, (1, 2, 3, 4)), (3, (1, 4))):
         found = []
@@ -193,7 +191,7 @@ def test_validation_metrics_are_the_same_at_any_world_size(forks: Forks, user_fo
             run = f"{held_out}-{world}"
             arguments = ("--data.held_out", f"{held_out}", "--data.size", "12", "--global_batch_size", "64")
             arguments += ("--data.count", "64", "--epochs", "1", "--model.rate", "0", "--run", run)
-            forks.fit(*CLASSES, *arguments, folder=user_folder, world=world)
+            fit_on_ranks(*CLASSES, *arguments, folder=user_folder, world=world)
             samples = [
                 sample
                 for ranks in recorded_samples(user_folder, "val").values()
@@ -208,26 +206,26 @@ def test_validation_metrics_are_the_same_at_any_world_size(forks: Forks, user_fo
             assert metrics == pytest.approx(found[0], abs=1e-6)
 
 
-def test_evaluate_returns_the_same_metrics_on_one_and_three_ranks(forks: Forks, tmp_path):
+def test_evaluate_returns_the_same_metrics_on_one_and_three_ranks(tmp_path):
     """Evaluates a ResNet with batch norm on 180 samples, which the batch size of 7 does not divide."""
-    forks.fit("--epochs", "2", "--run", "x", folder=tmp_path)
+    fit_on_ranks("--epochs", "2", "--run", "x", folder=tmp_path)
     found = {}
     for world in (1, 3):
         arguments = ("--batch_size", "7", "--output", f"{world}")
-        forks.fit(*arguments, folder=tmp_path, world=world, script="evaluate")
+        fit_on_ranks(*arguments, folder=tmp_path, world=world, script="evaluate")
         found[world] = json.loads((tmp_path / f"{world}").read_text())
     assert (found[1]["world_size"], found[3]["world_size"]) == (1, 3)
     assert found[3]["metrics"] == pytest.approx(found[1]["metrics"], abs=1e-6)
 
 
 @pytest.mark.parametrize(("name", "held_out"), [("Scored", 50), ("Brief", 3)])
-def test_logged_validation_metrics_are_exact_at_any_world_size(forks: Forks, user_folder, name, held_out):
+def test_logged_validation_metrics_are_exact_at_any_world_size(user_folder, name, held_out):
     """Covers sums, maxima, torchmetrics that keep all samples, and values that only some batches log."""
     arguments = ("--model", f"recording.{name}", "--data", "recording.Data", "--data.count", "16", "--epochs", "1")
     arguments += ("--data.held_out", f"{held_out}", "--global_batch_size", "8")
     found = {}
     for world in (1, 2, 4):
-        forks.fit(*arguments, "--run", f"{world}", folder=user_folder, world=world)
+        fit_on_ranks(*arguments, "--run", f"{world}", folder=user_folder, world=world)
         found[world] = summary(user_folder, f"{world}")["metrics"]
     names = ("val_loss", "val_error", "area", "error", "square", "samples", "largest", "stepped_epoch")
     for world in (2, 4):
@@ -235,34 +233,34 @@ def test_logged_validation_metrics_are_exact_at_any_world_size(forks: Forks, use
             {name: found[1][name] for name in names}, abs=1e-6
         )
     assert found[1]["samples"] == held_out and {"early", "late"} <= set(found[4])
-    printed = forks.outputs(user_folder)[0]
+    printed = outputs(user_folder)[0]
     assert "self.log('late') in on_validation_epoch_end differs between ranks" in printed
 
 
-def test_manual_optimization_gets_a_sample_on_every_rank(forks: Forks, user_folder):
+def test_manual_optimization_gets_a_sample_on_every_rank(user_folder):
     arguments = ("--model", "recording.Alone", "--data", "recording.Data", "--data.count", "33", "--epochs", "1")
-    forks.fit(*arguments, "--global_batch_size", "8", "--run", "one", folder=user_folder)
-    forks.fit(*arguments, "--global_batch_size", "8", "--run", "four", folder=user_folder, world=4)
-    assert "each process needs a sample for manual optimization" in forks.outputs(user_folder)[0]
+    fit_on_ranks(*arguments, "--global_batch_size", "8", "--run", "one", folder=user_folder)
+    fit_on_ranks(*arguments, "--global_batch_size", "8", "--run", "four", folder=user_folder, world=4)
+    assert "each process needs a sample for manual optimization" in outputs(user_folder)[0]
     expected, found = weights(user_folder / "runs/one"), weights(user_folder / "runs/four")
     assert all(torch.allclose(found[name], expected[name], atol=1e-6, rtol=0) for name in expected)
 
 
-def test_several_training_loaders_resume_independently(forks: Forks, user_folder):
+def test_several_training_loaders_resume_independently(user_folder):
     arguments = ("--model", "recording.OfPairs", "--data", "recording.Pair", "--epochs", "2", "--save_every", "1steps")
-    forks.fit(*arguments, "--run", "whole", folder=user_folder)
+    fit_on_ranks(*arguments, "--run", "whole", folder=user_folder)
     expected = recorded_samples(user_folder)
     for step in (5, 29):
         (user_folder / "noted-0.jsonl").unlink()
         kill = ("--trainer.callbacks", "recording.KillAt", "--trainer.callbacks.step", f"{step}")
-        forks.fit(*arguments, "--run", f"{step}", *kill, folder=user_folder, code=-9)
+        fit_on_ranks(*arguments, "--run", f"{step}", *kill, folder=user_folder, code=-9)
         drop_unsaved_records(user_folder, f"{step}")
-        forks.fit(*arguments, "--run", f"{step}", folder=user_folder)
+        fit_on_ranks(*arguments, "--run", f"{step}", folder=user_folder)
         assert recorded_samples(user_folder) == expected
         assert are_equal(learned_state(user_folder / f"runs/{step}"), learned_state(user_folder / "runs/whole"))
 
 
-def test_all_gather_in_a_step_is_refused_if_a_rank_has_no_sample(forks: Forks, user_folder):
+def test_all_gather_in_a_step_is_refused_if_a_rank_has_no_sample(user_folder):
     """A rank without samples skips the step, so the other ranks would wait for it in the collective forever."""
     text = (user_folder / "recording.py").read_text()
     gathering_lines = "        self.all_gather(loss)\n        self.train_error(outputs, targets)\n"
@@ -270,14 +268,14 @@ def test_all_gather_in_a_step_is_refused_if_a_rank_has_no_sample(forks: Forks, u
         text.replace("        self.train_error(outputs, targets)\n", gathering_lines)
     )
     arguments = (*CLASSES, "--data.count", "17", "--global_batch_size", "16", "--epochs", "1")
-    forks.fit(*arguments, folder=user_folder, world=2, code=1)
-    assert "all_gather in a step in which a rank has no sample" in forks.outputs(user_folder)[0]
+    fit_on_ranks(*arguments, folder=user_folder, world=2, code=1)
+    assert "all_gather in a step in which a rank has no sample" in outputs(user_folder)[0]
 
 
-def test_a_stream_beside_a_sharded_loader_is_not_sharded(forks: Forks, user_folder):
+def test_a_stream_beside_a_sharded_loader_is_not_sharded(user_folder):
     """A rank without samples of the sharded loader still validates its samples of the stream."""
     arguments = ("--model", "recording.OfStreams", "--data", "recording.Stream", "--epochs", "2")
-    forks.fit(*arguments, folder=user_folder, world=2)
+    fit_on_ranks(*arguments, folder=user_folder, world=2)
     for stage in ("train", "val 1"):
         for ranks in recorded_samples(user_folder, stage).values():
             assert {sample // 10 for sample in ranks[0]} == {0} and {sample // 10 for sample in ranks[1]} == {1}
@@ -286,7 +284,7 @@ def test_a_stream_beside_a_sharded_loader_is_not_sharded(forks: Forks, user_fold
     assert all(ranks == {0: [0]} for ranks in recorded_samples(user_folder, "val 0").values())
 
 
-def test_micro_batches_are_refused_with_manual_optimization(forks: Forks, user_folder):
+def test_micro_batches_are_refused_with_manual_optimization(user_folder):
     arguments = ("--model", "recording.Alone", "--data", "recording.Data", "--max_device_batch_size", "2")
-    forks.fit(*arguments, folder=user_folder, code=2)
-    assert "a module with manual optimization" in forks.outputs(user_folder)[0] and not (user_folder / "runs").exists()
+    fit_on_ranks(*arguments, folder=user_folder, code=2)
+    assert "a module with manual optimization" in outputs(user_folder)[0] and not (user_folder / "runs").exists()

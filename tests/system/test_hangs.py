@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from running import require, run
-from system.forks import Forks
-
-pytestmark = pytest.mark.xdist_group("forks")
+from system.forks import fit_on_ranks, outputs
 
 HANGING = Path(__file__).parent.parent / "scripts" / "hanging.py"
 HOST = socket.gethostname()
@@ -20,14 +18,14 @@ LINE = r"\(hanging\.py:\d+ in stand_still\)"
 
 
 @pytest.fixture
-def run_hanging(forks: Forks, tmp_path):
+def run_hanging(tmp_path):
     """Returns a function that runs the script on two ranks, and returns the exit codes and what was printed."""
     shutil.copy(HANGING, tmp_path)
 
     def start(*arguments: str, seconds: float = 60) -> tuple[list[int], str]:
         script = str(tmp_path / HANGING.name)
-        codes = forks.fit(*arguments, folder=tmp_path, world=2, code=None, script=script, seconds=seconds)
-        return codes, "\n".join(forks.outputs(tmp_path, 2))
+        codes = fit_on_ranks(*arguments, folder=tmp_path, world=2, code=None, script=script, seconds=seconds)
+        return codes, "\n".join(outputs(tmp_path, 2))
 
     return start
 

@@ -5,6 +5,8 @@ import json
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from system.forks import fit_on_ranks
+
 MODULE = """
 import json, torch
 from lightning.pytorch import LightningModule
@@ -60,10 +62,10 @@ def curve(folder, tag):
 
 
 @pytest.mark.parametrize("settings", [(), ("--trainer.profiler", "simple")])
-def test_two_ranks_log_the_mean_over_all_samples_in_one_collective_per_interval(settings, forks, tmp_path):
+def test_two_ranks_log_the_mean_over_all_samples_in_one_collective_per_interval(settings, tmp_path):
     (tmp_path / "module.py").write_text(MODULE)
     arguments = ("--model", "module.Net", "--epochs", "4", "--name", "x", "--save_every", "1000", *settings)
-    forks.fit(*arguments, "--trainer.log_every_n_steps", str(INTERVAL), folder=tmp_path, world=2)
+    fit_on_ranks(*arguments, "--trainer.log_every_n_steps", str(INTERVAL), folder=tmp_path, world=2)
     ranks = [json.loads((tmp_path / f"records-{rank}.json").read_text()) for rank in (0, 1)]
     losses = {}
     for step, values, _ in ranks[0] + ranks[1]:

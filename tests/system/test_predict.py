@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from running import restore_process_state
+from system.forks import fit_on_ranks, outputs
 
 USER_MODULE = """
 import torch
@@ -65,14 +66,14 @@ class Silent(LightningDataModule):
 
 
 @pytest.fixture
-def user_folder(cwd, forks):
+def user_folder(cwd):
     (cwd / "mine.py").write_text(USER_MODULE)
-    forks.fit("--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--name", "x", folder=cwd)
+    fit_on_ranks("--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--name", "x", folder=cwd)
     return cwd
 
 
-def predict(user_folder, forks, *arguments, world=1, code=0):
-    forks.fit(
+def predict(user_folder, *arguments, world=1, code=0):
+    fit_on_ranks(
         "--name", "x", "--output", "out", *arguments, folder=user_folder, world=world, script="predict", code=code
     )
     files = sorted((user_folder / "out").glob("*.pt"))
@@ -98,8 +99,8 @@ def stock(user_folder, returns, **data):
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("batch_size", [4, 3])
-def test_every_sample_is_predicted_once_and_in_order_at_any_world_size(user_folder, forks, world, batch_size):
-    (found,) = predict(user_folder, forks, "--model.returns", "dict", "--batch_size", str(batch_size), world=world)
+def test_every_sample_is_predicted_once_and_in_order_at_any_world_size(user_folder, world, batch_size):
+    (found,) = predict(user_folder, "--model.returns", "dict", "--batch_size", str(batch_size), world=world)
     (expected,) = stock(user_folder, "dict")
     torch.testing.assert_close(found["scores"], torch.cat([batch["scores"] for batch in expected]))
     assert found["sample"].tolist() == torch.cat([batch["sample"] for batch in expected]).tolist() == list(range(11))
@@ -112,25 +113,25 @@ def test_every_sample_is_predicted_once_and_in_order_at_any_world_size(user_fold
 
 
 @pytest.mark.parametrize(("world", "count"), [(1, 2), (3, 2), (3, 1)])
-def test_several_loaders_are_predicted_even_by_more_processes_than_samples(user_folder, forks, world, count):
+def test_several_loaders_are_predicted_even_by_more_processes_than_samples(user_folder, world, count):
     settings = ("--model.returns", "tuple", "--data.loaders", "2", "--data.count", f"{count}", "--data.workers", "1")
-    found = predict(user_folder, forks, *settings, world=world)
+    found = predict(user_folder, *settings, world=world)
     expected = stock(user_folder, "tuple", loaders=2, count=count)
     for (scores, numbers), batches in zip(found, expected, strict=True):
         torch.testing.assert_close(scores, torch.cat([batch[0] for batch in batches]))
         assert numbers.tolist() == torch.cat([batch[1] for batch in batches]).tolist()
 
 
-def test_predicting_the_test_split_calls_setup_with_stage_test(user_folder, forks):
-    (found,) = predict(user_folder, forks, "--split", "test", world=2)
+def test_predicting_the_test_split_calls_setup_with_stage_test(user_folder):
+    (found,) = predict(user_folder, "--split", "test", world=2)
     assert found.shape == (5, 3)
 
 
-def test_a_custom_sampler_works_on_one_process_and_is_refused_on_two(user_folder, forks):
-    (found,) = predict(user_folder, forks, "--model.returns", "tuple", "--data.own", "true")
+def test_a_custom_sampler_works_on_one_process_and_is_refused_on_two(user_folder):
+    (found,) = predict(user_folder, "--model.returns", "tuple", "--data.own", "true")
     assert sorted(found[1].tolist()) == list(range(11))
-    predict(user_folder, forks, "--data.own", "true", world=2, code=2)
-    assert "".join(forks.outputs(user_folder, 2)).count("which rank reads which sample") == 1
+    predict(user_folder, "--data.own", "true", world=2, code=2)
+    assert "".join(outputs(user_folder, 2)).count("which rank reads which sample") == 1
 
 
 @pytest.mark.parametrize(
@@ -143,14 +144,16 @@ def test_a_custom_sampler_works_on_one_process_and_is_refused_on_two(user_folder
         (("--output", "mine.py"), "a folder where you may write"),
     ],
 )
-def test_an_impossible_prediction_prints_one_message_and_leaves_no_output(user_folder, forks, arguments, message):
-    predict(user_folder, forks, *arguments, world=2, code=2)
-    printed = "".join(forks.outputs(user_folder, 2))
+def test_an_impossible_prediction_prints_one_message_and_leaves_no_output(user_folder, arguments, message):
+    predict(user_folder, *arguments, world=2, code=2)
+    printed = "".join(outputs(user_folder, 2))
     assert printed.count(message) == 1 and "Traceback" not in printed and not (user_folder / "out").exists()
 
 
-def test_fit_py_runs_the_commands_predict_and_fit_as_subcommands(user_folder, forks):
-    forks.fit("predict", "--name", "x", "--output", "out", "--ckpt_path", "last", folder=user_folder)
+def test_fit_py_runs_the_commands_predict_and_fit_as_subcommands(user_folder):
+    fit_on_ranks("predict", "--name", "x", "--output", "out", "--ckpt_path", "last", folder=user_folder)
     assert (user_folder / "out/predictions.pt").exists()
-    forks.fit("fit", "--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--name", "y", folder=user_folder)
+    fit_on_ranks(
+        "fit", "--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--name", "y", folder=user_folder
+    )
     assert (user_folder / "runs/y/summary.json").exists()

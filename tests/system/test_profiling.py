@@ -7,22 +7,23 @@ import pytest
 import torch
 
 from running import weights
+from system.forks import fit_on_ranks, outputs
 
 ARGUMENTS = ("--model", "MLP", "--data", "Toy", "--epochs", "1", "--trainer.limit_train_batches", "12")
 
 
 @pytest.fixture(scope="module")
-def unprofiled(forks, tmp_path_factory):
+def unprofiled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("unprofiled")
-    forks.fit(*ARGUMENTS, "--name", "x", folder=folder, world=2)
+    fit_on_ranks(*ARGUMENTS, "--name", "x", folder=folder, world=2)
     return weights(folder / "runs/x")
 
 
 @pytest.mark.parametrize(
     ("flags", "ranks"), [((), [0]), (("--profile_ranks", "1"), [1]), (("--profile_ranks", "all"), [0, 1])]
 )
-def test_the_chosen_ranks_are_profiled_and_learn_the_same(flags, ranks, unprofiled, forks, tmp_path):
-    forks.fit(*ARGUMENTS, "--name", "x", "--profile", "3steps", *flags, folder=tmp_path, world=2)
+def test_the_chosen_ranks_are_profiled_and_learn_the_same(flags, ranks, unprofiled, tmp_path):
+    fit_on_ranks(*ARGUMENTS, "--name", "x", "--profile", "3steps", *flags, folder=tmp_path, world=2)
     folder = tmp_path / "runs/x/profile/attempt-0001"
     assert sorted(path.name for path in folder.iterdir()) == [
         name for rank in ranks for name in (f"rank-{rank:03d}.json.gz", f"rank-{rank:03d}.txt")
@@ -33,17 +34,17 @@ def test_the_chosen_ranks_are_profiled_and_learn_the_same(flags, ranks, unprofil
         assert [name for name in names if name.startswith("step ")] == ["step 6", "step 7", "step 8"]
         assert content["distributedInfo"]["rank"] == rank
         assert any("all_reduce" in name or "allreduce" in name for name in names)
-    outputs = forks.outputs(tmp_path, 2)
-    assert [output.count("profiled steps 6 to 8") for output in outputs] == [int(rank == ranks[0]) for rank in (0, 1)]
-    assert ("rank-000.txt, and those of 1 more rank\n" in outputs[0]) == (len(ranks) == 2)
-    assert not any("slower training loop" in output for output in outputs)
+    printed = outputs(tmp_path, 2)
+    assert [output.count("profiled steps 6 to 8") for output in printed] == [int(rank == ranks[0]) for rank in (0, 1)]
+    assert ("rank-000.txt, and those of 1 more rank\n" in printed[0]) == (len(ranks) == 2)
+    assert not any("slower training loop" in output for output in printed)
     learned = weights(tmp_path / "runs/x")
     assert all(torch.equal(value, learned[name]) for name, value in unprofiled.items())
 
 
-def test_a_rank_that_does_not_exist_is_refused(forks, tmp_path):
-    forks.fit(*ARGUMENTS, "--profile", "3steps", "--profile_ranks", "0,2", folder=tmp_path, world=2, code=2)
-    output = "".join(forks.outputs(tmp_path, 2))
+def test_a_rank_that_does_not_exist_is_refused(tmp_path):
+    fit_on_ranks(*ARGUMENTS, "--profile", "3steps", "--profile_ranks", "0,2", folder=tmp_path, world=2, code=2)
+    output = "".join(outputs(tmp_path, 2))
     assert output.count("asked  --profile_ranks 0,2") == 1
     assert "found  the run has 2 processes, ranks 0 to 1" in output and "type   --profile_ranks 0" in output
     assert not (tmp_path / "runs").exists()

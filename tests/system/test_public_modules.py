@@ -14,10 +14,8 @@ import pytorch_lightning
 from lightning.fabric.utilities.seed import seed_everything
 
 from running import restore_process_state
-from system.forks import Forks
+from system.forks import fit_on_ranks, outputs
 from system.public import FOLDER, MODULES, Module, copy_files, curves, difference, result, summary, train
-
-pytestmark = pytest.mark.xdist_group("forks")
 
 RANKZERO_SCALARS = (
     *("train/loss", "train/mean_loss", "train/lr", "train/samples_per_second"),
@@ -39,15 +37,15 @@ def files(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize(("name", "world", "kill_at"), CASES)
-def test_a_run_killed_in_mid_epoch_and_resumed_equals_an_uninterrupted_run(forks: Forks, files, name, world, kill_at):
+def test_a_run_killed_in_mid_epoch_and_resumed_equals_an_uninterrupted_run(files, name, world, kill_at):
     module, tolerance = MODULES[name], 0.0 if world == 1 else 1e-6
     if module.size is not None:
-        train(forks, module, "whole", files, world)
-    codes = train(forks, module, "x", files, world, kill=kill_at)
-    assert codes[0] == -9, forks.outputs(files, world)
+        train(module, "whole", files, world)
+    codes = train(module, "x", files, world, kill=kill_at)
+    assert codes[0] == -9, outputs(files, world)
     saved = sorted((files / "runs/x/checkpoints").glob("step-*"))
     assert saved, "there was nothing to resume from"
-    train(forks, module, "x", files, world)
+    train(module, "x", files, world)
     resumed = summary(files, "x")
     assert (resumed["status"], resumed["attempts"], resumed["epochs"]) == ("finished", 2, 2)
     if module.size is not None:
@@ -56,22 +54,22 @@ def test_a_run_killed_in_mid_epoch_and_resumed_equals_an_uninterrupted_run(forks
         assert difference(_logged(uninterrupted, module), _logged(resumed, module), tolerance) is None
         assert resumed["ledger"] == uninterrupted["ledger"]
     for split in ("val", "test"):
-        forks.fit("--run", "x", "--split", split, script="evaluate", folder=files, world=world)
+        fit_on_ranks("--run", "x", "--split", split, script="evaluate", folder=files, world=world)
         evaluated = json.loads((files / f"runs/x/evaluate-{split}.json").read_text())["metrics"]
         assert evaluated and all(value == value for value in evaluated.values())
     # A stream determines its order of samples, so the predictions of several ranks cannot be put in order.
     code = 2 if name == "stream" and world > 1 else 0
-    forks.fit("--name", "x", "--output", "predictions", script="predict", folder=files, world=world, code=code)
+    fit_on_ranks("--name", "x", "--output", "predictions", script="predict", folder=files, world=world, code=code)
     assert code or json.loads((files / "predictions/predictions.json").read_text())
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_an_uninterrupted_run_equals_a_run_of_stock_lightning(forks: Forks, files, name, monkeypatch):
+def test_an_uninterrupted_run_equals_a_run_of_stock_lightning(files, name, monkeypatch):
     module = MODULES[name]
     monkeypatch.chdir(files)
     fixed = [text for key, value in module.fixed.items() for text in (f"--{key}", json.dumps(value).strip('"'))]
     seeded = ("--trainer.callbacks+=killing.SeedSteps",)  # stock loaders draw from the module's generator
-    forks.fit(*module.command, *fixed, *seeded, "--run", "ours", folder=files)
+    fit_on_ranks(*module.command, *fixed, *seeded, "--run", "ours", folder=files)
     expected = train_with_stock(module, files / "stock")
     assert difference(expected, result(files, "ours")) is None
     stock_curves, found_curves = curves(files / "stock"), curves(files / "runs/ours/tensorboard")

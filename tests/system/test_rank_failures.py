@@ -6,10 +6,8 @@ import socket
 
 import pytest
 
-from system.forks import Forks
+from system.forks import fit_on_ranks, outputs
 from system.test_exactly_once import CLASSES, summary
-
-pytestmark = pytest.mark.xdist_group("forks")
 
 FAULT_CALLBACK = """
 import os, signal, sys, time
@@ -71,18 +69,18 @@ class Fault(Callback):
         ),
     ],
 )
-def test_a_failure_of_one_rank_ends_all_ranks_and_is_reported_once(forks: Forks, user_folder, fault, rank, message):
+def test_a_failure_of_one_rank_ends_all_ranks_and_is_reported_once(user_folder, fault, rank, message):
     """The cause is printed once, with rank and host; every rank that still can writes its traceback to its log."""
     (user_folder / "faults.py").write_text(FAULT_CALLBACK)
     arguments = ("--trainer.callbacks", "faults.Fault", "--trainer.callbacks.where", fault, "--trainer.callbacks.rank")
-    codes = forks.fit(
+    codes = fit_on_ranks(
         *CLASSES, *arguments, f"{rank}", "--epochs", "9", "--run", "x", folder=user_folder, world=3, code=None
     )
     name = fault.partition(" ")[2]
     lost = name.startswith("SIG")
     ended = -signal.SIGKILL if name == "SIGSTOP" else -getattr(signal, name) if lost else 1
     assert codes == [ended if index == rank else 1 for index in range(3)]
-    printed = "\n".join(forks.outputs(user_folder, 3))
+    printed = "\n".join(outputs(user_folder, 3))
     printed = re.sub(r", last seen in [a-z ]+ at step \d+", "", printed)  # only if the rank has reported its status
     assert printed.count(message.format(host=socket.gethostname())) == 1
     assert printed.count(" failed with the error above") + printed.count("; stopping all ranks") == 1
@@ -94,7 +92,7 @@ def test_a_failure_of_one_rank_ends_all_ranks_and_is_reported_once(forks: Forks,
         assert summary(user_folder, "x")["status"] == "failed"
 
 
-def test_a_failing_rank_does_not_wait_in_on_exception_checkpoint(forks: Forks, user_folder):
+def test_a_failing_rank_does_not_wait_in_on_exception_checkpoint(user_folder):
     """Lightning's OnExceptionCheckpoint saves with a barrier, which the other ranks never reach."""
     (user_folder / "faults.py").write_text(FAULT_CALLBACK)
     (user_folder / "config.yaml").write_text(
@@ -102,6 +100,6 @@ def test_a_failing_rank_does_not_wait_in_on_exception_checkpoint(forks: Forks, u
         "  - class_path: lightning.pytorch.callbacks.OnExceptionCheckpoint\n    init_args: {dirpath: here}\n"
         "  - class_path: faults.Fault\n    init_args: {where: batch}\n"
     )
-    forks.fit(*CLASSES, "--config", "config.yaml", "--epochs", "9", folder=user_folder, world=2, code=1)
-    printed = "\n".join(forks.outputs(user_folder, 2))
+    fit_on_ranks(*CLASSES, "--config", "config.yaml", "--epochs", "9", folder=user_folder, world=2, code=1)
+    printed = "\n".join(outputs(user_folder, 2))
     assert printed.count("KeyError: 'deliberate'") == 1 and printed.count(" failed with the error above") == 1

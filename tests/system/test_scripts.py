@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from running import run
-from system.forks import Forks
+from system.forks import fit_on_ranks, outputs
 from system.learned import TORCHRUN
 from system.public import difference
-
-pytestmark = pytest.mark.xdist_group("forks")
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 PUBLIC = Path(__file__).parent.parent / "public"
@@ -22,14 +20,14 @@ EXAMPLES = {"autoencoder": 19, "boring": 11, "classifier": 10, "gan": 14, "trans
 
 
 @pytest.fixture
-def run_example(forks: Forks, tmp_path):
+def run_example(tmp_path):
     """Returns a function that runs an example in the test's folder, and returns the exit codes."""
     for file in (*SCRIPTS.glob("*.py"), PUBLIC / "killing.py"):
         shutil.copy(file, tmp_path)
 
     def start(example: str, *arguments: str, world: int = 1, code: int | None = 0, **options) -> list[int]:
         script = str(tmp_path / f"{example}.py")
-        return forks.fit(*arguments, folder=tmp_path, world=world, code=code, script=script, **options)
+        return fit_on_ranks(*arguments, folder=tmp_path, world=world, code=code, script=script, **options)
 
     return start
 
@@ -50,10 +48,10 @@ def test_an_example_killed_in_mid_epoch_and_resumed_equals_an_uninterrupted_run(
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_signal_stops_all_ranks_and_the_same_script_resumes(run_example, tmp_path, forks, world):
+def test_a_signal_stops_all_ranks_and_the_same_script_resumes(run_example, tmp_path, world):
     run_example("boring", "name=whole", world=world)
     run_example("boring", "name=x", "pause=0.5", world=world, code=75, signals=[(5.0, signal.SIGTERM, world - 1)])
-    printed = forks.outputs(tmp_path, world)
+    printed = outputs(tmp_path, world)
     assert "run x: stopped" in printed[0] and 'the same command with name="x"' in printed[0]
     assert not any("Traceback" in text for text in printed)
     run_example("boring", "name=x", world=world)
@@ -61,16 +59,16 @@ def test_a_signal_stops_all_ranks_and_the_same_script_resumes(run_example, tmp_p
     assert difference(uninterrupted, resumed, 0.0 if world == 1 else 1e-6) is None
 
 
-def test_an_error_on_one_rank_ends_all_ranks_and_is_printed_once(run_example, tmp_path, forks):
+def test_an_error_on_one_rank_ends_all_ranks_and_is_printed_once(run_example, tmp_path):
     assert run_example("boring", "name=x", "fail=5", world=2, code=None) == [1, 1]
-    printed = "".join(forks.outputs(tmp_path, 2))
+    printed = "".join(outputs(tmp_path, 2))
     assert printed.count("KeyError: 'the example fails'") == 1
     assert json.loads((tmp_path / "runs/x/summary.json").read_text())["status"] == "failed"
 
 
-def test_a_refusal_is_printed_once_and_without_a_traceback(run_example, tmp_path, forks):
+def test_a_refusal_is_printed_once_and_without_a_traceback(run_example, tmp_path):
     run_example("boring", "name=x", "save_every=often", world=2, code=2)
-    printed = "".join(forks.outputs(tmp_path, 2))
+    printed = "".join(outputs(tmp_path, 2))
     assert printed.count('asked  save_every="often"') == 1 and "Traceback" not in printed
     assert not (tmp_path / "runs").exists()
 

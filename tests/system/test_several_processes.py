@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from running import BIN, fit, script, weights
+from system.forks import fit_on_ranks
 
 USER_MODULE = """
 import torch
@@ -172,17 +173,17 @@ class Split(LightningDataModule):
 
 
 @pytest.mark.parametrize("worlds", [(1, 2), (2, 1), (2, 3)])
-def test_a_random_split_in_setup_is_the_same_at_another_world_size(user_folder, forks, worlds):
+def test_a_random_split_in_setup_is_the_same_at_another_world_size(user_folder, worlds):
     (user_folder / "split.py").write_text(SPLIT_MODULE)
     arguments = ("--model", "mine.Net", "--data", "split.Split", "--run", "x", "--global_batch_size", "8")
     metrics = []
     for epochs, world in enumerate(worlds, 1):
-        forks.fit(*arguments, "--epochs", str(epochs), folder=user_folder, world=world)
+        fit_on_ranks(*arguments, "--epochs", str(epochs), folder=user_folder, world=world)
         assert json.loads((user_folder / "runs/x/summary.json").read_text())["ledger"][-1].endswith(
             "32 of 32 samples, each once"
         )
     for world in worlds:
-        forks.fit("--run", "x", folder=user_folder, world=world, script="evaluate")
+        fit_on_ranks("--run", "x", folder=user_folder, world=world, script="evaluate")
         metrics.append(json.loads((user_folder / "runs/x/evaluate-val.json").read_text())["metrics"])
     assert metrics[0]["val_loss"] == pytest.approx(metrics[1]["val_loss"], rel=1e-5)
 

@@ -13,18 +13,19 @@ from PIL import Image
 
 from running import BIN, require, reserved_port
 from system.browser import chromium
+from system.forks import fit_on_ranks
 
 PAGES = ("timeseries", "scalars", "custom_scalars", "images", "text", "pr_curves", "hparams")
 
 
 @pytest.fixture(scope="module")
-def root(forks, tmp_path_factory) -> Path:
+def root(tmp_path_factory) -> Path:
     """Returns the root of a run of two processes on Fashion-MNIST, of one with three attempts, and of another model."""
     folder = tmp_path_factory.mktemp("shown")
-    forks.fit("--name", "pair", "--data", "FashionMNIST", "--model", "MLP", "--epochs", "2", folder=folder, world=2)
+    fit_on_ranks("--name", "pair", "--data", "FashionMNIST", "--model", "MLP", "--epochs", "2", folder=folder, world=2)
     for steps in ("30", "60", "-1"):
-        forks.fit("--name", "three", "--epochs", "4", "--trainer.max_steps", steps, folder=folder)
-    forks.fit("--name", "small", "--model", "MLP", "--epochs", "2", folder=folder)
+        fit_on_ranks("--name", "three", "--epochs", "4", "--trainer.max_steps", steps, folder=folder)
+    fit_on_ranks("--name", "small", "--model", "MLP", "--epochs", "2", folder=folder)
     return folder / "runs"
 
 

@@ -2,6 +2,8 @@
 
 import torch
 
+from system.forks import fit_on_ranks
+
 UNFREEZES = """
 import torch
 from lightning.pytorch import LightningModule
@@ -38,12 +40,12 @@ class Net(LightningModule):
 """
 
 
-def test_unfrozen_layers_are_equal_on_all_ranks_and_to_those_of_one_process(forks, user_folder):
+def test_unfrozen_layers_are_equal_on_all_ranks_and_to_those_of_one_process(user_folder):
     (user_folder / "unfreezes.py").write_text(UNFREEZES)
     arguments = ("--model", "unfreezes.Net", "--trainer.callbacks", "unfreezes.Unfreeze", "--epochs", "3")
     results = {}
     for world in (1, 2):
-        forks.fit(*arguments, "--global_batch_size", "8", "--name", f"on-{world}", folder=user_folder, world=world)
+        fit_on_ranks(*arguments, "--global_batch_size", "8", "--name", f"on-{world}", folder=user_folder, world=world)
         results[world] = [torch.load(user_folder / f"weights-{rank}.pt") for rank in range(world)]
     for name, value in results[1][0].items():
         assert torch.equal(results[2][0][name], results[2][1][name]), name
