@@ -201,7 +201,7 @@ class Server:
     """
 
     def __init__(self, address: str, python: str) -> None:
-        self.python, self.path = python, list(sys.path)
+        self.python = python
         self.selector = selectors.DefaultSelector()
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(address)
@@ -389,10 +389,10 @@ def main() -> None:
     sys.path = [entry for entry in sys.path if Path(entry) != Path(__file__).parent]
     path = list(sys.path)
     sys.path[:0] = [str(repository), str(repository / "project")]
+    server = Server(*sys.argv[1:])  # programs that are started from now on wait for the imports
     for module in MODULES:
         __import__(module)
     sys.path[:] = path
-    server = Server(*sys.argv[1:])
     gc.collect()
     gc.freeze()  # pages that a collection does not touch stay shared
     request = server.serve()
