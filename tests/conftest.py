@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import running
+from progress import Progress
 from system.preloaded import programs
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -27,6 +28,8 @@ def pytest_configure(config):
     folder = tempfile.TemporaryDirectory(prefix="rankzero-tests-")
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_CONFIG_HOME"] = folder.name
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(config))
     runs_tests = hasattr(config, "workerinput") or not config.option.numprocesses
     if runs_tests and "not system" not in config.option.markexpr:
         preloaded = programs(Path(folder.name) / "programs")
