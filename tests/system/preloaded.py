@@ -29,6 +29,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+
 MODULES = (
     *("rankzero.commands.implementations.training", "rankzero.commands.implementations.prediction"),
     *("rankzero.commands.implementations.checking", "rankzero.trainer", "rankzero.training.fit_loop"),
@@ -107,6 +109,8 @@ def _request(address: str, arguments: list[str]) -> socket.socket | None:
     connection.connect(address)
     expected = json.loads(_read_line(connection))
     if expected["surroundings"] != _surroundings() or expected["variables"] != _read_at_import():
+        return None
+    if "/launch/" in script[0] and not script[0].startswith(expected["repository"]):  # of a copy of Rankzero
         return None
     files = [int(entry) for entry in os.listdir("/proc/self/fd")]
     files = [file for file in files if file != connection.fileno() and _is_open(file)]
@@ -208,7 +212,8 @@ class Server:
         self.listener.listen(64)
         self.selector.register(self.listener, selectors.EVENT_READ)
         self.selector.register(0, selectors.EVENT_READ)  # closed when the test run ends
-        self.greeting = json.dumps({"surroundings": _surroundings(), "variables": _read_at_import()}).encode() + b"\n"
+        greeting = {"surroundings": _surroundings(), "variables": _read_at_import(), "repository": str(REPOSITORY)}
+        self.greeting = json.dumps(greeting).encode() + b"\n"
 
     def serve(self) -> dict[str, Any] | None:
         """Serves requests; returns in each fork with its request, and None at the end of the test run."""
@@ -385,10 +390,9 @@ def _print_without_frames_of_tests(error: BaseException) -> None:
 
 def main() -> None:
     """Imports everything, serves requests, and runs the script of a request in each fork."""
-    repository = Path(__file__).parents[2]
     sys.path = [entry for entry in sys.path if Path(entry) != Path(__file__).parent]
     path = list(sys.path)
-    sys.path[:0] = [str(repository), str(repository / "project")]
+    sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "project")]
     server = Server(*sys.argv[1:])  # programs that are started from now on wait for the imports
     for module in MODULES:
         __import__(module)
