@@ -1,5 +1,6 @@
 """Runs commands as a user does, or inside this process where a separate process does not matter."""
 
+import contextlib
 import importlib
 import io
 import json
@@ -15,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -32,7 +34,11 @@ from rankzero.sampling.plan import SamplingPlan
 REPOSITORY = Path(__file__).parent.parent
 SOURCES = f"{REPOSITORY}:{REPOSITORY / 'project'}"
 """The folders of Rankzero's packages, in the format of PYTHONPATH."""
-BIN = Path(sys.executable).parent
+INTERPRETER_BIN = Path(sys.executable).parent
+"""Programs that import everything when they start, for tests of the start itself."""
+
+BIN = INTERPRETER_BIN
+"""Programs for all other tests: in system tests those of `system/preloaded.py`, which start in a tenth of the time."""
 
 REQUIREMENTS = {
     "slurm": ("srun", "make system-tools"),
@@ -127,6 +133,16 @@ def run_without_importing(*modules: str, code: str, folder: Path) -> Result:
     """
     check = f"import sys\n{code}\nassert not (found := {set(modules)} & set(sys.modules)), found"
     return run("python", "-c", check, folder=folder, environment={"PYTHONPATH": SOURCES})
+
+
+def processes_in(folder: Path) -> list[psutil.Process]:
+    """Returns the processes whose working directory is a folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder):
+                found.append(process)
+    return found
 
 
 def script(name: str) -> str:

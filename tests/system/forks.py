@@ -22,6 +22,7 @@ def fit_on_ranks(
     signals_after: str = "",
     script: str = "fit",
     seconds: float = 120,
+    kills_rest: bool = False,
 ) -> list[int]:
     """Runs `python launch/fit.py`; returns the exit code of each rank, negative if a signal killed the rank.
 
@@ -34,6 +35,7 @@ def fit_on_ranks(
         code: Exit code that every rank must have; None allows any.
         signals: Tuples of delay (seconds), signal number and rank.
         signals_after: File whose appearance in the folder starts the delays; otherwise the start of the ranks does.
+        kills_rest: Whether to kill all other ranks once a rank has exited.
     """
     command = ["python", script if script.endswith(".py") else running.script(script), *arguments]
     with reserved_port() as port:
@@ -48,11 +50,12 @@ def fit_on_ranks(
             for delay, number, rank in sorted(signals):
                 time.sleep(max(0.0, start_time + delay - time.monotonic()))
                 ranks[rank].send_signal(number)
-            codes = [process.wait(max(0.0, deadline - time.monotonic())) for process in ranks]
+            while _running(ranks) > (world - 1 if kills_rest else 0) and time.monotonic() < deadline:
+                time.sleep(0.005)
         finally:
             for process in ranks:
                 process.kill()
-                process.wait()
+    codes = [process.wait() for process in ranks]
     if code is not None:
         assert codes == [code] * world, (codes, *outputs(folder, world))
     return codes
@@ -85,5 +88,9 @@ def _stop_signals_blocked() -> Iterator[None]:
 
 def _wait_for_file(file: Path, ranks: "Sequence[subprocess.Popen[bytes]]", deadline: float) -> None:
     """Waits until a file appears or a rank exits."""
-    while not file.exists() and all(process.poll() is None for process in ranks) and time.monotonic() < deadline:
+    while not file.exists() and _running(ranks) == len(ranks) and time.monotonic() < deadline:
         time.sleep(0.005)
+
+
+def _running(ranks: "Sequence[subprocess.Popen[bytes]]") -> int:
+    return sum(process.poll() is None for process in ranks)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from running import BIN, Result, fit, script, weights
+from running import BIN, Result, fit, processes_in, script, weights
+from system.slurm import wait_until
 
 TRAIN = (script("fit"), "--model", "MLP", "--data", "Toy", "--epochs", "1", "--global_batch_size", "64")
 PYTHON, TORCHRUN = str(BIN / "python"), str(BIN / "torchrun")
@@ -25,7 +26,9 @@ def train_reference(folder: Path) -> Reference:
 def check(
     folder: Path, printed: str, reference: Reference, launcher: str, shape: tuple[int, ...], *also_printed: str
 ) -> dict[str, Any]:
-    """Checks that a run learned what one process learns, and printed one line about its launcher.
+    """Checks that a run learned what one process learns from each sample once, and left no process.
+
+    It must also have printed one line about its launcher, and nothing about a missing key.
 
     Args:
         folder: Working directory of the run.
@@ -43,6 +46,8 @@ def check(
     assert all(torch.allclose(found[name], expected[name], atol=1e-6, rtol=0) for name in expected)
     summary = Result(0, "", "", folder).summary()
     assert (summary["launcher"], summary["nodes"], summary["world_size"]) == (launcher, len(shape), sum(shape))
+    assert summary["ledger"] == ["epoch 1: 2,048 of 2,048 samples, each once"]
+    wait_until(lambda: not processes_in(folder), "the end of all processes", 20)
     names = metrics if sum(shape) == 2 else ("val/loss", "val/mae")
     for name in names:
         assert summary["metrics"][name] == pytest.approx(metrics[name], abs=1e-6)

@@ -79,7 +79,7 @@ def programs(folder: Path) -> Iterator[Path]:
         (target / name).write_text(text)
         (target / name).chmod(0o755)
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-I", __file__, str(address), str(target / "python")]
+    command = [sys.executable, __file__, str(address), str(target / "python")]
     with subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, start_new_session=True) as server:
         try:
             yield target

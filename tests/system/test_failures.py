@@ -14,13 +14,13 @@ import psutil
 import pytest
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in
-from running import BIN, require, run, script
+from running import INTERPRETER_BIN, require, run, script
 from system.hosts import HOSTS, Hosts, ip, kill_group
 from system.pbs_server import pbs_server
 from system.slurm import wait_until
 from system.test_exactly_once import CLASSES, are_equal, learned_state
 
-PYTHON, TORCHRUN = str(BIN / "python"), str(BIN / "torchrun")
+PYTHON, TORCHRUN = str(INTERPRETER_BIN / "python"), str(INTERPRETER_BIN / "torchrun")
 
 TRAIN = (
     *CLASSES,

@@ -22,9 +22,9 @@ def run_hanging(tmp_path):
     """Returns a function that runs the script on two ranks, and returns the exit codes and what was printed."""
     shutil.copy(HANGING, tmp_path)
 
-    def start(*arguments: str, seconds: float = 60) -> tuple[list[int], str]:
+    def start(*arguments: str, **options: bool) -> tuple[list[int], str]:
         script = str(tmp_path / HANGING.name)
-        codes = fit_on_ranks(*arguments, folder=tmp_path, world=2, code=None, script=script, seconds=seconds)
+        codes = fit_on_ranks(*arguments, folder=tmp_path, world=2, code=None, script=script, **options)
         return codes, "\n".join(outputs(tmp_path, 2))
 
     return start
@@ -92,7 +92,7 @@ def test_a_hang_is_explained_once_and_ends_all_ranks_with_1(run_hanging, tmp_pat
 @pytest.mark.parametrize(("rank", "exit_codes"), [(0, [-9, 1]), (1, [1, -9])])
 def test_a_rank_whose_interpreter_is_blocked_is_named(run_hanging, rank, exit_codes):
     """Without a launcher, nothing ends the blocked process; here, the test kills it."""
-    codes, printed = run_hanging("--hang", "blocked interpreter", "--step", "400", "--rank", f"{rank}", seconds=30)
+    codes, printed = run_hanging("--hang", "blocked interpreter", "--step", "400", "--rank", f"{rank}", kills_rest=True)
     assert codes == exit_codes
     blocked = rf"has not reported for \d+ s, since {PHASE} at step \d+: its Python interpreter is blocked or suspended"
     assert len(re.findall(rf"rank {rank} on {HOST} {blocked}.*; stopping all ranks", printed)) == 1, printed
@@ -119,12 +119,12 @@ def test_with_hang_action_report_a_hang_is_printed_and_the_run_continues(run_han
 
 
 def test_a_first_step_of_several_time_limits_is_no_hang(run_hanging):
-    codes, printed = run_hanging("--first", "8", "--hang_timeout", "2.5", "--epochs", "1", seconds=90)
+    codes, printed = run_hanging("--first", "8", "--hang_timeout", "2.5", "--epochs", "1")
     assert codes == [0, 0] and "has been in" not in printed
 
 
 def test_a_slow_rank_is_named_in_output_summary_and_tensorboard(run_hanging, tmp_path):
-    codes, printed = run_hanging("--hang", "slow", "--seconds", "0.02", "--epochs", "2", seconds=90)
+    codes, printed = run_hanging("--hang", "slow", "--seconds", "0.02", "--epochs", "2")
     assert codes == [0, 0]
     message = rf"rank 1 on {HOST} is slow: [\d.]+ ms from the start of a step to its first gradient"
     assert len(re.findall(f"rankzero: {message}", printed)) == 1

@@ -1,4 +1,7 @@
-"""Runs every row of the table of launchers with the real launcher: all learn the same weights, to 1e-6."""
+"""Runs every row of the table of launchers with the real launcher, and without preloaded programs.
+
+Each row learns the same weights, to 1e-6, uses each sample once, and leaves no process.
+"""
 
 import os
 import sys
@@ -6,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from running import require, run
+from running import INTERPRETER_BIN, require, run
 from system import pbs
 from system.hosts import HOSTS, kill_group
-from system.learned import PYTHON, TORCHRUN, TRAIN, check
+from system.learned import TRAIN, check
 from system.slurm import wait_until
 
 pytestmark = pytest.mark.xdist_group("hosts")
 
+PYTHON, TORCHRUN = str(INTERPRETER_BIN / "python"), str(INTERPRETER_BIN / "torchrun")
 TWO_NODES = ("--nodes", "2", "--devices", "1")
 
 

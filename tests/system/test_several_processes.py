@@ -1,6 +1,5 @@
 """Two or more processes on this machine, with gloo: started by --devices, or with RANK and WORLD_SIZE."""
 
-import contextlib
 import json
 import os
 import re
@@ -8,13 +7,11 @@ import signal
 import socket
 import subprocess
 import time
-from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
-from running import BIN, fit, script, weights
+from running import INTERPRETER_BIN, fit, processes_in, script, weights
 from system.forks import fit_on_ranks
 
 USER_MODULE = """
@@ -68,16 +65,6 @@ def user_folder(tmp_path):
     return tmp_path
 
 
-def processes_in(folder: Path) -> list[psutil.Process]:
-    """Returns the processes whose working directory is a folder."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder):
-                found.append(process)
-    return found
-
-
 def test_a_wrong_request_is_printed_once(tmp_path):
     result = fit("--batch_size", "1000", "--devices", "2", folder=tmp_path, code=2)
     assert result.err.count("cannot start") == 1 and "1000 on each of 2 processes, 2,000 in all" in result.err
@@ -89,7 +76,7 @@ def test_no_process_remains_after_a_signal_to_the_run(user_folder, signum):
     """Terminals send Ctrl-C, and schedulers other signals, to the whole process group, including loader workers."""
     arguments = ("--model", "mine.Net", "--data", "mine.Data", "--epochs", "100000", "--devices", "2", "--run", "x")
     with (user_folder / "out").open("w") as out:
-        command = [str(BIN / "python"), script("fit"), *arguments]
+        command = [str(INTERPRETER_BIN / "python"), script("fit"), *arguments]
         process = subprocess.Popen(command, cwd=user_folder, stdout=out, stderr=out, start_new_session=True)
         deadline = time.monotonic() + 60
         while "epoch 1/" not in (user_folder / "out").read_text():
