@@ -1,4 +1,5 @@
 import pytest
+from job_scripts import findings, only, slurm
 
 OPTIONS = "--cpus-per-task=4 --kill-on-bad-exit=1"
 SRUN = f"srun {OPTIONS} python train.py"
@@ -11,11 +12,11 @@ HEAD = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
     "value",
     ["$(echo $SLURM_JOB_NODELIST | cut -d, -f1)", "${SLURM_NODELIST%%,*}", "$SLURM_JOB_NODELIST"],
 )
-def test_the_first_name_of_a_compressed_list_is_wrong(slurm, only, value):
+def test_the_first_name_of_a_compressed_list_is_wrong(value):
     assert only(slurm(f"export MASTER_ADDR={value}", SRUN), 9, "wrong", "is compressed") == f"MASTER_ADDR={HEAD}"
 
 
-def test_a_list_of_names_is_no_address(slurm, only, findings):
+def test_a_list_of_names_is_no_address():
     text = slurm("export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST)", SRUN)
     assert only(text, 9, "wrong", "MASTER_ADDR contains the names of all machines") == f"MASTER_ADDR={HEAD}"
     assert findings(slurm(f"export MASTER_ADDR={HEAD}", SRUN)) == []
@@ -23,22 +24,22 @@ def test_a_list_of_names_is_no_address(slurm, only, findings):
 
 
 @pytest.mark.parametrize("value", ["$RANDOM", "$((20000 + RANDOM % 10000))", "$(shuf -i 20000-30000 -n 1)"])
-def test_a_random_value_in_each_task_is_wrong(slurm, only, findings, value):
+def test_a_random_value_in_each_task_is_wrong(value):
     torchrun = "torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-id={} --rdzv-endpoint=n1:$P train.py"
     only(slurm(f"srun {OPTIONS} bash -c '{torchrun.format(value)}'"), 9, "wrong", "its own random value")
     assert findings(slurm(f"srun {OPTIONS} {torchrun.format(value)}")) == []
 
 
-def test_the_name_of_each_machine_as_its_master_is_wrong(slurm, only):
+def test_the_name_of_each_machine_as_its_master_is_wrong():
     inner = "export MASTER_ADDR=$(hostname); python train.py"
     only(slurm(f"srun {OPTIONS} bash -c '{inner}'"), 9, "wrong", "each machine runs $(hostname) itself")
 
 
-def test_a_port_above_65535_is_wrong(slurm, only):
+def test_a_port_above_65535_is_wrong():
     only(slurm("export MASTER_PORT=$((20000 + SLURM_JOB_ID))", SRUN), 9, "wrong", "the sum exceeds 65535")
 
 
-def test_a_fixed_port_in_an_exclusive_job_has_no_finding(slurm, findings):
+def test_a_fixed_port_in_an_exclusive_job_has_no_finding():
     assert findings(slurm("export MASTER_PORT=29500", SRUN, exclusive="")) == []
 
 
@@ -54,7 +55,7 @@ def test_a_fixed_port_in_an_exclusive_job_has_no_finding(slurm, findings):
         (("MASTER_PORT=5", f"srun {OPTIONS} torchrun {C10D} --rdzv-endpoint=n1:$MASTER_PORT train.py"), 9, 5, PORT),
     ],
 )
-def test_a_fixed_port_is_risky(slurm, only, lines, line, port, instead):
+def test_a_fixed_port_is_risky(lines, line, port, instead):
     assert only(slurm(*lines), line, "risky", f"two jobs on one machine cannot both use port {port}") == instead
 
 
@@ -67,22 +68,22 @@ def test_a_fixed_port_is_risky(slurm, only, lines, line, port, instead):
         ("e=$(head -n 1 $FILE):$P", f"srun {OPTIONS} torchrun {C10D} --rdzv-endpoint=$e train.py"),
     ],
 )
-def test_a_port_that_depends_on_the_job_has_no_finding(slurm, findings, lines):
+def test_a_port_that_depends_on_the_job_has_no_finding(lines):
     assert findings(slurm(*lines)) == []
 
 
-def test_a_fixed_port_that_mpirun_passes_on_is_risky(only):
+def test_a_fixed_port_that_mpirun_passes_on_is_risky():
     only("mpirun -np 2 --bind-to none -x MASTER_PORT=1234 python train.py\n", 1, "risky", "cannot both use port 1234")
 
 
-def test_a_local_master_addr_on_several_machines_is_wrong(slurm, only, findings):
+def test_a_local_master_addr_on_several_machines_is_wrong():
     lines = ("export MASTER_ADDR=localhost", SRUN)
     only(slurm(*lines), 9, "wrong", "with MASTER_ADDR=localhost, each machine waits for the others on itself")
     assert findings(slurm(*lines, nodes=1)) == []
 
 
 @pytest.mark.parametrize("option", ["-i", "-I", "--ip-address"])
-def test_the_addresses_that_hostname_prints_are_risky(slurm, only, option):
+def test_the_addresses_that_hostname_prints_are_risky(option):
     lines = (
         f'a=$(srun -w "$n" hostname {option})',
         f"srun {OPTIONS} torchrun {C10D} --rdzv-endpoint=$a:{PORT} train.py",
@@ -90,17 +91,17 @@ def test_the_addresses_that_hostname_prints_are_risky(slurm, only, option):
     only(slurm(*lines), 9, "risky", "may be 127.0.1.1, or several addresses")
 
 
-def test_each_machine_runs_a_command_in_the_text_of_a_shell(slurm, only):
+def test_each_machine_runs_a_command_in_the_text_of_a_shell():
     command = f"torchrun {C10D} --rdzv-endpoint=$(hostname):{PORT} train.py"
     only(slurm(f"srun {OPTIONS} bash -c '{command}'"), 9, "wrong", "each machine runs $(hostname) itself")
 
 
-def test_each_machine_may_use_its_own_name_elsewhere(slurm, findings):
+def test_each_machine_may_use_its_own_name_elsewhere():
     inner = f"torchrun {C10D} --rdzv-endpoint=n1:{PORT} --local-addr=$(hostname) train.py --log $(hostname)"
     assert findings(slurm(f"srun {OPTIONS} bash -c '{inner}'")) == []
 
 
-def test_a_local_address_in_the_arguments_of_the_script_is_wrong(slurm, findings):
+def test_a_local_address_in_the_arguments_of_the_script_is_wrong():
     found = findings(slurm(f"{SRUN} --dist-url tcp://localhost:29500"))
     assert [text for _, level, text in found] == [
         "with tcp://localhost, each machine waits for the others on itself",
@@ -108,11 +109,11 @@ def test_a_local_address_in_the_arguments_of_the_script_is_wrong(slurm, findings
     ]
 
 
-def test_a_port_in_a_variable_is_reported_once(slurm, only):
+def test_a_port_in_a_variable_is_reported_once():
     lines = ("export MASTER_PORT=6000", 'L="torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint n1:$MASTER_PORT"')
     only(slurm(*lines, f"srun {OPTIONS} $L train.py"), 9, "risky", "cannot both use port 6000")
 
 
-def test_without_a_scheduler_another_port_has_to_be_chosen(only):
+def test_without_a_scheduler_another_port_has_to_be_chosen():
     text = "torchrun --nnodes=2 --node-rank=1 --master-addr=n1 --master-port=29500 train.py\n"
     assert only(text, 1, "risky", "cannot both use port 29500") == "a port that no other job uses"

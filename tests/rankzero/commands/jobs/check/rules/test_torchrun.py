@@ -1,11 +1,12 @@
 import pytest
+from job_scripts import findings, only, pbs, slurm
 
 TO = "srun --cpus-per-task=4 --kill-on-bad-exit=1 torchrun --nnodes=2 --nproc-per-node=4"
 C10D = "--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID"
 PORT = "$((20000 + SLURM_JOB_ID % 12000))"
 
 
-def test_a_correct_rendezvous_has_no_findings(slurm, findings):
+def test_a_correct_rendezvous_has_no_findings():
     assert findings(slurm("host=$(hostname)", f"{TO} {C10D} --rdzv-endpoint=$host:{PORT} train.py")) == []
     bash = f"bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr={{}} --master_port={PORT} train.py'"
     assert findings(slurm("srun --cpus-per-task=4 -K1 " + bash.format("n1"))) == []
@@ -26,16 +27,16 @@ def test_a_correct_rendezvous_has_no_findings(slurm, findings):
         ),
     ],
 )
-def test_machines_that_cannot_find_each_other(slurm, only, options, found):
+def test_machines_that_cannot_find_each_other(options, found):
     only(slurm("host=$(hostname)", f"{TO} {options} train.py"), 10, "wrong", found)
 
 
-def test_one_machine_needs_no_address(findings):
+def test_one_machine_needs_no_address():
     for nodes in ("", "--nnodes=1", "--standalone"):
         assert findings(f"torchrun {nodes} --nproc-per-node=4 train.py\n") == []
 
 
-def test_the_old_launcher_is_deprecated(only):
+def test_the_old_launcher_is_deprecated():
     line = "python3 -u -m torch.distributed.launch --nproc_per_node=2 train.py"
     instead = only(f"{line}\n", 1, "risky", "is deprecated, and adds --local-rank to the arguments of the script")
     assert instead == "torchrun --nproc_per_node=2 train.py"
@@ -48,7 +49,7 @@ def pair(end):
     return "".join(f"{line.format(rank)}{end}\n" for rank in range(2))
 
 
-def test_commands_for_two_machines_cannot_run_one_after_the_other(only, findings):
+def test_commands_for_two_machines_cannot_run_one_after_the_other():
     only(pair(""), 1, "wrong", "node rank 0 waits for node rank 1, whose command starts after this one has ended")
     assert findings(pair(" &") + "wait\n") == []
     line = "ssh n{} torchrun --nnodes=2 --node_rank={} --master_addr=n1 --master_port=$PORT train.py &\n"
@@ -56,14 +57,14 @@ def test_commands_for_two_machines_cannot_run_one_after_the_other(only, findings
 
 
 @pytest.mark.parametrize("options", ["", "--standalone", "--nnodes=1"])
-def test_each_machine_trains_alone_without_the_number_of_machines(slurm, only, findings, options):
+def test_each_machine_trains_alone_without_the_number_of_machines(options):
     command = f"srun --cpus-per-task=4 --kill-on-bad-exit=1 torchrun {options} --nproc-per-node=4 train.py"
     only(slurm(command), 9, "wrong", "torchrun without --nnodes: each machine trains alone")
     assert findings(slurm(command, nodes=1)) == []
     assert findings(slurm(command.replace("srun ", "srun --nodes=1 "))) == []
 
 
-def test_options_in_an_unknown_variable_are_not_missing(slurm, findings):
+def test_options_in_an_unknown_variable_are_not_missing():
     for options in ("$OPTIONS", '"${OPTIONS[@]}"', '"$@"'):
         assert findings(slurm(f"srun --cpus-per-task=4 -K torchrun {options} train.py")) == []
     assert findings(slurm("srun $SRUN_OPTIONS python train.py")) == []
@@ -78,33 +79,33 @@ def test_options_in_an_unknown_variable_are_not_missing(slurm, findings):
         ("if true; then O=--standalone; else O='--nnodes=2'; fi", ":"),
     ],
 )
-def test_options_in_variables_of_the_script_are_read(slurm, findings, lines):
+def test_options_in_variables_of_the_script_are_read(lines):
     options = '"${O[@]}"' if lines[0].startswith("O=(") else "$O"
     assert findings(slurm(*lines, f"srun -c 4 -K torchrun {options} train.py")) == []
 
 
-def test_a_local_address_with_a_variable_port(slurm, only):
+def test_a_local_address_with_a_variable_port():
     text = slurm(f"{TO} {C10D} --rdzv-endpoint=localhost:$PORT train.py")
     only(text, 9, "wrong", "at localhost:$PORT, each machine waits for the others on itself")
 
 
-def test_a_node_rank_in_a_variable_is_the_same_on_every_machine(slurm, only):
+def test_a_node_rank_in_a_variable_is_the_same_on_every_machine():
     text = slurm("NODE_RANK=0", f"{TO} --node_rank $NODE_RANK --master_addr=$host --master_port=$port train.py")
     only(text, 10, "wrong", "srun starts torchrun with node rank 0 on every machine")
 
 
 @pytest.mark.parametrize("start", ["srun -c 4 -K -N1 -n1 -w ${n[$i]}", "ssh ${n[$i]}"])
-def test_a_loop_over_machines_that_waits_for_each(slurm, only, start):
+def test_a_loop_over_machines_that_waits_for_each(start):
     command = f"{start} torchrun --nnodes=2 --node_rank=$i --master_addr=n1 --master_port=$port train.py"
     only(slurm("for i in 0 1; do", command, "done"), 10, "wrong", "the loop starts the machines one after the other")
 
 
-def test_a_loop_over_experiments_is_correct(slurm, findings):
+def test_a_loop_over_experiments_is_correct():
     command = f"{TO} {C10D} --rdzv-endpoint=n1:$port train.py --rate $rate || exit 1"
     assert findings(slurm("for rate in 1 2; do", command, "done")) == []
 
 
-def test_one_torchrun_per_machine_of_pbs(pbs, only, findings):
+def test_one_torchrun_per_machine_of_pbs():
     options = "--nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=n1:$port"
     pbsdsh = f"pbsdsh -- /env/bin/torchrun {options} /x/train.py"
     only(pbs("trap : TERM", pbsdsh), 7, "wrong", "pbsdsh starts torchrun 2 times on each machine (mpiprocs=2)")
@@ -122,21 +123,21 @@ def loop(*end):
 
 
 @pytest.mark.parametrize("change", ["rank=$((rank + 1))", "((rank++))", "let rank++", "((rank += 1))"])
-def test_a_rank_that_a_loop_changes_is_not_fixed(slurm, findings, change):
+def test_a_rank_that_a_loop_changes_is_not_fixed(change):
     wait = 'for pid in "${pids[@]}"; do wait "$pid" || exit; done'
     assert findings(slurm(*loop(change, "pids+=($!)"), wait)) == []
 
 
-def test_a_wait_in_the_loop_starts_the_machines_in_sequence(slurm, findings):
+def test_a_wait_in_the_loop_starts_the_machines_in_sequence():
     assert "one after the other" in str(findings(slurm(*loop("wait $! || exit", "((rank++))"))))
 
 
 @pytest.mark.parametrize("nodes", ["1", "$SLURM_NNODES", "$SLURM_JOB_NUM_NODES"])
-def test_a_job_of_one_node_needs_no_address(slurm, findings, nodes):
+def test_a_job_of_one_node_needs_no_address(nodes):
     text = f"srun -c 4 -K torchrun --standalone --nnodes={nodes} --nproc_per_node=4 train.py"
     assert findings(slurm(text, nodes=1)) == []
 
 
-def test_options_of_torchrun_in_variables_are_not_missing(slurm, findings):
+def test_options_of_torchrun_in_variables_are_not_missing():
     lines = ("export PET_NNODES=2 PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=n1:$P", "srun -c 4 -K torchrun train.py")
     assert findings(slurm(*lines)) == []

@@ -1,4 +1,5 @@
 import pytest
+from job_scripts import findings, only, pbs, slurm
 
 OPTIONS = "--cpus-per-task=4 --kill-on-bad-exit=1"
 SRUN = f"srun {OPTIONS} python train.py"
@@ -17,7 +18,7 @@ C10D = "--nnodes=2 --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID"
         ),
     ],
 )
-def test_a_task_variable_that_the_job_script_expands_is_wrong(slurm, only, lines, name):
+def test_a_task_variable_that_the_job_script_expands_is_wrong(lines, name):
     text = f"the job script expands ${name} itself, to 0, so that all tasks get the same value"
     instead = only(slurm(*lines), 9, "wrong", text)
     assert instead == f"srun bash -c '...', with ${name} in the quotes"
@@ -33,11 +34,11 @@ def test_a_task_variable_that_the_job_script_expands_is_wrong(slurm, only, lines
         ("task() { export RANK=$SLURM_PROCID; }", SRUN),
     ],
 )
-def test_variables_that_the_tasks_expand_have_no_finding(slurm, findings, lines):
+def test_variables_that_the_tasks_expand_have_no_finding(lines):
     assert findings(slurm(*lines)) == []
 
 
-def test_pbs_numbers_the_tasks_only_in_the_tasks(pbs, only):
+def test_pbs_numbers_the_tasks_only_in_the_tasks():
     torchrun = (
         "pbsdsh -- /env/bin/torchrun --nnodes=2 --node_rank=$PBS_NODENUM --master_addr=n1 --master_port=$P /x/train.py"
     )
@@ -50,22 +51,22 @@ def test_pbs_numbers_the_tasks_only_in_the_tasks(pbs, only):
 
 
 @pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_RANK", "PMI_RANK"])
-def test_variables_of_mpi_exist_in_its_processes_only(only, findings, name):
+def test_variables_of_mpi_exist_in_its_processes_only(name):
     command = "mpirun -np 2 --bind-to none bash -c {0}RANK=${1} python train.py{0}\n"
     only(command.format('"', name), 1, "wrong", f"the job script expands ${name} itself, to an empty string")
     assert findings(command.format("'", name)) == []
 
 
-def test_a_name_of_a_file_may_contain_the_node_of_the_job_script(slurm, findings):
+def test_a_name_of_a_file_may_contain_the_node_of_the_job_script():
     assert findings(slurm("export LOG=main_$SLURM_NODEID.log", SRUN)) == []
 
 
-def test_a_variable_in_double_quotes_of_bash_is_escaped(slurm, only):
+def test_a_variable_in_double_quotes_of_bash_is_escaped():
     text = slurm(f'srun {OPTIONS} bash -c "python train.py --rank $SLURM_PROCID"')
     assert only(text, 9, "wrong", "$SLURM_PROCID itself") == "\\$SLURM_PROCID, which bash -c expands in each task"
 
 
-def test_variables_that_the_quoted_text_needs_are_exported(slurm, only):
+def test_variables_that_the_quoted_text_needs_are_exported():
     torchrun = "torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$HEAD --master_port=$P train.py"
     head = "HEAD=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
     instead = only(slurm(head, f"srun {OPTIONS} {torchrun}"), 10, "wrong", "$SLURM_NODEID itself")
@@ -73,20 +74,20 @@ def test_variables_that_the_quoted_text_needs_are_exported(slurm, only):
 
 
 @pytest.mark.parametrize("backend", ["c10d", "etcd-v2"])
-def test_a_node_rank_that_torchrun_ignores_has_no_finding(slurm, findings, backend):
+def test_a_node_rank_that_torchrun_ignores_has_no_finding(backend):
     options = f"--nnodes=2 --node_rank=$SLURM_NODEID --rdzv_backend={backend} --rdzv_endpoint=n1:$P"
     assert findings(slurm(f"srun {OPTIONS} torchrun {options} train.py")) == []
 
 
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "LOCAL_RANK", "MY_NODE_ID"])
-def test_a_device_or_rank_from_the_job_script_is_wrong(slurm, only, name):
+def test_a_device_or_rank_from_the_job_script_is_wrong(name):
     only(slurm(f"export {name}=$SLURM_LOCALID", SRUN), 9, "wrong", "$SLURM_LOCALID itself")
 
 
 @pytest.mark.parametrize(
     "command", [SRUN, f"srun {OPTIONS} bash -c 'torchrun --nnodes=2 {C10D} --rdzv-endpoint=$MASTER_ADDR:$P train.py'"]
 )
-def test_a_variable_that_is_not_exported_is_wrong(slurm, only, findings, command):
+def test_a_variable_that_is_not_exported_is_wrong(command):
     instead = only(slurm("MASTER_ADDR=n1", command), 9, "wrong", "MASTER_ADDR is not exported")
     assert instead == "export MASTER_ADDR=n1"
     for lines in (["export MASTER_ADDR=n1"], ["MASTER_ADDR=n1", "export MASTER_ADDR"], ["set -a", "MASTER_ADDR=n1"]):
@@ -102,12 +103,12 @@ def test_a_variable_that_is_not_exported_is_wrong(slurm, only, findings, command
         f"srun {OPTIONS} --export=ALL,MASTER_ADDR=n1 python train.py",
     ],
 )
-def test_a_variable_that_the_job_script_expands_needs_no_export(slurm, findings, command):
+def test_a_variable_that_the_job_script_expands_needs_no_export(command):
     assert findings(slurm("MASTER_ADDR=n1", command)) == []
 
 
 @pytest.mark.parametrize("end", ["EOF", "'EOF'", '"EOF"', "\\EOF"])
-def test_a_here_document_expands_variables_unless_its_end_is_quoted(slurm, findings, end):
+def test_a_here_document_expands_variables_unless_its_end_is_quoted(end):
     lines = (f"cat >task.sh <<{end}", "export RANK=$SLURM_PROCID", "EOF", f"srun {OPTIONS} ./task.sh")
     found = findings(slurm(*lines))
     assert [item[:2] for item in found] == ([(9, "wrong")] if end == "EOF" else [])
@@ -122,9 +123,9 @@ def test_a_here_document_expands_variables_unless_its_end_is_quoted(slurm, findi
         ("SEED=1", f"srun {OPTIONS} bash -c 'SEED=3; python train.py --seed $SEED'"),
     ],
 )
-def test_inherited_and_inner_variables_need_no_export(slurm, findings, lines):
+def test_inherited_and_inner_variables_need_no_export(lines):
     assert findings(slurm(*lines)) == []
 
 
-def test_the_command_of_a_here_document_is_not_its_text(slurm, findings):
+def test_the_command_of_a_here_document_is_not_its_text():
     assert findings(slurm(f"srun {OPTIONS} bash -c 'python train.py --rank $SLURM_PROCID' <<EOF", "x", "EOF")) == []
