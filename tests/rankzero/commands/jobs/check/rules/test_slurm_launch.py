@@ -23,12 +23,6 @@ def test_without_srun_one_process_starts(directives, size):
     assert instead == "srun --kill-on-bad-exit=1 --cpus-per-task=4 python train.py --epochs 3"
 
 
-def test_one_process_needs_no_srun():
-    assert findings(slurm("python train.py", nodes=1)) == []
-    assert findings(slurm("python prepare.py", SRUN)) == []
-    assert findings(slurm("torchrun --nproc_per_node=4 train.py", nodes=1)) == []
-
-
 def test_torchrun_starts_on_one_node_only():
     instead = only(slurm(TORCHRUN), 9, "wrong", "torchrun starts on the first node only, in a job of 2 nodes")
     assert instead == f"srun --ntasks=2 --ntasks-per-node=1 --cpus-per-task=4 {TORCHRUN}"
@@ -57,19 +51,17 @@ def test_srun_needs_the_cores_again(option):
 
 
 def test_a_failed_task_ends_the_others():
-    instead = only(slurm("srun -c 4 python train.py"), 9, "risky", "if one task fails, the others may wait for it")
-    assert instead == "srun --kill-on-bad-exit=1 ..."
-    assert findings(slurm("srun -c 4 python train.py", nodes=1)) == []
+    found = "if one task fails, the others may wait for it"
+    only(slurm("srun -c 4 python train.py"), 9, "risky", found, "srun --kill-on-bad-exit=1 ...")
 
 
-def test_tasks_that_see_one_gpu_each():
+@pytest.mark.parametrize("binding", ["single:1", "closest", "map_gpu:0,1", "per_task:1"])
+def test_tasks_that_see_one_gpu_each(binding):
     found = "each task sees only its own GPU"
     only(slurm(SRUN, ntasks_per_node=4, gpus_per_task=1), 9, "risky", found)
-    binding = f"srun --gpu-bind=single:1 {OPTIONS} python train.py"
-    only(slurm(binding, ntasks_per_node=4, gres="gpu:4"), 10, "risky", found)
-    binding = f"srun --gpu-bind=none {OPTIONS} python train.py"
-    assert findings(slurm(binding, ntasks_per_node=4, gpus_per_task=1)) == []
-    assert findings(slurm(SRUN, gpus_per_task=1)) == []
+    command = f"srun --gpu-bind={binding} {OPTIONS} python train.py"
+    only(slurm(command, ntasks_per_node=2), 9, "risky", found)
+    only(slurm(command, ntasks_per_node=4, gres="gpu:4"), 10, "risky", found)
 
 
 @pytest.mark.parametrize(
@@ -100,66 +92,14 @@ def test_counts_that_contradict_the_job(command, found):
     only(slurm(command), 9, "wrong", found)
 
 
-def test_counts_of_the_job():
-    assert findings(slurm(f"{SRUN} --nodes $SLURM_NNODES --devices 4", ntasks_per_node=4)) == []
-    assert findings(slurm(f"srun --nodes=1 {OPTIONS} python train.py --nodes 1 --devices 1")) == []
-
-
-def test_one_srun_per_node():
-    one = TORCHRUN.replace(
-        "--rdzv_backend=c10d --rdzv_endpoint=n1:$P", "--node_rank=$i --master_addr=n1 --master_port=$P"
-    )
-    lines = (
-        "for i in 0 1; do",
-        f"srun --nodes=1 --ntasks=1 -w ${{n[$i]}} {OPTIONS} {one} &",
-        "pids+=($!)",
-        "done",
-        'for p in "${pids[@]}"; do wait $p || exit 1; done',
-    )
-    assert findings(slurm(*lines)) == []
-
-
-def test_a_script_of_the_shell_may_start_any_number_of_processes():
-    assert findings(slurm(f"srun {OPTIONS} bash train.sh", gres="gpu:4")) == []
+def test_a_script_of_the_shell_needs_the_cores_again():
     only(slurm("srun -K ./train.sh"), 9, "wrong", "srun does not inherit --cpus-per-task")
-
-
-@pytest.mark.parametrize("name", ["ray", "dask"])
-def test_the_driver_of_servers_on_all_nodes_is_one_process(name):
-    server = f"srun -c 4 -N 2 {name} start --block &"
-    assert findings(slurm(server, "python train.py")) == []
+    only(slurm("# SRUN_CPUS_PER_TASK", "srun -K python train.py"), 10, "wrong", "srun does not inherit")
 
 
 def test_accelerate_gets_options_of_accelerate():
     instead = only(slurm("accelerate launch --num_machines=1 train.py"), 9, "wrong", "accelerate starts on the first")
     assert "--main_process_ip=FIRST_MACHINE" in instead and "--rdzv-endpoint" not in instead
-
-
-def test_a_branch_for_one_machine_has_no_finding():
-    lines = ('if [ -n "$DEBUG" ]; then', "  torchrun --standalone --nproc_per_node=2 train.py", "else")
-    assert findings(slurm(*lines, f"  srun {OPTIONS} {TORCHRUN.replace('n1:$P', '$HEAD:$P')}", "fi")) == []
-
-
-def test_an_elastic_job_may_lose_a_node():
-    torchrun = "torchrun --nnodes=1:2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=n1:$P train.py"
-    assert findings(slurm(f"srun -c 4 {torchrun}")) == []
-
-
-def test_settings_of_srun_in_variables_are_read():
-    assert findings(slurm("export SLURM_KILL_BAD_EXIT=1", "srun -c 4 python train.py")) == []
-    only(slurm("# SRUN_CPUS_PER_TASK", "srun -K python train.py"), 10, "wrong", "srun does not inherit")
-    gpus = {"ntasks_per_node": 2, "gpus_per_task": 1}
-    assert findings(slurm(f"srun {OPTIONS} python train.py", **gpus, gpu_bind="none")) == []
-
-
-@pytest.mark.parametrize("binding", ["single:1", "closest", "map_gpu:0,1", "per_task:1"])
-def test_each_binding_that_hides_gpus_is_risky(binding):
-    text = slurm(f"srun {OPTIONS} --gpu-bind={binding} python train.py", ntasks_per_node=2)
-    only(text, 9, "risky", "each task sees only its own GPU")
-
-
-def test_a_single_task_waits_for_no_other():
-    assert findings(slurm("srun -n1 -c 4 python prepare.py", ntasks_per_node=4)) == []
 
 
 def test_a_total_number_of_tasks_takes_precedence():
@@ -207,3 +147,52 @@ def test_the_number_of_gpus_is_not_in_slurm_gpus_per_node(directives, value):
     torchrun = TORCHRUN.replace("=4", "=$SLURM_GPUS_PER_NODE")
     (found,) = check(slurm(f"srun {OPTIONS} {torchrun}", **directives))
     assert value in found.found and found.instead == "$SLURM_GPUS_ON_NODE"
+
+
+ONE = TORCHRUN.replace("--rdzv_backend=c10d --rdzv_endpoint=n1:$P", "--node_rank=$i --master_addr=n1 --master_port=$P")
+
+CORRECT = {
+    "one process without srun": [
+        slurm("python train.py", nodes=1),
+        slurm("python prepare.py", SRUN),
+        slurm("torchrun --nproc_per_node=4 train.py", nodes=1),
+    ],
+    "a single task, which waits for no other": [
+        slurm("srun -c 4 python train.py", nodes=1),
+        slurm("srun -n1 -c 4 python prepare.py", ntasks_per_node=4),
+        slurm("export SLURM_KILL_BAD_EXIT=1", "srun -c 4 python train.py"),
+    ],
+    "tasks that see all GPUs": [
+        slurm(f"srun --gpu-bind=none {OPTIONS} python train.py", ntasks_per_node=4, gpus_per_task=1),
+        slurm(SRUN, ntasks_per_node=2, gpus_per_task=1, gpu_bind="none"),
+        slurm(SRUN, gpus_per_task=1),
+    ],
+    "the counts of the job": [
+        slurm(f"{SRUN} --nodes $SLURM_NNODES --devices 4", ntasks_per_node=4),
+        slurm(f"srun --nodes=1 {OPTIONS} python train.py --nodes 1 --devices 1"),
+    ],
+    "one srun per node": [
+        slurm(
+            *("for i in 0 1; do", f"srun --nodes=1 --ntasks=1 -w ${{n[$i]}} {OPTIONS} {ONE} &", "pids+=($!)", "done"),
+            'for p in "${pids[@]}"; do wait $p || exit 1; done',
+        )
+    ],
+    "a script of the shell, which may start any number of processes": [
+        slurm(f"srun {OPTIONS} bash train.sh", gres="gpu:4")
+    ],
+    "the driver of servers on all nodes": [
+        slurm(f"srun -c 4 -N 2 {name} start --block &", "python train.py") for name in ("ray", "dask")
+    ],
+    "a branch for one machine": [
+        slurm(
+            *('if [ -n "$DEBUG" ]; then', "  torchrun --standalone --nproc_per_node=2 train.py", "else"),
+            *(f"  srun {OPTIONS} {TORCHRUN.replace('n1:$P', '$HEAD:$P')}", "fi"),
+        )
+    ],
+    "an elastic job, which may lose a node": [slurm(f"srun -c 4 {TORCHRUN.replace('nnodes=2', 'nnodes=1:2')}")],
+}
+
+
+@pytest.mark.parametrize("name", CORRECT)
+def test_no_finding(name):
+    assert [findings(text) for text in CORRECT[name]] == [[]] * len(CORRECT[name])
