@@ -40,13 +40,13 @@ def lines_of(root, capsys):
 
 
 @pytest.fixture
-def without_permission():
+def without_permission(tmp_path):
     """Returns a context manager in which a folder cannot be read."""
 
     @contextmanager
     def closed(folder):
         folder.chmod(0)
-        folder.parent.chmod(0o755)
+        tmp_path.chmod(0o755)
         user = os.geteuid()
         if user == 0:  # root may read every folder
             os.seteuid(65534)
