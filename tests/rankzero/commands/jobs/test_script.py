@@ -103,7 +103,7 @@ def test_each_recorded_script_belongs_to_a_case():
     assert sorted(path.name for path in RECORDED.iterdir()) == sorted(f"{name}.sh" for name in CASES)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.endswith(("-all", "-image", "-one-machine"))])
+@pytest.mark.parametrize("name", [*(name for name in CASES if name.endswith("-all")), "local-image", "ssh-image"])
 def test_each_accepted_option_changes_the_script(name):
     """`venv` changes the path of Python, which `submit` passes to `render`."""
     job = CASES[name]
