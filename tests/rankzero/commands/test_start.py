@@ -75,7 +75,7 @@ FAILURE_MESSAGE = "KeyError: 'in the work'\nrankzero: this process failed with t
 
 
 def wait_for(process):
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     return process.returncode, [json.loads(line) for line in out.splitlines()], err
 
 
