@@ -1,5 +1,6 @@
 """Runs commands as a user does, or inside this process where a separate process does not matter."""
 
+import atexit
 import contextlib
 import importlib
 import io
@@ -29,6 +30,7 @@ from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.client import rendezvous
 from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.messages import set_quiet, set_spelling
 from rankzero.sampling.plan import SamplingPlan
 
 REPOSITORY = Path(__file__).parent.parent
@@ -177,6 +179,28 @@ def restore_process_state():
         os.environ.update(variables)
         torch.set_num_threads(threads)
         torch.set_grad_enabled(True)
+
+
+@contextmanager
+def script_process(folder: Path) -> Iterator[None]:
+    """Makes a folder the working directory of a process in which no Trainer has been built."""
+    from tensorboard.summary.writer import event_file_writer
+
+    from rankzero.distributed import session
+
+    with pytest.MonkeyPatch.context() as patch, restore_process_state():
+        patch.chdir(folder)
+        patch.setattr(session.Session, "current", None)
+        patch.setattr(sys, "excepthook", sys.excepthook)
+        # TensorBoard reads the files of one second in the order of this number as text.
+        patch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(1000))
+        try:
+            yield
+        finally:
+            session._close_coordinator(None)
+            set_spelling(None)
+            set_quiet(False)
+            atexit.unregister(session._close_at_exit)
 
 
 @contextmanager

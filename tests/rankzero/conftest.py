@@ -1,35 +1,22 @@
 """Fixtures for tests in several folders."""
 
-import atexit
 import multiprocessing
 import os
-import sys
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
-from rankzero.distributed import session
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.session import Session
-from rankzero.messages import is_peer_failure, set_quiet, set_spelling
-from running import as_rank, reserved_port, restore_process_state
+from rankzero.messages import is_peer_failure
+from running import as_rank, reserved_port, script_process
 
 
 @pytest.fixture
-def script_folder(cwd, monkeypatch):
+def script_folder(tmp_path):
     """An empty folder, in a process in which no Trainer has been built."""
-    from tensorboard.summary.writer import event_file_writer
-
-    monkeypatch.setattr(Session, "current", None)
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    # TensorBoard reads the files of one second in the order of this number as text.
-    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(1000))
-    with restore_process_state():
-        yield cwd
-    session._close_coordinator(None)
-    set_spelling(None)
-    set_quiet(False)
-    atexit.unregister(session._close_at_exit)
+    with script_process(tmp_path):
+        yield tmp_path
 
 
 @pytest.fixture
@@ -50,6 +37,26 @@ def lines_of(root, capsys):
         return (printed.out if code == 0 else printed.err).splitlines()
 
     return call
+
+
+@pytest.fixture
+def without_permission(tmp_path):
+    """Returns a context manager in which a folder cannot be read."""
+
+    @contextmanager
+    def closed(folder):
+        folder.chmod(0)
+        tmp_path.chmod(0o755)
+        user = os.geteuid()
+        if user == 0:  # root may read every folder
+            os.seteuid(65534)
+        try:
+            yield
+        finally:
+            os.seteuid(user)
+            folder.chmod(0o755)
+
+    return closed
 
 
 @pytest.fixture(scope="session")

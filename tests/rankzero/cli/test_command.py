@@ -25,11 +25,10 @@ def test_help_shows_all_flags_in_groups(capsys):
     assert all(example in text for example in FIT.examples) and len(FIT.examples) == 3
 
 
-@pytest.mark.parametrize("command", COMMAND_NAMES)
-def test_every_flag_belongs_to_exactly_one_help_group(command):
+def test_every_flag_belongs_to_exactly_one_help_group():
     grouped = [*FIRST_FLAGS, *(name for names in GROUPS.values() for name in names)]
     assert len(grouped) == len(set(grouped))
-    assert {flag.name for flag in command_of(command).flags} <= set(grouped)
+    assert {flag.name for command in COMMAND_NAMES for flag in command_of(command).flags} <= set(grouped)
 
 
 @pytest.mark.parametrize("name", COMMAND_NAMES)
@@ -95,25 +94,6 @@ def test_an_unknown_model_or_data_name_suggests_the_nearest_or_first_name(flag, 
     assert (error.value.asked, error.value.instead) == (f"--{flag} {text}", instead)
     names = (FIT.models if flag == "model" else FIT.data).__all__
     assert error.value.found == f"there is no {flag} of that name; choose {', '.join(names)}, or a class path"
-
-
-@pytest.mark.parametrize(
-    ("flag", "text", "found", "instead"),
-    [
-        (
-            "model",
-            "mine.py",
-            "mine.py is a file, not a class path; classes in this folder: mine.Net",
-            "--model mine.Net",
-        ),
-        ("data", "mine", "; classes in this folder: mine.Net", "--data mine.Net"),
-    ],
-)
-def test_a_file_or_class_of_the_folder_is_suggested(cwd, flag, text, found, instead):
-    (cwd / "mine.py").write_text("class Net: ...\n")
-    with pytest.raises(RequestError) as error:
-        FIT.class_path(flag, text)
-    assert found in error.value.found and error.value.instead == instead
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 import json
 import os
+import sys
 
 import pytest
 import yaml
 
-from rankzero.messages import CannotStart, RequestError
+from rankzero.messages import CannotStart
 from running import fit_in_process, weights
 
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1")
@@ -17,19 +18,22 @@ def summary(folder, run="x"):
 
 
 def test_a_stored_configuration_reproduces_its_run(cwd):
-    fit_in_process(*TOY, "--run", "x", "--batch_size", "16", "--seed", "3", "--model.hidden_sizes", "[8, 4]")
+    settings = ("--data.count", "256", "--batch_size", "16", "--seed", "3", "--model.hidden_sizes", "[8, 4]")
+    fit_in_process(*TOY, "--run", "x", *settings)
     config = cwd / "runs/x/config.yaml"
     assert "name" not in yaml.safe_load(config.read_text())
     fit_in_process("--config", str(config), "--run", "y")
     first, second = weights(cwd / "runs/x"), weights(cwd / "runs/y")
     assert all((first[name] == second[name]).all() for name in first) and first.keys() == second.keys()
-    assert summary(cwd, "y")["steps"] == 128
+    assert summary(cwd, "y")["steps"] == 16
 
 
 def test_flags_override_a_config_file_at_any_position(cwd):
-    (cwd / "c.yaml").write_text("epochs: 5\nmodel: MLP\ndata: Toy\nbatch_size: 64\n")
+    (cwd / "c.yaml").write_text(
+        "epochs: 5\nmodel: MLP\ndata: {class_path: Toy, init_args: {count: 256}}\nbatch_size: 64\n"
+    )
     fit_in_process("--epochs", "1", "--config", "c.yaml", "--run", "x")
-    assert (summary(cwd)["epochs"], summary(cwd)["steps"]) == (1, 32)
+    assert (summary(cwd)["epochs"], summary(cwd)["steps"]) == (1, 4)
 
 
 @pytest.mark.parametrize(
@@ -91,24 +95,15 @@ def user_module(cwd, monkeypatch):
     (cwd / "mine.py").write_text(USER_MODULE)
     monkeypatch.syspath_prepend(cwd)
     yield
-    import sys
-
     sys.modules.pop("mine", None)
 
 
-def test_a_users_model_and_data_module_train(cwd, user_module):
-    assert fit_in_process("--model", "mine.Net", "--data", "mine.Data", "--epochs", "2") == 0
+@pytest.mark.parametrize(("arguments", "classes"), [((), 5), (("--model.num_classes", "2"), 2)])
+def test_a_users_model_and_data_module_train_with_num_classes_of_the_data_module(cwd, user_module, arguments, classes):
+    assert fit_in_process("--model", "mine.Net", "--data", "mine.Data", "--epochs", "2", *arguments) == 0
     found = summary(cwd, "Net-Data-1")
     assert (found["samples"], found["steps"]) == (100, 14) and set(found["metrics"]) == {"loss", "val_loss"}
-
-
-def test_num_classes_of_the_data_module_is_passed_to_a_users_model(cwd, user_module):
-    fit_in_process("--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--run", "x")
-    assert weights(cwd / "runs/x")["layer.bias"].shape == (5,)
-    fit_in_process(
-        "--model", "mine.Net", "--data", "mine.Data", "--epochs", "1", "--run", "y", "--model.num_classes", "2"
-    )
-    assert weights(cwd / "runs/y")["layer.bias"].shape == (2,)
+    assert weights(cwd / "runs/Net-Data-1")["layer.bias"].shape == (classes,)
 
 
 @pytest.mark.filterwarnings("ignore:.*you have no `val_dataloader`", "ignore:.*but have no `val_dataloader`")
@@ -119,22 +114,14 @@ def test_a_model_with_its_own_loaders_needs_no_data_module(cwd, user_module):
     assert summary(cwd, "again")["samples"] == 50
 
 
-def test_the_batch_size_flag_overrides_the_batch_size_of_the_data_module(cwd):
-    fit_in_process(*TOY, "--run", "x", "--data.count", "20", "--batch_size", "4")
-    assert summary(cwd)["steps"] == 5
-
-
 BAD_INPUT = [
     ("--trainer.max_epocs 3", "--trainer.max_epochs"),
     ("--trainer.max_epochs x", "expected int"),
     ("--trainer.precision 17", "expected one of"),
     ("--trainer.val_check_interval 5.5", "val_check_interval"),
     ("--trainer.strategy fsdp", "ddp_find_unused_parameters_true"),
-    ("--model no.such.Module", "No module named 'no'"),
-    ("--model json.Nothing", "no attribute 'Nothing'"),
     ("--model ResNet --model.dept 18", "type   --model.depth"),
     ("--model ResNet --model.depth 19", "10, 18, 34, 50, 101, 152"),
-    ("--model MLP --model.hidden_sizes x", "--model.hidden_sizes x"),
     ("--model MLP --model.hidden_sizes [8,0]", "hidden_sizes is"),
     ("--model ResNet --data Toy", "Type another --model or --data"),
     ("--data ImageFolder", "--data.root"),
@@ -164,13 +151,3 @@ def test_bad_input_gives_one_message_and_creates_nothing(cwd, arguments, message
         fit_in_process(*arguments.split())
     assert message in str(error.value)
     assert sorted(os.listdir(cwd)) == before
-
-
-def test_a_too_large_batch_size_gives_a_message_of_three_lines(cwd):
-    with pytest.raises(RequestError) as error:
-        fit_in_process("--batch_size", "2000")
-    assert str(error.value).splitlines() == [
-        "  asked  --batch_size 2000",
-        "  found  1,437 training samples",
-        "  type   --batch_size 1437, or less",
-    ]

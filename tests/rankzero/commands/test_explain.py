@@ -38,52 +38,42 @@ def test_explain_without_a_launcher_describes_one_local_process(explain_rows):
     assert not {"this is", "rendezvous", "hosts", "read"} & rows.keys()
 
 
-@pytest.mark.parametrize(
-    ("devices", "work"),
-    [
-        (1, "one process, or one per GPU of this machine"),
-        (2, "2 processes on this machine"),
-        (3, "3 processes on this machine"),
-    ],
-)
-def test_local_processes_share_the_cores(explain_rows, devices, work):
-    rows = explain_rows("--devices", str(devices))
-    cores = len(os.sched_getaffinity(0))
-    assert rows["would start"] == [work]
-    each = "each " if devices > 1 else ""
-    assert rows["threads"][0].startswith(f"{max(1, cores // devices)} {each}(") or "quota" in rows["threads"][0]
+def test_local_processes_share_the_cores(explain_rows):
+    for devices in (1, 3):
+        rows = explain_rows("--devices", str(devices))
+        work = "3 processes on this machine" if devices > 1 else "one process, or one per GPU of this machine"
+        assert rows["would start"] == [work]
+        threads = f"{max(1, len(os.sched_getaffinity(0)) // devices)} {'each ' if devices > 1 else ''}("
+        assert rows["threads"][0].startswith(threads) or "quota" in rows["threads"][0]
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        (
-            TORCHRUN | {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"},
-            {"world": ["2 nodes x 2 processes"], "this is": ["rank 0, node 0"], "rendezvous": ["a:29500"]},
-        ),
-        (
-            OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
-            {"world": ["1 node x 2 processes"]},
-        ),
-        (STEP | {"SLURM_PROCID": "0", "SLURM_NODEID": "0"}, {"world": ["2 nodes x 2 processes"], "hosts": ["n1, n2"]}),
-    ],
-    ids=["torchrun", "Open MPI", "Slurm"],
-)
-def test_rank_zero_explains_the_variables_of_the_launcher(explain_rows, variables, expected):
+LAUNCHERS = {
+    "torchrun": (
+        TORCHRUN,
+        {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"},
+        {"world": ["2 nodes x 2 processes"], "this is": ["rank 0, node 0"], "rendezvous": ["a:29500"]},
+    ),
+    "Open MPI": (
+        *(OPEN_MPI, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}),
+        {"world": ["1 node x 2 processes"]},
+    ),
+    "Slurm": (
+        *(STEP, {"SLURM_PROCID": "0", "SLURM_NODEID": "0"}),
+        {"world": ["2 nodes x 2 processes"], "hosts": ["n1, n2"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_rank_zero_explains_the_variables_of_the_launcher_and_other_ranks_print_nothing(explain_rows, launcher):
+    variables, rank_zero, expected = LAUNCHERS[launcher]
+    assert explain_rows(**variables) == {}
+    variables = variables | rank_zero
     rows = explain_rows(**variables)
     assert rows.items() >= expected.items()
     assert rows["would start"] == ["the work of this rank, after the rendezvous of all ranks"]
     read = dict(row.split("=", 1) for row in rows["read"])
     assert read and read.items() <= variables.items() and list(read) == sorted(read)
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [TORCHRUN, OPEN_MPI, STEP],
-    ids=["torchrun", "Open MPI", "Slurm"],
-)
-def test_other_ranks_print_nothing(explain_rows, variables):
-    assert explain_rows(**variables) == {}
 
 
 @pytest.mark.parametrize(

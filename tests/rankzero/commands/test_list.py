@@ -63,24 +63,14 @@ def test_a_table_with_long_names_fits_the_terminal(root, listing, monkeypatch, w
 def test_a_run_whose_owner_is_alive_is_running_with_the_values_it_has_logged(root, listing):
     path = write_run(root / "live", None, config={"trainer": {"max_epochs": 20}})
     steps = range(0, 500, 10)
-    write_curves(
-        path,
-        {
-            "train/loss": {step: 1 / (step + 1) for step in steps},
-            "x_axis/epoch": {step: step / 100 for step in steps},
-            "train/samples_per_second": dict.fromkeys(steps, 2000.0),
-            "val/accuracy": {399: 0.75},
-        },
-    )
+    curves = {"train/loss": {step: 1 / (step + 1) for step in steps}, "val/accuracy": {399: 0.75}}
+    curves |= {"x_axis/epoch": {step: step / 100 for step in steps}}
+    write_curves(path, curves | {"train/samples_per_second": dict.fromkeys(steps, 2000.0)})
+    write_lock(write_run(root / "resumed", "stopped"))  # an earlier attempt stopped
     with locked(path):
         lines = listing()
     assert row_of(lines, "live").split()[1:6] == ["running", "4/20", "491", "0.75", "2000"]
-
-
-def test_a_resumed_run_is_running_although_an_earlier_attempt_stopped(root, listing):
-    path = write_run(root / "resumed", "stopped", attempts=1)
-    write_lock(path)
-    assert "running" in row_of(listing(), "resumed")
+    assert "running" in row_of(lines, "resumed")
 
 
 def test_a_run_whose_process_has_ended_without_a_summary_was_killed(root, listing):
@@ -159,13 +149,10 @@ def test_archived_runs_and_older_runs_are_counted_and_listed_with_all(root, list
     assert [line.split()[0] for line in listing("--last", "2")[1:3]] == ["r3", "r4"]
     assert "1 older and 1 archived runs" in listing("--last", "4")[-1]
     assert listing("--last", "2")[-1] == "runs: 3 older and 1 archived runs are not listed; --all lists them"
+    (root / "r0.before-1").rename(root.parent / "elsewhere")
+    assert listing("--last", "4")[-1] == "runs: 1 older run is not listed; --all lists it"
+    (root.parent / "elsewhere").rename(root / "r0.before-1")
     assert [line.split()[0] for line in listing("--all")[1:]] == ["r0.before-1", "r0", "r1", "r2", "r3", "r4"]
-
-
-def test_one_older_run_is_counted_in_the_singular(root, listing):
-    for number in range(2):
-        write_run(root / f"r{number}", age=100 - number)
-    assert listing("--last", "1")[-1] == "runs: 1 older run is not listed; --all lists it"
 
 
 def test_hundreds_of_runs_are_read_only_as_far_as_they_are_shown(root, listing, monkeypatch):
@@ -189,35 +176,23 @@ def test_an_empty_root_has_a_line_and_exit_code_0(root, listing):
     assert listing("--json") == ["[]"]
 
 
-def test_a_missing_root_is_refused_with_the_flag_to_type(root, listing):
+def test_a_missing_root_or_a_file_is_refused_with_the_flag_to_type(root, listing):
     lines = listing(code=2)
     assert "asked  --root runs" in lines[1] and "there is no folder" in lines[2] and "--root DIR" in lines[3]
-
-
-def test_a_root_that_is_a_file_is_refused(root, listing):
     root.write_text("")
     assert "cannot be read: Not a directory" in "\n".join(listing(code=2))
 
 
-def test_folders_without_permission_are_listed_as_unknown(root, listing):
-    write_run(root / "closed").chmod(0)
-    root.parent.chmod(0o755)
+def test_folders_without_permission_and_runs_that_cannot_be_read_are_listed_as_unknown(
+    root, listing, without_permission
+):
+    write_run(root / "closed")
     listing()  # imports everything, which an unprivileged user may be unable to do
-    user = os.geteuid()
-    if user == 0:  # root may read every folder
-        os.seteuid(65534)
-    try:
-        lines = listing()
-    finally:
-        os.seteuid(user)
-        (root / "closed").chmod(0o755)
-    assert "unknown" in row_of(lines, "closed")
-
-
-def test_a_run_that_cannot_be_read_is_listed_as_unknown(root, listing):
-    (root / "closed/run.json").mkdir(parents=True)
+    with without_permission(root / "closed"):
+        assert "unknown" in row_of(listing(), "closed")
+    (root / "broken/run.json").mkdir(parents=True)
     lines = listing()
-    assert "unknown" in row_of(lines, "closed") and lines[-1].startswith("closed: run.json cannot be read: ")
+    assert "unknown" in row_of(lines, "broken") and lines[-1].startswith("broken: run.json cannot be read: ")
 
 
 @pytest.mark.parametrize(
@@ -262,37 +237,28 @@ def submit(root, name, array=None):
     write_record(root, Record(name, "slurm", "srun", "12", array))
 
 
-def test_a_submitted_run_that_has_not_begun_waits_in_the_queue(root, listing, job_states):
-    submit(root, "queued")
-    job_states["queued"] = State("PENDING", True, "(Priority)")
+@pytest.mark.parametrize(
+    ("state", "status", "note"),
+    [
+        (State("PENDING", True, "(Priority)"), "waiting", "job 12 (slurm) is PENDING (Priority)"),
+        (State("ENDED", False), "failed", "see new.job.log"),  # before the run began
+        (State("UNKNOWN", None, "(squeue: not found on PATH)"), "unknown", "squeue: not found"),
+    ],
+)
+def test_a_submitted_run_that_has_not_begun_has_the_status_of_its_job(root, listing, job_states, state, status, note):
+    submit(root, "new")
+    job_states["new"] = state
     lines = listing()
-    assert row_of(lines, "queued").split()[1] == "waiting"
-    assert lines[-1] == "queued: job 12 (slurm) is PENDING (Priority)"
+    assert row_of(lines, "new").split()[1] == status
+    assert lines[-1].startswith("new: ") and note in lines[-1]
 
 
 def test_a_resubmitted_run_waits_in_the_queue_until_its_attempt_begins(root, listing, job_states):
     write_run(root / "again", "stopped", another_attempt=True)
     submit(root, "again")
-    job_states["again"] = State("PENDING", True)
-    assert row_of(listing(), "again").split()[1] == "waiting"
-    job_states["again"] = State("RUNNING", True, "on n1")
-    assert row_of(listing(), "again").split()[1] == "running"
-    job_states["again"] = State("ENDED", False)
-    assert row_of(listing(), "again").split()[1] == "stopped"
-
-
-def test_a_job_that_ended_before_its_run_began_has_failed(root, listing, job_states):
-    submit(root, "broken")
-    job_states["broken"] = State("ENDED", False)
-    lines = listing()
-    assert row_of(lines, "broken").split()[1] == "failed" and "see broken.job.log" in lines[-1]
-
-
-def test_a_scheduler_without_an_answer_leaves_the_status_unknown(root, listing, job_states):
-    submit(root, "queued")
-    job_states["queued"] = State("UNKNOWN", None, "(squeue: not found on PATH)")
-    lines = listing()
-    assert row_of(lines, "queued").split()[1] == "unknown" and "squeue: not found" in lines[-1]
+    states = {"waiting": State("PENDING", True), "running": State("RUNNING", True), "stopped": State("ENDED", False)}
+    for status, job_states["again"] in states.items():
+        assert row_of(listing(), "again").split()[1] == status
 
 
 def test_the_scheduler_is_not_asked_about_finished_runs(root, listing, monkeypatch):
@@ -313,7 +279,7 @@ def test_a_job_array_waits_as_one_row_beside_the_members_that_have_begun(root, l
 
 def test_the_script_lists_runs_without_importing_torch(tmp_path):
     write_run(tmp_path / "runs/first")
-    assert "first" in run("python", script("list"), folder=tmp_path).out
     code = "from rankzero.commands.list import main; assert main([]) == 0"
-    run_without_importing("torch", "lightning", "matplotlib", "numpy", code=code, folder=tmp_path)
-    assert "--root DIR" in run("rankzero", "list", "--help", folder=tmp_path).out
+    out = run_without_importing("torch", "lightning", "matplotlib", "numpy", code=code, folder=tmp_path).out
+    assert "first" in out
+    assert "--root DIR" in run("python", script("list"), "--help", folder=tmp_path).out

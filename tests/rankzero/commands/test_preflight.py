@@ -1,6 +1,4 @@
 import json
-import re
-import shlex
 
 import pytest
 
@@ -13,17 +11,9 @@ from running import command_of
 ERROR = RequestError("2 nodes x 1 process", "missing rank 1", "the same command on every machine")
 
 
-@pytest.mark.parametrize("example", PREFLIGHT.examples)
-def test_the_examples_in_the_help_are_valid_command_lines(example):
-    start, arguments = re.split(r"launch/preflight\.py", example)
-    assert start.split()[0] in ("python", "torchrun", "srun")
-    assert parse_arguments(PREFLIGHT, shlex.split(arguments)).command is PREFLIGHT
-
-
 def test_the_preflight_takes_the_flags_of_fit():
     missing = {flag.name for flag in command_of("fit").flags} - {flag.name for flag in PREFLIGHT.flags}
     assert missing == {"preflight"}
-    assert not PREFLIGHT.stops_at_safe_point
 
 
 def test_a_wrong_request_exits_with_code_2(capsys):

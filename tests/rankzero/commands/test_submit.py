@@ -33,6 +33,18 @@ def launch(cwd, monkeypatch, capsys):
 
 
 @pytest.fixture
+def record(cwd):
+    """Records a job of a run, and returns a function that writes the summary of the run."""
+    write_record(cwd / "runs", Record("my-run", "slurm", "srun", "123"))
+
+    def write_status(status):
+        (cwd / "runs" / "my-run").mkdir(exist_ok=True)
+        (cwd / "runs" / "my-run" / "summary.json").write_text(f'{{"status": "{status}"}}')
+
+    return write_status
+
+
+@pytest.fixture
 def programs(cwd, monkeypatch):
     """Returns a function that adds stand-ins for the programs of a scheduler to PATH."""
     folder = cwd / "programs"
@@ -99,14 +111,12 @@ def test_python_m_rankzero_submits_the_installed_fit(cwd):
     assert "rankzero submit stop NAME" in error and "launch/" not in error
 
 
-def test_the_console_command_submits_the_installed_fit(launch, monkeypatch, cwd):
-    monkeypatch.setattr(sys, "argv", [str(cwd / "bin" / "rankzero"), "submit"])
+@pytest.mark.parametrize("command", [["bin/rankzero", "submit"], ["submit.py"]], ids=["console command", "copy"])
+def test_the_console_command_and_a_copy_without_fit_beside_it_submit_the_installed_fit(
+    launch, monkeypatch, cwd, command
+):
+    monkeypatch.setattr(sys, "argv", [str(cwd / command[0]), *command[1:]])
     assert last_command(launch(*LOCAL, "--dry_run")[1])[1:5] == [sys.executable, "-m", "rankzero", "fit"]
-
-
-def test_a_copy_of_submit_without_fit_beside_it_submits_the_installed_fit(launch, monkeypatch, cwd):
-    monkeypatch.setattr(sys, "argv", [str(cwd / "submit.py")])
-    assert last_command(launch(*LOCAL, "--dry_run")[1])[2:5] == ["-m", "rankzero", "fit"]
 
 
 def test_an_image_runs_its_own_python(launch):
@@ -116,21 +126,18 @@ def test_an_image_runs_its_own_python(launch):
 
 
 def test_a_virtual_environment_gives_its_python(launch, cwd):
+    assert refused(launch(*LOCAL, "--venv", "my venv")) == {
+        "asked": "--venv my venv",
+        "found": f"{cwd}/my venv/bin/python does not exist",
+        "type": "--venv .venv",
+    }
     python = cwd / "my venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()
     assert message_of(launch(*LOCAL, "--venv", "my venv"))["found"] == f"{python} is not executable"
     python.chmod(0o755)
-    assert last_command(launch(*LOCAL, "--venv", "my venv", "--dry_run")[1])[1] == str(python)
-    assert last_command(launch(*LOCAL, "--venv", str(cwd / "my venv"), "--dry_run")[1])[1] == str(python)
-
-
-def test_a_virtual_environment_without_python_is_refused(launch, cwd):
-    assert refused(launch(*LOCAL, "--venv", "none")) == {
-        "asked": "--venv none",
-        "found": f"{cwd}/none/bin/python does not exist",
-        "type": "--venv .venv",
-    }
+    for folder in ("my venv", str(cwd / "my venv")):
+        assert last_command(launch(*LOCAL, "--venv", folder, "--dry_run")[1])[1] == str(python)
 
 
 @pytest.mark.parametrize(
@@ -215,6 +222,7 @@ def test_the_help_lists_flags_and_actions(launch, flag, cwd):
     assert (code, err) == (0, "") and list(cwd.iterdir()) == []
     assert all(f"\n  --{option.name} {option.metavar} " in out for option in SUBMIT_FLAGS)
     assert all(f"\n  {action} NAME " in out for action in ACTIONS)
+    assert launch("status", flag)[:2] == (0, out)
 
 
 def test_a_submitted_job_is_reported_with_the_commands_to_type(launch, programs, cwd):
@@ -250,29 +258,18 @@ def test_slurm_25_11_expedites_the_requeue(launch, programs):
     assert "#SBATCH --requeue=expedite\n" in launch(*SLURM, "--dry_run")[1]
 
 
-def test_a_rejected_job_exits_with_2_and_leaves_no_file(launch, programs, cwd):
-    programs(sbatch="echo 'sbatch: error: invalid partition' >&2; exit 1")
-    code, out, err = launch(*SLURM)
-    assert (code, out) == (2, "") and "found  sbatch: error: invalid partition\n" in err
-    assert not (cwd / "runs").exists()
-
-
 @pytest.mark.parametrize("action", ACTIONS)
 def test_an_action_on_an_unknown_run_lists_the_known_runs(launch, cwd, action):
-    write_record(cwd / "runs", Record("one", "slurm", "srun", "1"))
-    write_record(cwd / "runs", Record("two", "slurm", "srun", "2"))
+    for number, name in enumerate(("one", "two")):
+        write_record(cwd / "runs", Record(name, "slurm", "srun", str(number)))
+    write_record(cwd / "runs", Record("sweep", "slurm", "srun", "12", "0-3"))
     rows = message_of(launch(action, "two_"))
     assert rows["asked"] == f"{action} two_"
-    assert rows["found"].endswith(f"submitted from {cwd}/runs; submitted runs: one, two")
+    assert rows["found"].endswith(f"submitted from {cwd}/runs; submitted runs: one, sweep, two")
     assert rows["type"] == f"python {script('submit')} {action} two"
     assert message_of(launch(action, "zzz"))["type"] == "--root DIR"  # no similar name: never another run
-
-
-@pytest.mark.parametrize("action", ACTIONS)
-def test_an_action_on_a_member_of_an_array_names_the_array(launch, cwd, action):
-    write_record(cwd / "runs", Record("sweep", "slurm", "srun", "12", "0-3"))
-    rows = message_of(launch(action, "sweep-2"))
-    assert rows["found"] == "member 2 of the job array sweep, which is job 12"
+    member = message_of(launch(action, "sweep-2"))
+    assert member["found"] == "member 2 of the job array sweep, which is job 12"
 
 
 def test_an_action_without_any_run_names_the_folder(launch, cwd):
@@ -280,11 +277,18 @@ def test_an_action_without_any_run_names_the_folder(launch, cwd):
     assert rows["found"].endswith(f"from {cwd}/elsewhere; submitted runs: none") and rows["type"] == "--root DIR"
 
 
-@pytest.mark.parametrize("arguments", [(), ("a", "b"), ("a", "--name", "b"), ("a", "--nodes", "2")])
-def test_an_action_takes_one_run(launch, arguments):
-    rows = refused(launch("status", *arguments))
+@pytest.mark.parametrize("action", ["status", "stop"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *((), ("a", "b"), ("a", "--name", "b"), ("a", "--nodes", "2")),
+        *(("a", "--dry_run"), ("a", "--", "--epochs", "3")),
+    ],
+)
+def test_an_action_takes_one_run_and_no_options_of_a_job(launch, action, arguments):
+    rows = refused(launch(action, *arguments))
     assert rows["found"] == "expected the name of one run, and at most --root, --site"
-    assert rows["type"] == f"python launch/submit.py status {'a' if arguments else 'NAME'}"
+    assert rows["type"] == f"python launch/submit.py {action} {'a' if arguments else 'NAME'}"
 
 
 def test_only_log_and_resume_accept_follow(launch):
@@ -303,55 +307,46 @@ def test_actions_use_the_root_of_a_site_file(launch, cwd):
 @pytest.mark.parametrize(
     ("status", "result"), [("finished", "finished"), ("stopped", "stopped"), ("failed", "failed"), (None, "failed")]
 )
-def test_status_prints_the_result_of_an_ended_run(launch, programs, cwd, status, result):
-    write_record(cwd / "runs", Record("my-run", "slurm", "srun", "123"))
+def test_status_prints_the_result_of_an_ended_run(launch, programs, record, cwd, status, result):
     (cwd / "runs" / "my-run").mkdir()
     if status:
-        (cwd / "runs" / "my-run" / "summary.json").write_text(f'{{"status": "{status}"}}')
+        record(status)
     programs(squeue="true")
     expected = f"my-run: job 123 (slurm): ENDED (Slurm no longer knows the job); run {result}\n"
     assert launch("status", "my-run") == (0, expected, "")
 
 
-def test_an_unknown_state_exits_with_1(launch, programs, cwd):
-    write_record(cwd / "runs", Record("my-run", "slurm", "srun", "123"))
-    programs(squeue="exit 1")
-    assert launch("status", "my-run")[0] == 1
-
-
-def test_a_finished_run_is_not_resumed(launch, programs, cwd):
-    write_record(cwd / "runs", Record("my-run", "slurm", "srun", "123"))
-    (cwd / "runs" / "my-run").mkdir()
-    (cwd / "runs" / "my-run" / "summary.json").write_text('{"status": "finished"}')
+def test_a_finished_run_is_not_resumed(launch, programs, record):
+    record("finished")
     assert message_of(launch("resume", "my-run"))["found"] == "the run is finished"
     programs(sbatch="echo 124", squeue="true")
     assert "the run is finished; this job trains only if" in launch(*SLURM)[1]
 
 
-def test_status_prints_the_schedulers_word(launch, programs, cwd):
-    write_record(cwd / "runs", Record("my-run", "slurm", "srun", "123"))
+@pytest.mark.usefixtures("record")
+def test_status_prints_the_schedulers_word_or_exits_with_1(launch, programs):
     programs(squeue="echo 'PENDING|Resources|0:00|1:00|'")
     expected = (0, "my-run: job 123 (slurm): PENDING (Resources)\n", "")
     assert launch("status", "my-run") == launch("status", "--name", "my-run", "--root", "runs") == expected
+    programs(squeue="exit 1")
+    assert launch("status", "my-run")[0] == 1
 
 
+@pytest.mark.usefixtures("record")
 def test_log_prints_the_output_of_all_jobs(launch, cwd):
-    write_record(cwd / "runs", Record("my-run", "slurm", "srun", "123"))
     assert launch("log", "my-run") == (0, "my-run: job 123 has no output yet\n", "")
     (cwd / "runs" / "my-run.job.log").write_text("first\nsecond")
     assert launch("log", "my-run") == (0, "first\nsecond", "")
 
 
+@pytest.mark.usefixtures("record")
 def test_stop_ends_an_active_job_only(launch, programs, cwd):
-    write_record(cwd / "runs", Record("my-run", "slurm", "srun", "123"))
     programs(squeue="echo 'RUNNING|None|0:01|1:00|n1'", scancel=f'echo "$*" >>{cwd}/cancelled')
     code, out, _ = launch("stop", "my-run")
     assert code == 0 and out == "my-run: SIGTERM sent to job 123; a run that has begun saves a checkpoint and stops\n"
     programs(squeue="echo 'COMPLETED|None|0:01|1:00|n1'")
-    assert launch("stop", "my-run")[:2] == (
-        0,
-        "my-run: job 123 (slurm): COMPLETED on n1, 0:01 of 1:00; nothing to stop\n",
-    )
+    expected = "my-run: job 123 (slurm): COMPLETED on n1, 0:01 of 1:00; nothing to stop\n"
+    assert launch("stop", "my-run")[:2] == (0, expected)
     assert (cwd / "cancelled").read_text() == "123\n"
 
 
@@ -391,17 +386,6 @@ def test_a_closed_output_gives_no_traceback(cwd):
     command = f"{shlex.quote(sys.executable)} {shlex.quote(script('submit'))} --help | true"
     result = subprocess.run(["bash", "-c", command], cwd=cwd, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("action", ["status", "stop"])
-@pytest.mark.parametrize("arguments", [("--dry_run",), ("--", "--epochs", "3"), ("--nodes", "2")])
-def test_an_action_takes_no_options_of_a_job(launch, action, arguments):
-    assert "expected the name of one run" in refused(launch(action, "x", *arguments))["found"]
-
-
-def test_the_help_of_an_action_is_that_of_the_command(launch):
-    code, out, _ = launch("status", "--help")
-    assert code == 0 and "status NAME" in out
 
 
 @pytest.mark.system
@@ -444,7 +428,3 @@ def test_check_prints_the_findings_in_a_script_of_the_user(launch, cwd):
 def test_check_accepts_no_other_argument(launch, arguments):
     rows = refused(launch(*arguments))
     assert rows["found"] == "--check accepts no other argument" and rows["type"].endswith("--check job.sh")
-
-
-def test_a_script_that_cannot_be_read_is_refused(launch):
-    assert refused(launch("--check", "job.sh"))["found"] == "cannot read this file: No such file or directory"

@@ -11,6 +11,7 @@ from tensorboard.util.tensor_util import make_ndarray
 from rankzero import Trainer
 from rankzero.tracking.measurements.series import SERIES
 from rankzero.tracking.tensorboard_page import LAYOUT, attempt_text, hyper_parameters_of, table_text
+from running import script_process
 
 QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False, "log_every_n_steps": 2}
 
@@ -23,25 +24,29 @@ class Net(BoringModel):
         self.log("val/accuracy", 0.5)
 
 
-def fit(epochs, **settings):
+def fit(epochs, model=Net, **settings):
     torch.manual_seed(0)  # the data of all attempts is the same
-    Trainer(max_epochs=epochs, limit_train_batches=4, limit_val_batches=1, name="x", **QUIET, **settings).fit(Net())
+    settings |= {"limit_train_batches": 4, "limit_val_batches": 1, "name": "x"}
+    Trainer(max_epochs=epochs, **settings, **QUIET).fit(model())
 
 
-def events_in(folder):
-    events = EventAccumulator(str(folder / "runs/x/tensorboard"), size_guidance={"tensors": 0})
-    events.Reload()
-    return events
+@pytest.fixture(scope="module")
+def attempts(tmp_path_factory):
+    """The TensorBoard folder of a run with two attempts, and its events."""
+    folder = tmp_path_factory.mktemp("attempts")
+    with script_process(folder):
+        for epochs in (1, 2):
+            fit(epochs, gradient_clip_val=0.5)
+    folder = folder / "runs/x/tensorboard"
+    return folder, EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
 
 
 def texts(events, tag):
     return [make_ndarray(event.tensor_proto).item().decode() for event in events.Tensors(f"{tag}/text_summary")]
 
 
-def test_a_run_shows_its_configuration_its_environment_and_each_attempt(script_folder):
-    fit(1)
-    fit(2)
-    events = events_in(script_folder)
+def test_a_run_shows_its_configuration_its_environment_and_each_attempt(attempts):
+    _, events = attempts
     first, second = texts(events, "run/attempts")
     assert first.startswith("Attempt 1 began after step 0 on ") and "```sh\n" in first
     assert second.startswith("Attempt 2 began after step 4 on ")
@@ -49,39 +54,31 @@ def test_a_run_shows_its_configuration_its_environment_and_each_attempt(script_f
     assert re.search(r"\| torch \| 2\.", texts(events, "run/environment")[-1])
 
 
-def test_hyperparameters_are_stored_beside_the_curves_without_a_second_directory(script_folder):
-    fit(1, gradient_clip_val=0.5)
-    events = events_in(script_folder)
+def test_hyperparameters_are_stored_beside_the_curves_without_a_second_directory(attempts):
+    folder, events = attempts
     content = events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
     values = metadata.parse_session_start_info_plugin_data(content).hparams
     assert values["gradient_clip_val"].number_value == 0.5 and values["processes"].number_value == 1
     assert values["global_batch_size"].number_value == 1
     assert "Net" in values["model.class_path"].string_value
     assert metadata.EXPERIMENT_TAG not in events.summary_metadata  # it would hide those of other models
-    folder = script_folder / "runs/x/tensorboard"
     assert all(path.is_file() for path in folder.iterdir())
 
 
-def test_series_have_descriptions(script_folder):
-    fit(1)
-    metadata_of = events_in(script_folder).summary_metadata
-    assert metadata_of["train/loss"].summary_description == SERIES["train/loss"].description
-    assert metadata_of["wall_time/step_ms"].summary_description.startswith("Milliseconds")
-
-
-def test_no_group_precedes_those_of_the_model(script_folder):
-    fit(1)
-    tags = sorted(events_in(script_folder).Tags()["scalars"])
+def test_series_have_descriptions_and_no_group_precedes_those_of_the_model(attempts):
+    _, events = attempts
+    assert events.summary_metadata["train/loss"].summary_description == SERIES["train/loss"].description
+    assert events.summary_metadata["wall_time/step_ms"].summary_description.startswith("Milliseconds")
+    tags = sorted(events.Tags()["scalars"])
     assert tags[0] == "train/loss" and "epoch" not in tags
     groups = list(dict.fromkeys(tag.partition("/")[0] for tag in tags))
     assert groups == ["train", "val", "wall_time", "weights", "workload", "x_axis"]
 
 
-def test_the_layout_of_the_charts_is_stored(script_folder):
-    fit(1)
-    (event,) = events_in(script_folder).Tensors("custom_scalars__config__")
-    layout = Layout.FromString(make_ndarray(event.tensor_proto).item())
-    assert [category.title for category in layout.category] == list(LAYOUT)
+def test_the_layout_of_the_charts_is_stored(attempts):
+    for event in attempts[1].Tensors("custom_scalars__config__"):
+        layout = Layout.FromString(make_ndarray(event.tensor_proto).item())
+        assert [category.title for category in layout.category] == list(LAYOUT)
 
 
 def tags_in(chart):
@@ -108,8 +105,7 @@ def test_secrets_are_not_logged(script_folder):
             super().__init__()
             self.save_hyperparameters()
 
-    settings = {"max_epochs": 1, "limit_train_batches": 4, "limit_val_batches": 1, "name": "x", **QUIET}
-    Trainer(**settings).fit(Keyed("abc-hidden", 512))
+    fit(1, lambda: Keyed("abc-hidden", 512))
     folder = script_folder / "runs/x/tensorboard"
     assert b"abc-hidden" not in b"".join(path.read_bytes() for path in folder.iterdir())
     assert "num_tokens: 512" in (folder / "hparams.yaml").read_text()
@@ -121,10 +117,9 @@ def test_secrets_are_omitted_from_hyperparameters_and_texts():
     assert "hidden" not in attempt_text(1, 0, {"command": ["fit.py", "--model.api_key", "hidden"]})
 
 
-@pytest.mark.parametrize("environment", [{}, {"hosts": {"a": 1}, "commit": "abc"}])
-def test_an_attempt_is_described_without_a_known_command(environment):
-    expected = "a, commit abc." if environment else "an unknown host."
-    assert attempt_text(2, 7, environment) == f"Attempt 2 began after step 7 on {expected}"
+def test_an_attempt_is_described_without_a_known_command():
+    assert attempt_text(2, 7, {}) == "Attempt 2 began after step 7 on an unknown host."
+    assert attempt_text(2, 7, {"hosts": {"a": 1}, "commit": "abc"}) == "Attempt 2 began after step 7 on a, commit abc."
 
 
 def test_values_with_a_vertical_bar_stay_in_their_row_of_a_table():

@@ -31,23 +31,24 @@ def read_json(path):
     return json.loads(path.read_text())
 
 
-def test_metrics_of_the_val_split_equal_the_validation_metrics_of_training(run, capsys):
+def test_metrics_of_the_val_split_equal_the_validation_metrics_of_training_for_any_batch_size(run, capsys):
     assert evaluate_in_process("--run", "x") == 0
-    metrics = json.loads((run / "summary.json").read_text())["metrics"]
+    metrics = read_json(run / "summary.json")["metrics"]
     found = read_json(run / "evaluate-val.json")
     assert found["metrics"] == {name: value for name, value in metrics.items() if name.startswith("val/")}
     assert (found["run"], found["split"], found["samples"]) == ("x", "val", 180)
     assert "180, each once" in capsys.readouterr().out
+    for size in ("1", "7", "1000"):
+        evaluate_in_process("--run", "x", "--output", "other.json", "--batch_size", size)
+        other = read_json(run.parent.parent / "other.json")["metrics"]
+        assert other == pytest.approx(found["metrics"], abs=1e-6), f"--batch_size {size}"
 
 
-def test_the_test_split_is_evaluated_and_written_to_the_output_file(run):
-    evaluate_in_process("--run", "x", "--split", "test", "--output", "deep/in/here.json")
-    assert set(read_json(run.parent.parent / "deep/in/here.json")["metrics"]) == {"test/accuracy", "test/loss"}
-
-
-def test_a_limited_evaluation_counts_only_the_evaluated_samples(run):
-    evaluate_in_process("--run", "x", "--trainer.limit_val_batches", "2", "--batch_size", "32")
-    assert read_json(run / "evaluate-val.json")["samples"] == 64
+def test_a_limited_evaluation_of_the_test_split_counts_its_samples_and_is_written_to_the_output_file(run):
+    limits = ("--trainer.limit_test_batches", "2", "--batch_size", "32")
+    evaluate_in_process("--run", "x", "--split", "test", "--output", "deep/in/here.json", *limits)
+    found = read_json(run.parent.parent / "deep/in/here.json")
+    assert set(found["metrics"]) == {"test/accuracy", "test/loss"} and found["samples"] == 64
 
 
 def test_an_unexpected_error_while_writing_is_raised_unchanged(run, monkeypatch):
@@ -56,35 +57,24 @@ def test_an_unexpected_error_while_writing_is_raised_unchanged(run, monkeypatch)
         evaluate_in_process("--run", "x")
 
 
-def test_the_batch_size_does_not_change_the_metrics(run):
-    sizes = ("64", "1", "7", "180", "1000")
-    for size in sizes:
-        evaluate_in_process("--run", "x", "--output", f"{size}.json", "--batch_size", size)
-    first, *others = (read_json(run.parent.parent / f"{size}.json")["metrics"] for size in sizes)
-    for size, metrics in zip(sizes[1:], others, strict=True):
-        assert metrics == pytest.approx(first, abs=1e-6), f"--batch_size {size}"
-
-
-def test_the_given_checkpoint_or_by_default_the_newest_run_is_evaluated(run):
+def test_a_given_checkpoint_or_by_default_the_newest_run_is_evaluated(run, tmp_path):
     evaluate_in_process("--checkpoint", str(run / "checkpoints/step-00000023"))
     assert read_json(run / "evaluate-val.json")["checkpoint"].endswith("step-00000023")
     evaluate_in_process()
     assert read_json(run / "evaluate-val.json")["checkpoint"].endswith("step-00000046")
-
-
-def test_a_checkpoint_outside_its_run_is_evaluated(run, tmp_path):
-    moved = (run / "checkpoints/step-00000046").rename(tmp_path / "mine")
+    moved = (run / "checkpoints/step-00000046").rename(tmp_path / "mine")  # out of the folder of its run
     evaluate_in_process("--checkpoint", str(moved))
     assert read_json(tmp_path / "mine-evaluate-val.json")["metrics"]
 
 
-def test_ckpt_path_accepts_null_and_best(run):
-    evaluate_in_process("--name", "x", "--ckpt_path", "null", "--output", "a.json")
-    assert read_json(run.parent.parent / "a.json")["checkpoint"].endswith("step-00000046")
-    fit_in_process("--model", "MLP", "--data", "Digits", "--epochs", "3", "--name", "y", "--keep_best", "max:val/loss")
-    evaluate_in_process("--name", "y", "--ckpt_path", "best", "--output", "b.json")
-    best = json.loads((run.parent / "y/summary.json").read_text())["best"]
-    assert read_json(run.parent.parent / "b.json")["checkpoint"].endswith(best)
+def test_ckpt_path_accepts_null_and_best(cwd):
+    arguments = ("--model", "MLP", "--data", "Toy", "--data.count", "512", "--epochs", "3", "--name", "y")
+    fit_in_process(*arguments, "--keep_best", "max:val/loss")
+    best = read_json(cwd / "runs/y/summary.json")["best"]
+    assert best.endswith("step-00000016")  # the loss decreases
+    for value, step in (("null", "step-00000048"), ("best", best)):
+        evaluate_in_process("--name", "y", "--ckpt_path", value, "--output", "out.json")
+        assert read_json(cwd / "out.json")["checkpoint"].endswith(step)
 
 
 USER_MODULE = """
@@ -129,20 +119,30 @@ class Nets(Net):
 )
 
 
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory):
+    """The folder of a run that was validated with an iterable data set."""
+    folder = tmp_path_factory.mktemp("streamed")
+    (folder / "others.py").write_text(STREAMED_MODULE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        fit_in_folder(folder, "--model", "others.Nets", "--data", "others.Streamed", "--epochs", "1", "--name", "s")
+    del sys.modules["others"]
+    return folder
+
+
 @pytest.mark.parametrize("arguments", [(), ("--data.mixed", "true"), ("--trainer.limit_val_batches", "2")])
-def test_samples_of_an_iterable_dataset_are_not_counted(user_folder, arguments, capsys):
-    (user_folder / "others.py").write_text(STREAMED_MODULE)
-    fit_in_process("--model", "others.Nets", "--data", "others.Streamed", "--epochs", "1", "--name", "s")
-    capsys.readouterr()
+def test_samples_of_an_iterable_dataset_are_not_counted(streamed, user_folder, arguments, capsys):
+    shutil.copytree(streamed, user_folder, dirs_exist_ok=True)
     evaluate_in_process("--name", "s", *arguments)
     assert read_json(user_folder / "runs/s/evaluate-val.json")["samples"] is None
     out = capsys.readouterr().out
     assert "not counted" in out and "each once" not in out
 
 
-def test_limited_samples_of_several_loaders_are_counted(user_folder):
+def test_limited_samples_of_several_loaders_are_counted(streamed, user_folder):
+    shutil.copytree(streamed, user_folder, dirs_exist_ok=True)
     (user_folder / "others.py").write_text(STREAMED_MODULE.replace("streamed] if", "super().val_dataloader()] if"))
-    fit_in_process("--model", "others.Nets", "--data", "others.Streamed", "--epochs", "1", "--name", "s")
     evaluate_in_process("--name", "s", "--data.mixed", "true", "--trainer.limit_val_batches", "2")
     assert read_json(user_folder / "runs/s/evaluate-val.json")["samples"] == 8
 

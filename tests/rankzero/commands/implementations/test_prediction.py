@@ -53,7 +53,7 @@ def run(trained, cwd):
     return cwd / "runs" / "x"
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 100])
+@pytest.mark.parametrize("batch_size", [3, 100])
 def test_predictions_equal_those_of_a_stock_trainer(run, batch_size, capsys):
     assert predict_in_process("--name", "x", "--split", "test", "--batch_size", str(batch_size)) == 0
     model, data = MLP(in_features=20, out_features=1), Toy(count=80)
@@ -82,19 +82,16 @@ def test_a_split_without_samples_is_refused(run, monkeypatch):
     assert not (run / "predictions").exists()
 
 
-@pytest.mark.parametrize("function", ["_prepare_folder", "write_result"])
-def test_an_unexpected_error_on_rank_zero_is_raised_unchanged(run, monkeypatch, function):
-    monkeypatch.setattr(prediction, function, lambda *arguments: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        predict_in_process("--name", "x", "--split", "test")
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [("_prepare_folder", ArithmeticError), ("write_result", ArithmeticError), ("_write_files", KeyboardInterrupt)],
+)
+def test_an_unexpected_error_on_rank_zero_is_raised_unchanged(run, monkeypatch, function, error):
+    def fail(*arguments):
+        raise error
 
-
-def test_ctrl_c_while_writing_predictions_raises_keyboard_interrupt(run, monkeypatch):
-    def interrupt(*arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(prediction, "_write_files", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(prediction, function, fail)
+    with pytest.raises(error):
         predict_in_process("--name", "x", "--split", "test")
 
 
@@ -180,13 +177,13 @@ def new_loader(count, **settings):
     return DataLoader(TensorDataset(torch.arange(float(count))[:, None]), batch_size=3, **settings)
 
 
-def predicted_numbers(model, datamodule, folder):
+def keep(folder, model, *loaders, **arguments):
+    """Predicts with a stock Trainer, and returns the callback that stores the predictions in a folder."""
     callback = KeepPredictions(folder, rank=0, world_size=1)
     with restore_process_state():
         trainer = Trainer(accelerator="cpu", callbacks=[callback], **QUIET)
-        trainer.predict(model, datamodule=datamodule, return_predictions=False)
-    merge(folder / "0", folder / "predictions.pt")
-    return torch.load(folder / "predictions.pt", weights_only=True)["number"].tolist()
+        trainer.predict(model, *loaders, return_predictions=False, **arguments)
+    return callback
 
 
 @pytest.mark.parametrize(
@@ -204,7 +201,9 @@ def test_a_split_comes_from_the_data_module_or_the_model_and_is_set_up_as_its_st
 ):
     model, data = make_model(), make_data()
     read_split(SimpleNamespace(model=model, datamodule=data), split)
-    assert predicted_numbers(model, data, tmp_path) == list(range(count))
+    keep(tmp_path, model, datamodule=data)
+    merge(tmp_path / "0", tmp_path / "all.pt")
+    assert torch.load(tmp_path / "all.pt", weights_only=True)["number"].tolist() == list(range(count))
     assert model.stages == [stage] and getattr(data, "stages", [stage]) == [stage]
 
 
@@ -237,10 +236,7 @@ def test_predictions_of_a_users_loader_are_stored_in_reading_order(tmp_path, cou
             seen.extend(batch[0][:, 0].tolist())
             return batch[0][:, 0]
 
-    callback = KeepPredictions(tmp_path, rank=0, world_size=1)
-    with restore_process_state():
-        trainer = Trainer(accelerator="cpu", callbacks=[callback], **QUIET)
-        trainer.predict(RecordingNet(), new_loader(count, **settings), return_predictions=False)
+    callback = keep(tmp_path, RecordingNet(), new_loader(count, **settings))
     if count == 0:  # Lightning calls no hook for an empty loader
         assert callback.writers == []
         return
@@ -249,10 +245,7 @@ def test_predictions_of_a_users_loader_are_stored_in_reading_order(tmp_path, cou
 
 
 def test_predictions_of_each_loader_are_stored_separately(tmp_path):
-    callback = KeepPredictions(tmp_path, rank=0, world_size=1)
-    with restore_process_state():
-        trainer = Trainer(accelerator="cpu", callbacks=[callback], **QUIET)
-        trainer.predict(Net(), [new_loader(4), new_loader(5)], return_predictions=False)
+    keep(tmp_path, Net(), [new_loader(4), new_loader(5)])
     for number, count in enumerate((4, 5)):
         assert merge(tmp_path / str(number), tmp_path / "all.pt") == count
         found = torch.load(tmp_path / "all.pt", weights_only=True)
@@ -270,21 +263,18 @@ def test_a_users_sampler_is_refused_on_several_processes(tmp_path, world_size):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "folder"),
+    ("arguments", "checkpoint", "folder"),
     [
-        ((), "runs/x/predictions"),
-        (("--split", "test"), "runs/x/predictions-test"),
-        (("--split", "val"), "runs/x/predictions-val"),
-        (("--output", "here"), "here"),
+        ((), "runs/x/checkpoints/step-1", "runs/x/predictions"),
+        (("--split", "test"), "runs/x/checkpoints/step-1", "runs/x/predictions-test"),
+        (("--split", "val"), "runs/x/checkpoints/step-1", "runs/x/predictions-val"),
+        (("--output", "here"), "runs/x/checkpoints/step-1", "here"),
+        (("--split", "test"), "else/where/a.ckpt", "a.ckpt-predictions-test"),  # not in a run
+        (("--output", "~/out"), "a/b/c", "/home/me/out"),
     ],
 )
-def test_predictions_are_written_into_the_run_or_the_output_folder(cwd, arguments, folder):
+def test_predictions_are_written_into_the_run_or_the_output_folder(cwd, monkeypatch, arguments, checkpoint, folder):
+    monkeypatch.setenv("HOME", "/home/me")
     (cwd / "runs/x/checkpoints/step-1").mkdir(parents=True)
     (cwd / "runs/x/run.json").write_text("{}")
-    assert output_folder(parse_flags(*arguments), Path("runs/x/checkpoints/step-1")) == Path(folder)
-
-
-def test_predictions_of_a_checkpoint_without_a_run_go_into_the_current_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert output_folder(parse_flags("--split", "test"), Path("else/where/a.ckpt")) == Path("a.ckpt-predictions-test")
-    assert output_folder(parse_flags("--output", "~/out"), Path("a/b/c")) == tmp_path / "out"
+    assert output_folder(parse_flags(*arguments), Path(checkpoint)) == Path(folder)

@@ -1,14 +1,18 @@
 """`fit` in this process: behavior and files of a run."""
 
+import io
 import json
+import shutil
 import sys
+from contextlib import redirect_stdout
 
 import pytest
 import yaml
+from reported import scalars_of
 
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.messages import CannotStart, Exit
-from running import fit_in_process
+from running import fit_in_folder, fit_in_process
 
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1")
 
@@ -61,62 +65,52 @@ def user_module(cwd, monkeypatch):
     sys.modules.pop("users", None)
 
 
-def test_a_run_writes_its_files_and_its_summary(cwd, capsys):
-    assert fit_in_process(*TOY, "--run", "x") == 0
-    run = cwd / "runs" / "x"
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run of two epochs, and what the run printed."""
+    folder, out = tmp_path_factory.mktemp("trained"), io.StringIO()
+    with redirect_stdout(out):
+        fit_in_folder(folder, *TOY[:-1], "2", "--run", "x")
+    return folder, out.getvalue()
+
+
+def test_a_run_writes_its_files_and_its_summary(trained):
+    folder, out = trained
+    run = folder / "runs" / "x"
     for name in ("run.json", "config.yaml", "attempts/0001/config.yaml", "logs/rank-000.log"):
         assert (run / name).is_file(), name
-    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000064"]
-    assert list((run / "tensorboard").glob("events.*"))
-    found = summary(cwd)
-    expected = {
-        "run": "x",
-        "status": "finished",
-        "epochs": 1,
-        "steps": 64,
-        "samples": 2048,
-        "world_size": 1,
-        "nodes": 1,
-        "devices": 1,
-        "launcher": "local",
-        "attempts": 1,
-        "checkpoint": "checkpoints/step-00000064",
-    }
+    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == ["step-00000064", "step-00000128"]
+    found = summary(folder)
+    expected = {"run": "x", "status": "finished", "epochs": 2, "steps": 128, "samples": 4096, "attempts": 1}
+    expected |= {"world_size": 1, "nodes": 1, "devices": 1, "launcher": "local"}
+    expected |= {"checkpoint": "checkpoints/step-00000128"}
     assert {name: found[name] for name in expected} == expected
     assert found["samples_per_second"] > 0 and found["seconds"] > 0
     assert 0 < found["metrics"]["val/loss"] < 1
-    out = capsys.readouterr().out
     assert "rankzero: local (no launcher's variables are set): 1 node x 1 process on cpu" in out
     assert "tensorboard --logdir runs --host localhost" in out and "run x: finished" in out
 
 
-def test_tensorboard_receives_the_metrics_of_the_run(cwd):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    fit_in_process(*TOY[:-1], "2", "--run", "x")
-    events = EventAccumulator(str(cwd / "runs/x/tensorboard")).Reload()
-    names = events.Tags()["scalars"]
-    assert {"train/loss", "val/loss", "val/mae", "train/samples_per_second", "train/lr"} <= set(names)
-    assert [event.step for event in events.Scalars("val/loss")] == [63, 127]
-    assert len(events.Scalars("train/loss")) == 12
+def test_tensorboard_receives_the_metrics_of_the_run(trained):
+    logged = scalars_of(trained[0] / "runs/x")
+    assert {"train/loss", "val/loss", "val/mae", "train/samples_per_second", "train/lr"} <= logged.keys()
+    assert list(logged["val/loss"]) == [63, 127] and len(logged["train/loss"]) == 12
 
 
-def test_the_command_of_the_tutorial_trains_and_keeps_three_checkpoints(cwd):
-    assert (
-        fit_in_process(
-            *["--model", "MLP", "--data", "Toy", "--total_epochs", "50", "--save_every", "10", "--batch_size", "32"]
-        )
-        == 0
-    )
+def test_a_run_has_a_default_name_and_keeps_three_checkpoints(cwd):
+    arguments = ["--model", "MLP", "--data", "Toy", "--data.count", "64", "--total_epochs", "5", "--save_every", "1"]
+    assert fit_in_process(*arguments, "--batch_size", "32") == 0
     found = summary(cwd, "MLP-Toy-1")
-    assert (found["epochs"], found["steps"]) == (50, 50 * 64)
+    assert (found["epochs"], found["steps"]) == (5, 10)
     kept = sorted(path.name for path in (cwd / "runs/MLP-Toy-1/checkpoints").iterdir())
-    assert kept == ["step-00001920", "step-00002560", "step-00003200"]
+    assert kept == ["step-00000006", "step-00000008", "step-00000010"]
 
 
-def test_max_steps_alone_limits_a_run(cwd):
-    fit_in_process("--model", "MLP", "--data", "Toy", "--data.count", "32", "--trainer.max_steps", "30", "--run", "x")
-    assert (summary(cwd)["steps"], summary(cwd)["epochs"]) == (30, 30)
+@pytest.mark.parametrize("limits", [(), ("--trainer.max_epochs=-1",)])
+def test_max_steps_without_an_epoch_limit_limits_a_run(cwd, limits, capsys):
+    arguments = ("--model", "MLP", "--data", "Toy", "--data.count", "32", "--trainer.max_steps", "5", *limits)
+    fit_in_process(*arguments, "--run", "x")
+    assert (summary(cwd)["steps"], summary(cwd)["epochs"]) == (5, 5) and "/-1" not in capsys.readouterr().out
 
 
 def test_a_failure_in_user_code_is_recorded_in_summary_and_log(cwd, user_module):
@@ -132,31 +126,24 @@ def test_an_error_in_user_code_is_not_reported_as_a_wrong_request(cwd, user_modu
     assert not isinstance(error.value, CannotStart)
 
 
-def test_a_refused_attempt_leaves_the_files_of_an_earlier_attempt_unchanged(cwd):
-    fit_in_process(*TOY, "--run", "x")
-    before = {
-        path: path.read_bytes() for path in (cwd / "runs").rglob("*") if path.is_file() and "logs" not in path.parts
-    }
+def contents_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "logs" not in path.parts}
+
+
+def test_a_refused_attempt_leaves_the_files_of_an_earlier_attempt_unchanged(trained, cwd):
+    shutil.copytree(trained[0] / "runs", cwd / "runs")
+    before = contents_of(cwd / "runs")
     with pytest.raises(CannotStart):
-        fit_in_process("--model", "MLP", "--data", "Toy", "--run", "x", "--epochs", "2", "--data.count", "99")
-    after = {
-        path: path.read_bytes() for path in (cwd / "runs").rglob("*") if path.is_file() and "logs" not in path.parts
-    }
+        fit_in_process(*TOY[:-1], "3", "--run", "x", "--data.count", "99")
+    after = contents_of(cwd / "runs")
     assert {path: after[path] for path in before} == before
 
 
 def test_a_run_that_diverges_writes_a_valid_summary(cwd, capsys):
-    fit_in_process(*TOY, "--run", "x", "--model.optimizer", "SGD", "--model.optimizer.lr", "1e20")
+    fit_in_process(*TOY, "--data.count", "64", "--run", "x", "--model.optimizer", "SGD", "--model.optimizer.lr", "1e20")
     text = (cwd / "runs/x/summary.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail)["metrics"]["val/loss"] is None
     assert "not finite" in capsys.readouterr().out
-
-
-def test_max_steps_limits_a_run_without_an_epoch_limit(cwd, capsys):
-    fit_in_process(
-        "--model", "MLP", "--data", "Toy", "--trainer.max_epochs=-1", "--trainer.max_steps", "100", "--run", "x"
-    )
-    assert summary(cwd)["steps"] == 100 and "/-1" not in capsys.readouterr().out
 
 
 def test_a_fast_dev_run_succeeds(cwd):

@@ -21,7 +21,7 @@ PARTS = (
     *("&", "&&", ";", "|", "||", "#", "!", "~", "%j", "%", "<", ">", "(", ")", "=", "'\\''", "\r", "\x01", "\x7f"),
     *("{array_index}", "{{ name }}", "touch PWNED", "\ntouch PWNED\n", "a", "b", "0"),
 )
-SCRIPTS, STRINGS = 5, 20
+SCRIPTS, STRINGS = 2, 20
 """Scripts per job, and hostile arguments per script."""
 
 JOBS = {
@@ -140,7 +140,7 @@ def check_script(request, program, folder, variables, base):
     if request.array:
         variables = {**variables, "SLURM_ARRAY_TASK_ID": "3", "PBS_ARRAY_INDEX": "3"}
     ran = subprocess.run(
-        ["bash", script], cwd=base, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        ["bash", script], cwd=base, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     # Without a summary of the run, a job of PBS fails.
     is_pbs = request.scheduler == "pbs"
@@ -220,7 +220,7 @@ def test_a_job_of_pbs_ends_with_its_launcher(tmp_path, machine, form):
     for code in (0, 1, 75, 139):  # 139: a process got SIGSEGV
         for name in ("pbsdsh", "mpirun"):
             (tmp_path / "programs" / name).write_text(f"#!/bin/sh\nexit {code}\n")
-        ran = subprocess.run(["bash", script], cwd=tmp_path, env=machine, capture_output=True, timeout=30)
+        ran = subprocess.run(["bash", script], cwd=tmp_path, env=machine, capture_output=True)
         assert ran.returncode == 1
 
 
@@ -234,7 +234,7 @@ def test_the_exit_code_of_a_job_on_several_hosts_is_that_of_the_failed_host(tmp_
     fit.chmod(0o755)
     script = script_path(tmp_path, "x")
     script.write_text(render(JobRequest("ssh", "x", nodes=2, hosts=("n1", "n2")), [str(fit), "fit.py"], tmp_path))
-    ran = subprocess.run(["bash", script], cwd=tmp_path, env=machine, stdin=subprocess.DEVNULL, timeout=60)
+    ran = subprocess.run(["bash", script], cwd=tmp_path, env=machine, stdin=subprocess.DEVNULL)
     assert ran.returncode == 3 and (tmp_path / "stopped").exists()
 
 
@@ -249,9 +249,8 @@ def test_sigterm_to_a_job_on_hosts_stops_the_run_on_each(tmp_path, machine, host
     script = script_path(tmp_path, "x")
     script.write_text(render(JobRequest("ssh", "x", nodes=len(hosts), hosts=hosts), [str(fit), "fit.py"], tmp_path))
     with subprocess.Popen(["bash", script], cwd=tmp_path, env=machine, stdin=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 60
-        while len(list(tmp_path.glob("begun*"))) < len(hosts) and time.monotonic() < deadline:
+        while len(list(tmp_path.glob("begun*"))) < len(hosts):
             time.sleep(0.01)
         process.terminate()
-        assert process.wait(60) == 75
+        assert process.wait() == 75
     assert len(list(tmp_path.glob("stopped*"))) == len(hosts)

@@ -1,7 +1,5 @@
-import os
 import socket
 import time
-from pathlib import Path
 
 import pytest
 
@@ -35,15 +33,24 @@ def refusal(call, *arguments):
     return error.value
 
 
+@pytest.fixture
+def submitted(programs, folder):
+    """Returns a function that submits a job to a scheduler whose programs answer, and returns its record."""
+
+    def submit_job(job=SLURM, text="text", **scripts):
+        programs(**{"sbatch": "echo 123", "squeue": "true", "qsub": "echo 15.pbs1", "qstat": f"{QSTAT} F", **scripts})
+        return submit(job, text, folder)
+
+    return submit_job
+
+
 def wait_for_end(record):
-    deadline = time.monotonic() + 30
     while job_state(record).is_active:
-        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def test_an_accepted_job_has_a_script_and_a_record(programs, calls, folder):
-    programs(sbatch="echo 123; pwd >>$0.calls")
+    programs(sbatch="echo 123; pwd >>$0.calls", qsub="echo '15[].pbs1'")
     record = submit(SLURM, "#!/bin/bash\n", folder)
     assert record == Record("x", "slurm", "srun", "123", None, socket.gethostname(), "")
     root = folder / "runs"
@@ -51,12 +58,8 @@ def test_an_accepted_job_has_a_script_and_a_record(programs, calls, folder):
     assert calls("sbatch") == [f"--parsable {root}/x.job.sh", str(root)]
     assert sorted(path.name for path in root.iterdir()) == ["x.job.json", "x.job.sh"]
     assert (root / "x.job.sh").read_text() == "#!/bin/bash\n"
-
-
-def test_the_record_of_a_job_array_has_its_indices(programs, folder):
-    programs(qsub="echo '15[].pbs1'")
-    record = submit(JobRequest("pbs", "x", "pbsdsh", array="0-3"), "text", folder)
-    assert (record.id, record.array) == ("15[].pbs1", "0-3")
+    array = submit(JobRequest("pbs", "y", "pbsdsh", array="0-3"), "text", folder)
+    assert (array.id, array.array) == ("15[].pbs1", "0-3")
 
 
 @pytest.mark.parametrize(
@@ -97,6 +100,7 @@ def test_a_rejected_job_leaves_an_existing_folder_as_it_was(programs, folder):
         (JobRequest("ssh", "x", hosts=("n1",)), "ssh"),
         (JobRequest("docker", "x", image="i"), "docker"),
         (JobRequest("apptainer", "x", image="i"), "apptainer"),
+        (LOCAL, "bash"),
     ],
 )
 def test_a_missing_program_is_refused_before_anything_is_written(programs, folder, job, program):
@@ -115,53 +119,42 @@ def test_qsub_is_found_in_the_folder_of_pbs(programs, folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("job", "state", "words"),
+    ("job", "scripts", "found", "instead"),
     [
-        (SLURM, {"squeue": "echo 'PENDING|Resources|0:00|1:00|'"}, "PENDING (Resources)"),
-        (PBS, {"qstat": f"{QSTAT} R"}, "RUNNING"),
+        (SLURM, {"squeue": "echo 'PENDING|Resources|0:00|1:00|'"}, "123 (slurm) is PENDING (Resources)", "stop x, "),
+        (PBS, {"qstat": f"{QSTAT} R"}, "15.pbs1 (pbs) is RUNNING", "stop x, "),
+        (
+            *(SLURM, {"squeue": "echo 'squeue: error: no controller' >&2; exit 1"}),
+            *("123 (slurm) is UNKNOWN (squeue: error: no controller)", "my project/runs/x.job.json'"),
+        ),
     ],
 )
-def test_a_run_with_an_active_job_is_not_submitted_again(programs, calls, folder, job, state, words):
-    programs(sbatch="echo 123", qsub="echo 15.pbs1", **state)
-    record = submit(job, "first", folder)
+def test_a_run_with_an_active_or_unknown_job_is_not_submitted_again(
+    submitted, calls, folder, job, scripts, found, instead
+):
+    record = submitted(job, **scripts)
     before = content(folder)
-    for call, *arguments in ((submit, job, "second", folder), (resubmit, folder / "runs", record)):
+    for verb, call, *arguments in (
+        ("submit", submit, job, "second", folder),
+        ("resume", resubmit, folder / "runs", record),
+    ):
         error = refusal(call, *arguments)
-        assert (
-            error.asked == f"to {'submit' if call is submit else 'resume'} run x"
-            and error.found == f"its job {record.id} ({job.scheduler}) is {words}"
-        )
-        assert error.instead.startswith("python launch/submit.py stop x, ")
+        assert (error.asked, error.found) == (f"to {verb} run x", f"its job {found}")
+        assert instead in error.instead
     assert content(folder) == before and len(calls("sbatch") + calls("qsub")) == 1
 
 
-def test_a_run_whose_job_has_an_unknown_state_is_not_submitted_again(programs, calls, folder):
-    programs(sbatch="echo 123", squeue="echo 'squeue: error: no controller' >&2; exit 1")
-    record = submit(SLURM, "first", folder)
-    before = content(folder)
-    for call, *arguments in ((submit, SLURM, "second", folder), (resubmit, folder / "runs", record)):
-        error = refusal(call, *arguments)
-        assert error.found == "its job 123 (slurm) is UNKNOWN (squeue: error: no controller)"
-        assert error.instead.endswith(f"rm '{folder}/runs/x.job.json'")
-    assert content(folder) == before and len(calls("sbatch")) == 1
-
-
 @pytest.mark.parametrize("squeue", ["true", "echo 'FAILED|x|0|0|n1'"])
-def test_a_run_whose_job_has_ended_is_submitted_again(programs, folder, squeue):
-    programs(sbatch="echo 123", squeue=squeue)
-    submit(SLURM, "first", folder)
+def test_a_run_whose_job_has_ended_is_submitted_again(submitted, programs, calls, folder, squeue):
+    submitted(text="first", squeue=squeue)
     programs(sbatch="echo 124")
-    assert submit(SLURM, "second", folder).id == "124"
-    assert read_record(folder / "runs", "x").id == "124" and (folder / "runs" / "x.job.sh").read_text() == "second"
-
-
-def test_an_ended_job_is_submitted_again_with_the_same_script(programs, calls, folder):
-    programs(sbatch="echo 123", squeue="true")
-    record = submit(SLURM, "text", folder)
-    programs(sbatch="echo 124")
+    record = submit(SLURM, "second", folder)
+    assert record.id == read_record(folder / "runs", "x").id == "124"
+    programs(sbatch="echo 125")
     again = resubmit(folder / "runs", record)
-    assert again.id == "124" and read_record(folder / "runs", "x") == again
-    assert calls("sbatch") == [f"--parsable {folder}/runs/x.job.sh"] * 2
+    assert again.id == "125" and read_record(folder / "runs", "x") == again
+    assert (folder / "runs" / "x.job.sh").read_text() == "second"
+    assert calls("sbatch") == [f"--parsable {folder}/runs/x.job.sh"] * 3
 
 
 def test_a_job_without_its_script_is_not_submitted_again(programs, folder):
@@ -170,18 +163,19 @@ def test_a_job_without_its_script_is_not_submitted_again(programs, folder):
     assert error.asked == "to resume run x" and error.found == f"{folder / 'x.job.sh'} is missing"
 
 
-def test_a_rejected_second_submission_keeps_script_and_record(programs, folder):
-    programs(sbatch="echo 123", squeue="true")
-    record = submit(SLURM, "text", folder)
+@pytest.mark.parametrize("job", [SLURM, PBS])
+def test_a_rejected_second_submission_keeps_script_record_and_log(submitted, programs, folder, job):
+    record = submitted(job)
+    (folder / "runs" / "x.job.log").write_text("output")
     before = content(folder)
-    programs(sbatch="echo 'too many jobs' >&2; exit 1")
+    rejection = "echo 'too many jobs' >&2; exit 1"
+    programs(sbatch=rejection, qsub=rejection)
     assert refusal(resubmit, folder / "runs", record).found == "too many jobs"
     assert content(folder) == before
 
 
-def test_the_log_of_an_earlier_job_of_pbs_is_kept(programs, folder):
-    programs(qsub="echo 15.pbs1", qstat=f"{QSTAT} F")
-    record = submit(PBS, "text", folder)
+def test_the_log_of_an_earlier_job_of_pbs_is_kept(submitted, programs, folder):
+    record = submitted(PBS)
     log = folder / "runs" / "x.job.log"
     log.write_text("output")
     programs(qsub="echo 16.pbs1")
@@ -189,9 +183,8 @@ def test_the_log_of_an_earlier_job_of_pbs_is_kept(programs, folder):
     assert not log.exists() and log.with_name("x.job.log.15.pbs1").read_text() == "output"
 
 
-def test_the_job_that_a_script_of_pbs_submitted_is_queried_and_stopped(programs, calls, folder):
-    programs(qsub="echo 15.pbs1", qstat=f"{QSTAT} R", qdel="true")
-    submit(PBS, "text", folder)
+def test_the_job_that_a_script_of_pbs_submitted_is_queried_and_stopped(submitted, calls, folder):
+    submitted(PBS, qstat=f"{QSTAT} R", qdel="true")
     (folder / "runs" / ".x.job.next").write_text("16.pbs1\n")
     record = read_record(folder / "runs", "x")
     assert job_state(record).is_active is True
@@ -201,33 +194,29 @@ def test_the_job_that_a_script_of_pbs_submitted_is_queried_and_stopped(programs,
     assert "its job 16.pbs1 (pbs) is RUNNING" in refusal(submit, PBS, "text", folder).found
 
 
-def test_a_submission_replaces_the_job_that_a_script_of_pbs_submitted(programs, folder):
-    programs(qsub="echo 15.pbs1", qstat=f"{QSTAT} F")
-    submit(PBS, "text", folder)
+def test_a_submission_replaces_the_job_that_a_script_of_pbs_submitted(submitted, folder):
+    submitted(PBS)
     (folder / "runs" / ".x.job.next").write_text("16.pbs1\n")
     (folder / "runs" / "x.job.log").write_text("output of 16")
-    programs(qsub="echo 17.pbs1")
-    submit(PBS, "text", folder)
+    submitted(PBS, qsub="echo 17.pbs1")
     assert read_record(folder / "runs", "x").id == "17.pbs1"
     assert (folder / "runs" / "x.job.log.16.pbs1").read_text() == "output of 16"
 
 
-def test_stop_cancels_the_job(programs, calls, folder):
+def test_stop_cancels_the_job_or_shows_the_schedulers_words(programs, calls, folder):
+    record = Record("x", "slurm", "srun", "123")
     programs(scancel="true")
-    stop(folder, Record("x", "slurm", "srun", "123"))
+    stop(folder, record)
     assert calls("scancel") == ["123"]
+    programs(scancel="echo 'Access/permission denied' >&2; exit 1")
+    error = refusal(stop, folder, record)
+    assert (error.asked, error.found, error.instead) == ("to stop job 123", "Access/permission denied", "scancel 123")
 
 
 def test_a_job_of_pbs_that_cannot_be_stopped_may_submit_itself_again(programs, folder):
     programs(qdel="exit 1")
     refusal(stop, folder, Record("x", "pbs", "pbsdsh", "15.pbs1"))
     assert not (folder / ".x.job.stop").exists()
-
-
-def test_a_job_that_cannot_be_stopped_shows_the_schedulers_words(programs, folder):
-    programs(scancel="echo 'Access/permission denied' >&2; exit 1")
-    error = refusal(stop, folder, Record("x", "slurm", "srun", "123"))
-    assert (error.asked, error.found, error.instead) == ("to stop job 123", "Access/permission denied", "scancel 123")
 
 
 def test_a_local_job_starts_at_once_and_can_be_repeated(folder):
@@ -243,11 +232,9 @@ def test_a_local_job_starts_at_once_and_can_be_repeated(folder):
 def test_a_local_job_that_runs_is_not_submitted_again_and_stops(folder):
     log = folder / "runs" / "x.job.log"
     record = submit(LOCAL, "trap 'echo stopped; exit 75' TERM; echo begun; while :; do sleep 0.02; done\n", folder)
-    assert (
-        refusal(submit, LOCAL, "text", folder).found == f"its job {record.id} (local) is RUNNING as process {record.id}"
-    )
-    deadline = time.monotonic() + 30
-    while "begun" not in log.read_text() and time.monotonic() < deadline:
+    found = f"its job {record.id} (local) is RUNNING as process {record.id}"
+    assert refusal(submit, LOCAL, "text", folder).found == found
+    while "begun" not in log.read_text():
         time.sleep(0.01)
     stop(folder / "runs", record)
     wait_for_end(record)
@@ -263,36 +250,22 @@ def test_a_run_that_was_started_on_another_machine_is_not_submitted_here(folder)
     wait_for_end(submit(LOCAL, "true\n", folder))
 
 
-def test_without_bash_nothing_is_left(programs, folder):
-    error = refusal(submit, LOCAL, "text", folder)
-    assert error.found == f"bash is not on the PATH of {socket.gethostname()}" and content(folder) == {}
-
-
 @pytest.mark.parametrize("program", ["sbatch", "scancel"])
 def test_a_program_that_is_missing_later_is_named(programs, folder, program):
     (folder / "x.job.sh").write_text("text")
     record = Record("x", "slurm", "srun", "123")
     programs(squeue="true")
-    error = refusal(resubmit, folder, record) if program == "sbatch" else refusal(stop, folder, record)
+    error = refusal(resubmit if program == "sbatch" else stop, folder, record)
     assert error.found == f"{program} is not on the PATH of {socket.gethostname()}"
 
 
-def test_a_rejected_second_job_of_pbs_keeps_the_log(programs, folder):
-    programs(qsub="echo 15.pbs1", qstat=f"{QSTAT} F")
-    record = submit(PBS, "text", folder)
-    (folder / "runs" / "x.job.log").write_text("output")
-    programs(qsub="exit 1")
-    refusal(resubmit, folder / "runs", record)
-    assert (folder / "runs" / "x.job.log").read_text() == "output"
-
-
-def test_the_variables_of_a_job_are_not_passed_on(programs, folder, monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "12")
-    monkeypatch.setenv("SLURM_MEM_PER_CPU", "1000")
-    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
-    programs(sbatch='echo 123; echo "${SLURM_MEM_PER_CPU-unset} $SLURM_CONF" >$0.variable')
-    submit(SLURM, "text", folder)
-    assert (Path(os.environ["PATH"]) / "sbatch.variable").read_text() == "unset /etc/slurm.conf\n"
+def test_a_submission_gets_the_users_variables_without_those_of_a_job(submitted, tmp_path, monkeypatch):
+    for name, value in (("SLURM_JOB_ID", "12"), ("SLURM_MEM_PER_CPU", "1000"), ("SLURM_CONF", "/etc/slurm.conf")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SBATCH_RESERVATION", "maintenance")
+    submitted(sbatch='echo 123; echo "${SLURM_MEM_PER_CPU-unset} $SLURM_CONF $SBATCH_RESERVATION" >$0.variable')
+    found = (tmp_path / "programs" / "sbatch.variable").read_text()
+    assert found == "unset /etc/slurm.conf maintenance\n"
 
 
 def test_a_folder_that_cannot_be_written_is_refused(programs, folder):
@@ -306,19 +279,11 @@ def test_a_folder_that_cannot_be_written_is_refused(programs, folder):
 
 
 def test_an_interrupted_submission_leaves_no_file(programs, folder, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
     programs(sbatch="echo 123")
     monkeypatch.setattr("rankzero.commands.jobs.submission._run", interrupt)
     with pytest.raises(KeyboardInterrupt):
         submit(SLURM, "text", folder)
     assert content(folder) == {}
-
-
-def interrupt(*arguments):
-    raise KeyboardInterrupt
-
-
-def test_the_environment_of_a_submission_is_the_users(programs, folder, monkeypatch):
-    monkeypatch.setenv("SBATCH_RESERVATION", "maintenance")
-    programs(sbatch='echo 123; echo "$SBATCH_RESERVATION" >$0.variable')
-    submit(SLURM, "text", folder)
-    assert (Path(os.environ["PATH"]) / "sbatch.variable").read_text() == "maintenance\n"

@@ -17,7 +17,7 @@ from rankzero.tracking.figures import callback, drawing, publishing
 from rankzero.tracking.figures.callback import RunFigures
 from rankzero.tracking.figures.schedule import DrawingSchedule
 from rankzero.training.strategies import OneProcess
-from running import small_figures
+from running import script_process, small_figures
 
 CLASSIFICATION = {"most_wrong", "confusion_matrix", "accuracy_by_class", "precision_recall"}
 ALL = CLASSIFICATION | {"training_inputs"}
@@ -81,23 +81,32 @@ def warnings_in(recwarn):
     return [str(warning.message) for warning in recwarn if "figures" in str(warning.message)]
 
 
-def test_a_classification_has_figures_in_tensorboard_and_in_the_run_directory(script_folder):
-    fit()
-    assert files_in(script_folder) == ALL
-    events = events_in(script_folder)
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """The folder and the module of a run with figures."""
+    folder = tmp_path_factory.mktemp("drawn")
+    with script_process(folder):
+        torch.manual_seed(0)
+        return folder, fit().lightning_module
+
+
+def test_a_classification_has_figures_in_tensorboard_and_in_the_run_directory(drawn):
+    folder, _ = drawn
+    assert files_in(folder) == ALL
+    events = events_in(folder)
     assert set(events.Tags()["images"]) == {f"visuals/{name}" for name in ALL}
     assert [event.step for event in events.Images("visuals/most_wrong")] == [2, 5]  # the first and the last validation
     assert [event.step for event in events.Images("visuals/training_inputs")] == [0]
     curves = {tag for tag in events.Tags()["tensors"] if tag.startswith("pr_curves/")}
     assert len(curves) == 4 and {"pr_curves/cat", "pr_curves/__frac_dog", "pr_curves/micro average"} < curves
     newest = events.Images("visuals/most_wrong")[-1].encoded_image_string
-    path = script_folder / "runs/x/figures/most_wrong.png"
+    path = folder / "runs/x/figures/most_wrong.png"
     assert path.read_bytes() == newest and Image.open(path).width > 400
-    assert "data:image/png" in (script_folder / "runs/x/report.html").read_text()
+    assert "data:image/png" in (folder / "runs/x/report.html").read_text()
 
 
 def test_a_regression_has_its_own_figure(script_folder):
-    fit(Net(lambda logits, targets: {"predictions": logits, "targets": logits + 1}))
+    fit(Net(lambda logits, targets: {"predictions": logits, "targets": logits + 1}), epochs=1)
     assert files_in(script_folder) == {"training_inputs", "predicted_and_true"}
 
 
@@ -209,9 +218,9 @@ ODD = {
 
 @pytest.mark.parametrize(("returned", "warnings"), ODD.values(), ids=ODD)
 def test_odd_outputs_never_end_training(script_folder, recwarn, returned, warnings):
-    trainer = fit(Net(returned))
+    trainer = fit(Net(returned), epochs=1)
     found = warnings_in(recwarn)
-    assert trainer.current_epoch == 2 and trainer.state.status == "finished"
+    assert trainer.current_epoch == 1 and trainer.state.status == "finished"
     assert len(found) == warnings, found
 
 
@@ -281,13 +290,11 @@ def test_inputs_of_each_attempt_are_drawn(empty_figures, script_folder):
     assert [event.step for event in events_in(script_folder).Images("visuals/training_inputs")] == [0, 3]
 
 
-def test_the_results_of_training_do_not_depend_on_figures(empty_figures, script_folder, monkeypatch):
-    torch.manual_seed(0)
-    drawn = fit().lightning_module
+def test_the_results_of_training_do_not_depend_on_figures(drawn, script_folder, monkeypatch):
     monkeypatch.setattr(RunFigures, "on_ready", lambda *_: None)
     torch.manual_seed(0)
-    plain = fit(resume="never").lightning_module
-    assert all(map(torch.equal, drawn.parameters(), plain.parameters()))
+    assert all(map(torch.equal, drawn[1].parameters(), fit().lightning_module.parameters()))
+    assert not files_in(script_folder)
 
 
 def test_a_fast_dev_run_draws_nothing(script_folder):

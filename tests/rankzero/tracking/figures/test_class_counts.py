@@ -26,39 +26,28 @@ def counted(classes):
     return counts
 
 
+def numbers_of(curve):
+    return curve.true_positives, curve.false_positives, curve.false_negatives, curve.true_negatives
+
+
 @pytest.mark.parametrize("classes", [2, 10, 13])
-def test_counts_equal_those_of_torchmetrics(classes):
+def test_counts_and_curves_equal_those_of_torchmetrics(classes):
     logits, targets = (torch.cat(parts) for parts in zip(*batches(classes), strict=True))
     counts = counted(classes)
     assert torch.equal(counts.matrix, MulticlassConfusionMatrix(classes)(logits, targets))
     accuracy = counts.correct / counts.samples
     torch.testing.assert_close(accuracy, MulticlassAccuracy(classes, average="none")(logits, targets))
     assert counts.samples.sum() == len(targets)
-
-
-@pytest.mark.parametrize("classes", [2, 10])
-def test_curves_equal_those_of_torchmetrics(classes):
-    logits, targets = (torch.cat(parts) for parts in zip(*batches(classes), strict=True))
+    assert len(counts.curves) == (classes if classes <= 10 else 0)
     metric = MulticlassPrecisionRecallCurve(classes, thresholds=THRESHOLDS)
     metric.update(logits.softmax(1), targets)
-    for number, curve in enumerate(counted(classes).curves):
-        expected = metric.confmat[:, number]
-        assert torch.equal(curve.true_positives, expected[:, 1, 1])
-        assert torch.equal(curve.false_positives, expected[:, 0, 1])
-        assert torch.equal(curve.false_negatives, expected[:, 1, 0])
-        assert torch.equal(curve.true_negatives, expected[:, 0, 0])
-
-
-@pytest.mark.parametrize("classes", [10, 13])
-def test_micro_average_is_that_of_all_pairs_of_sample_and_class(classes):
-    logits, targets = (torch.cat(parts) for parts in zip(*batches(classes), strict=True))
+    for number, curve in enumerate(counts.curves):
+        expected = metric.confmat[:, number].flatten(1).flip(1).T[[0, 2, 1, 3]]
+        assert all(map(torch.equal, numbers_of(curve), expected))
     metric = BinaryPrecisionRecallCurve(thresholds=THRESHOLDS)
-    is_class = torch.nn.functional.one_hot(targets, classes)
-    metric.update(logits.softmax(1).flatten(), is_class.flatten())
-    curve, counts = counted(classes).micro_average, counted(classes)
-    assert torch.equal(curve.true_positives, metric.confmat[:, 1, 1])
-    assert torch.equal(curve.false_positives, metric.confmat[:, 0, 1])
-    assert len(counts.curves) == (10 if classes == 10 else 0)
+    metric.update(logits.softmax(1).flatten(), torch.nn.functional.one_hot(targets, classes).flatten())
+    assert torch.equal(counts.micro_average.true_positives, metric.confmat[:, 1, 1])
+    assert torch.equal(counts.micro_average.false_positives, metric.confmat[:, 0, 1])
 
 
 def test_ignored_targets_are_not_counted():

@@ -34,7 +34,7 @@ def counts_of(classes, samples=300):
     return counts
 
 
-@pytest.mark.parametrize("classes", [2, 4, 300])
+@pytest.mark.parametrize("classes", [4, 300])
 def test_all_figures_of_a_classification_are_drawn(classes):
     recorder = Recorder()
     worst = tuple(WorstSample(2.0, 1, 0, torch.rand(1, 5, 9)) for _ in range(3))
@@ -65,7 +65,7 @@ def test_any_values_of_a_regression_are_drawn(values):
     assert png(charts.draw_pairs(Pairs(true, true, 9))).startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("count", [1, 5, 16])
+@pytest.mark.parametrize("count", [1, 16])
 def test_images_are_drawn_with_and_without_labels(count):
     images = torch.rand(count, 3, 6, 4)
     assert png(drawing.draw_grid("title", images, [])).startswith(b"\x89PNG")

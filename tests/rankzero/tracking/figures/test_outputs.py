@@ -6,13 +6,10 @@ from rankzero.tracking.figures.outputs import CLASSIFICATION, REGRESSION, find_c
 LOGITS, CLASSES = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
 
 
-def test_logits_and_classes_are_a_classification():
+def test_logits_and_classes_are_a_classification_and_other_predictions_of_equal_shape_a_regression():
     outputs = read_outputs({"logits": LOGITS.bfloat16(), "targets": CLASSES.int(), "loss": 1.0})
     assert outputs.kind == CLASSIFICATION
     assert outputs.predictions.dtype == torch.float32 and torch.equal(outputs.targets, CLASSES)
-
-
-def test_predictions_and_targets_of_equal_shape_are_a_regression():
     assert read_outputs({"predictions": LOGITS, "targets": LOGITS.double()}).kind == REGRESSION
 
 
@@ -46,10 +43,7 @@ def test_images_are_found_in_nested_batches(wrap):
 def test_other_tensors_are_no_images(shape):
     assert find_images((torch.rand(shape), CLASSES)) is None
     assert find_images(torch.zeros(4, 3, 5, 5, dtype=torch.int64)) is None
-
-
-def test_images_of_another_number_than_outputs_are_not_used():
-    assert find_images(torch.rand(4, 1, 5, 5), 8) is None
+    assert find_images(torch.rand(4, 1, 5, 5), 8) is None  # the outputs have another number
 
 
 def test_classes_are_found_by_their_length():

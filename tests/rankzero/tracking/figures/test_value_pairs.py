@@ -31,7 +31,4 @@ def test_many_pairs_are_selected_evenly_without_the_global_generator():
 
 def test_each_of_many_ranks_keeps_a_part():
     assert PairSelection(8, 3).limit == 250 and PairSelection(3, 0).limit == 667
-
-
-def test_no_pairs_are_an_empty_selection():
     assert gather(PairSelection(1, 0)).total == 0

@@ -35,19 +35,13 @@ def test_the_samples_with_the_largest_losses_are_kept():
     assert [sample.predicted for sample in found] == logits.argmax(1)[expected].tolist()
 
 
-def test_a_loss_that_is_not_a_number_is_the_largest():
-    logits, targets, images = data()
-    logits[3] = torch.nan
-    worst = WorstSamples()
-    worst.add(logits, targets, images)
-    assert int(gather(worst)[0].image[0, 0, 0]) == 3
-
-
-def test_ignored_samples_are_not_kept():
+def test_a_loss_that_is_not_a_number_is_the_largest_and_ignored_samples_are_not_kept():
     worst = WorstSamples()
     logits, _, images = data()
-    worst.add(logits[:3], torch.tensor([0, IGNORED_TARGET, 1]), images[:3])
-    assert sorted(int(sample.image[0, 0, 0]) for sample in gather(worst)) == [0, 2]
+    logits[2] = torch.nan
+    worst.add(logits[:4], torch.tensor([0, IGNORED_TARGET, 1, 2]), images[:4])
+    kept = [int(sample.image[0, 0, 0]) for sample in gather(worst)]
+    assert kept[0] == 2 and sorted(kept) == [0, 2, 3]
 
 
 @pytest.mark.parametrize("second", [None, torch.zeros(COUNT, 1, 4, 4)])

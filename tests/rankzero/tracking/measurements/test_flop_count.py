@@ -30,19 +30,16 @@ def network():
     return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 3 * 3, 10))
 
 
-def test_forward_and_backward_passes_are_counted_as_torch_counts_them():
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_passes_of_frozen_and_transposed_layers_are_counted_as_torch_counts_them(is_frozen):
     model, inputs = network(), torch.rand(4, 3, 8, 8)
+    if is_frozen:
+        model = nn.Sequential(nn.ConvTranspose2d(3, 8, 3), nn.Conv2d(8, 2, 1))
+        model[0].requires_grad_(False)
     with FlopCounterMode(display=False) as stock:
         model(inputs).sum().backward()
     assert count(model, lambda: model(inputs)).flops == stock.get_total_flops() > 0
-
-
-def test_frozen_and_transposed_layers_are_counted_as_torch_counts_them():
-    model, inputs = nn.Sequential(nn.ConvTranspose2d(3, 8, 3), nn.Conv2d(8, 2, 1)), torch.rand(4, 3, 8, 8)
-    model[0].requires_grad_(False)
-    with FlopCounterMode(display=False) as stock:
-        model(inputs).sum().backward()
-    assert count(model, lambda: model(inputs)).flops == stock.get_total_flops() > 0
+    assert not any(layer._forward_hooks for layer in model.modules())  # none remains after the batch
 
 
 def test_a_repeated_forward_pass_is_counted_once():
@@ -51,31 +48,20 @@ def test_a_repeated_forward_pass_is_counted_once():
     assert repeated.flops == count(model, lambda: model(inputs)).flops
 
 
-def test_operations_are_counted_per_sample():
+def test_operations_are_counted_per_sample_and_only_in_the_passes():
     layer = nn.Linear(5, 7)
     assert count(layer, lambda: layer(torch.rand(4, 5))).per_sample == 2 * 2 * 5 * 7
-
-
-def test_operations_outside_the_passes_are_not_counted():
-    layer = nn.Linear(5, 7)
     counter = count(layer, lambda: layer(torch.rand(4, 5)), phase=DATA)
     assert counter.flops == 0 and counter.per_sample is None
 
 
-def test_no_hook_remains_after_the_batch():
-    model = network()
-    count(model, lambda: model(torch.rand(4, 3, 8, 8)))
-    assert not any(layer._forward_hooks for layer in model.modules())
-
-
 def test_a_compiled_module_is_not_counted():
-    module = BoringModel()
-    assert can_count(module)
-    module.layer = torch.compile(module.layer, backend="eager")
-    assert not can_count(module)
-    module = BoringModel()
-    module.layer.compile(backend="eager")
-    assert not can_count(module)
+    compiled, in_place, function = BoringModel(), BoringModel(), BoringModel()
+    assert can_count(compiled)
+    compiled.layer = torch.compile(compiled.layer, backend="eager")
+    in_place.layer.compile(backend="eager")
+    function.function = torch.compile(function.layer.forward, backend="eager")
+    assert not can_count(compiled) and not can_count(in_place) and not can_count(function)
 
 
 class Factorized(nn.Linear):
@@ -120,10 +106,4 @@ def test_counting_does_not_compute_the_weights_of_parametrized_layers_again():
 def test_models_with_other_operations_are_not_counted(layer):
     module = BoringModel()
     module.other = layer
-    assert not can_count(module)
-
-
-def test_a_module_with_a_compiled_function_is_not_counted():
-    module = BoringModel()
-    module.function = torch.compile(module.layer.forward, backend="eager")
     assert not can_count(module)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rankzero import Trainer
 from rankzero.tracking.measurements import interval_measurements
+from running import script_process
 
 SAMPLES, BATCH, INTERVAL = 45, 4, 5
 """An epoch has 12 steps, the last one with a single sample."""
@@ -52,9 +53,10 @@ class Net(LightningModule):
         return DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=BATCH, shuffle=True)
 
 
-def fit(module, name="x", epochs=3, **settings):
+def fit(module, name="x", epochs=3, ckpt_path=None, **settings):
     quiet = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False, "seed": 7}
-    Trainer(max_epochs=epochs, name=name, **{"log_every_n_steps": INTERVAL, **quiet, **settings}).fit(module)
+    trainer = Trainer(max_epochs=epochs, name=name, **{"log_every_n_steps": INTERVAL, **quiet, **settings})
+    trainer.fit(module, ckpt_path=ckpt_path)
     return module
 
 
@@ -63,6 +65,25 @@ def means_of(losses):
     ends = range(INTERVAL - 1, max(losses) + 1, INTERVAL)
     samples = {end: [loss for step in range(end - INTERVAL + 1, end + 1) for loss in losses[step]] for end in ends}
     return {end: sum(values) / len(values) for end, values in samples.items()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The module and the curves of a run that is not interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    with script_process(folder):
+        return fit(Net()), scalars_of(folder / "runs/x")
+
+
+@pytest.fixture(scope="module")
+def detailed(tmp_path_factory):
+    """The folder and the curves of a run that logs details at each logging step, on a device with a published peak."""
+    folder = tmp_path_factory.mktemp("detailed")
+    with script_process(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
+        patch.setattr(interval_measurements, "peak_flops_per_second", lambda trainer: 2e12)
+        fit(Net(), save_every="5steps")
+        return folder / "runs/x", scalars_of(folder / "runs/x")
 
 
 @pytest.mark.parametrize(
@@ -97,29 +118,26 @@ def test_a_module_without_a_loss_has_no_curve_of_the_loss(script_folder):
     assert not {"train/loss", "train/mean_loss"} & scalars_of(script_folder / "runs/x").keys()
 
 
-def test_the_curves_of_three_attempts_are_those_of_an_uninterrupted_run(script_folder):
-    fit(Net(), name="whole")
+def test_the_curves_of_three_attempts_are_those_of_an_uninterrupted_run(script_folder, whole):
     for steps in (8, 22):  # in the middle of an interval, and of an epoch
-        fit(Net(), name="parts", max_steps=steps)
-    fit(Net(), name="parts")
-    whole, parts = scalars_of(script_folder / "runs/whole"), scalars_of(script_folder / "runs/parts")
+        fit(Net(), max_steps=steps)
+    fit(Net())
+    parts = scalars_of(script_folder / "runs/x")
     for tag in ("train/loss", "train/lr", "weights/gradient_norm"):
-        assert parts[tag] == pytest.approx(whole[tag], rel=1e-6) and len(parts[tag]) >= 7, tag
+        assert parts[tag] == pytest.approx(whole[1][tag], rel=1e-6) and len(parts[tag]) >= 7, tag
     assert sorted(set(parts["x_axis/attempt"].values())) == [1, 2, 3]
 
 
-def test_a_lost_attempt_leaves_no_point(script_folder):
+def test_a_lost_attempt_leaves_no_point(script_folder, whole):
     class Crash(Callback):
         def on_train_batch_end(self, trainer, *arguments):
             if trainer.global_step == 21:
                 raise RuntimeError("crash")
 
-    fit(Net(), name="whole")
     with pytest.raises(RuntimeError, match="crash"):
-        fit(Net(), name="parts", callbacks=[Crash()])  # saved last at step 12, within an interval
-    fit(Net(), name="parts")
-    whole, parts = scalars_of(script_folder / "runs/whole"), scalars_of(script_folder / "runs/parts")
-    assert parts["train/loss"] == pytest.approx(whole["train/loss"], rel=1e-6)
+        fit(Net(), callbacks=[Crash()])  # saved last at step 12, within an interval
+    fit(Net())
+    assert scalars_of(script_folder / "runs/x")["train/loss"] == pytest.approx(whole[1]["train/loss"], rel=1e-6)
 
 
 def test_the_gradient_norm_is_that_before_clipping(script_folder):
@@ -140,87 +158,75 @@ def test_the_gradient_norm_is_that_before_clipping(script_folder):
         assert logged == pytest.approx({step: norms[step] for step in logged}, rel=1e-5) and len(logged) >= 7
 
 
-def test_measuring_changes_no_weights(script_folder, monkeypatch):
-    measured = fit(Net(), name="measured")
+def test_measuring_changes_no_weights(script_folder, whole, monkeypatch):
     monkeypatch.setattr(interval_measurements.IntervalMeasurements, "on_ready", lambda *arguments: None)
-    plain = fit(Net(), name="plain")
-    assert "weights/gradient_norm" not in scalars_of(script_folder / "runs/plain")
-    assert all(map(torch.equal, measured.parameters(), plain.parameters()))
+    plain = fit(Net())
+    assert "weights/gradient_norm" not in scalars_of(script_folder / "runs/x")
+    assert all(map(torch.equal, whole[0].parameters(), plain.parameters()))
 
 
-def test_details_are_logged_at_limited_intervals(script_folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("step_seconds", "detail_seconds", "steps"),
+    [
+        (0.06, 1.0, [4, 24, 44, 64, 84, 104]),  # four intervals of five steps last longer than a second
+        (0.1, None, range(4, 108, 5)),  # all of them, if steps are slow
+    ],
+)
+def test_details_are_logged_at_limited_intervals(script_folder, monkeypatch, step_seconds, detail_seconds, steps):
     net = Net()
-    monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 1.0)
-    monkeypatch.setattr(interval_measurements, "monotonic", lambda: 100 + net.global_step * 0.06)  # 0.3 s per interval
+    if detail_seconds:
+        monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", detail_seconds)
+    monkeypatch.setattr(interval_measurements, "monotonic", lambda: 100 + net.global_step * step_seconds)
     fit(net, epochs=9)
     logged = scalars_of(script_folder / "runs/x")
-    assert len(logged["train/loss"]) == 21
-    assert list(logged["wall_time/step_ms"]) == [4, 24, 44, 64, 84, 104]  # four intervals last longer than a second
+    assert len(logged["train/loss"]) == 21 and list(logged["wall_time/step_ms"]) == list(steps)
     assert logged["weights/gradient_norm"].keys() == logged["train/loss"].keys()
 
 
-def test_samples_and_epochs_are_logged_as_other_axes(script_folder, monkeypatch):
-    monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
-    fit(Net(), epochs=2)
-    logged = scalars_of(script_folder / "runs/x")
-    assert logged["x_axis/samples"] == {4: 20, 9: 40, 14: 45 + 12, 19: 45 + 32}
-    assert logged["x_axis/epoch"] == pytest.approx({4: 5 / 12, 9: 10 / 12, 14: 1 + 3 / 12, 19: 1 + 8 / 12})
+def test_samples_and_epochs_are_logged_as_other_axes(detailed):
+    _, logged = detailed
+    samples, epochs = {4: 20, 9: 40, 14: 57, 19: 77, 24: 94, 29: 114, 34: 134}, (5, 10, 15, 20, 25, 30, 35)
+    assert logged["x_axis/samples"] == samples
+    assert list(logged["x_axis/epoch"].values()) == pytest.approx([steps / 12 for steps in epochs])
 
 
-def test_parts_of_a_step_add_up(script_folder, monkeypatch):
-    monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
-    fit(Net())
-    logged = scalars_of(script_folder / "runs/x")
+def test_parts_of_a_step_add_up(detailed):
+    _, logged = detailed
     parts = ("data_wait", "forward", "backward", "exposed_communication", "optimizer", "other")
     for step, total in logged["wall_time/step_ms"].items():
         assert sum(logged[f"wall_time/{part}_ms"][step] for part in parts) == pytest.approx(total, rel=1e-5)
 
 
-def test_speed_and_operations_are_logged(script_folder):
-    fit(Net())
-    logged = scalars_of(script_folder / "runs/x")
-    (flops,) = {logged["workload/teraflops_per_second"][4] * 1e12 / logged["train/samples_per_second"][4]}
+def test_speed_and_operations_are_logged_and_utilization_with_the_peak_that_it_is_based_on(detailed, whole):
+    folder, logged = detailed
+    flops = logged["workload/teraflops_per_second"][4] * 1e12 / logged["train/samples_per_second"][4]
     assert flops == pytest.approx(2 * 2 * 3, rel=1e-4)  # forward, and the weights' gradient; the inputs need none
-    assert "workload/mfu_percent" not in logged  # no published peak of a CPU
-
-
-def test_utilization_is_logged_with_the_peak_that_it_is_based_on(script_folder, monkeypatch):
-    monkeypatch.setattr(interval_measurements, "peak_flops_per_second", lambda trainer: 2e12)
-    fit(Net())
-    logged = scalars_of(script_folder / "runs/x")
     assert logged["workload/mfu_percent"][4] == pytest.approx(50 * logged["workload/teraflops_per_second"][4], rel=1e-5)
-    events = EventAccumulator(str(script_folder / "runs/x/tensorboard")).Reload()
-    description = events.summary_metadata["workload/mfu_percent"].summary_description
-    assert description.endswith("the published peak of the device: 2 TFLOP/s with precision 32-true")
+    description = EventAccumulator(str(folder / "tensorboard")).Reload().summary_metadata["workload/mfu_percent"]
+    end = "the published peak of the device: 2 TFLOP/s with precision 32-true"
+    assert description.summary_description.endswith(end)
+    assert "workload/teraflops_per_second" in whole[1] and "workload/mfu_percent" not in whole[1]  # a CPU has no peak
 
 
-def test_duration_and_size_of_checkpoints_are_logged(script_folder, monkeypatch):
-    monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
-    fit(Net(), save_every="5steps")
-    logged = scalars_of(script_folder / "runs/x")
-    checkpoint = next((script_folder / "runs/x/checkpoints").iterdir())
+def test_duration_and_size_of_checkpoints_are_logged(detailed):
+    folder, logged = detailed
+    checkpoint = next((folder / "checkpoints").iterdir())
     size = sum(file.stat().st_size for file in checkpoint.iterdir()) / 2**20
     assert list(logged["workload/checkpoint_mib"].values())[-1] == pytest.approx(size, rel=0.1)
     assert all(seconds > 0 for seconds in logged["wall_time/checkpoint_s"].values())
 
 
-def test_every_logger_receives_the_values(script_folder):
-    loggers = [CSVLogger(script_folder / name, name="", version="") for name in ("first", "second")]
-    fit(Net(), logger=loggers)
-    for name in ("first", "second"):
-        header = (script_folder / name / "metrics.csv").read_text().splitlines()[0].split(",")
-        assert {"train/loss", "wall_time/step_ms", "x_axis/samples", "weights/gradient_norm"} <= set(header)
-
-
-def test_a_value_that_the_module_logs_as_epoch_is_kept(script_folder):
+def test_every_logger_receives_the_values_and_a_value_that_the_module_logs_as_epoch_is_kept(script_folder):
     class LogsEpoch(Net):
         def training_step(self, batch, batch_idx):
             self.log("epoch", 0.5)
             return super().training_step(batch, batch_idx)
 
-    fit(LogsEpoch(), logger=CSVLogger(script_folder / "csv", name="", version=""))
-    rows = list(csv.DictReader((script_folder / "csv/metrics.csv").open()))
-    assert {row["epoch"] for row in rows} == {"", "0.5"}
+    fit(LogsEpoch(), logger=[CSVLogger(script_folder / name, name="", version="") for name in ("first", "second")])
+    for name in ("first", "second"):
+        rows = list(csv.DictReader((script_folder / name / "metrics.csv").open()))
+        logged = {"train/loss", "train/lr", "wall_time/step_ms", "x_axis/samples", "weights/gradient_norm"}
+        assert logged <= rows[0].keys() and {row["epoch"] for row in rows} == {"", "0.5"}
 
 
 def test_nothing_is_measured_without_a_logger(script_folder):
@@ -252,14 +258,6 @@ def test_operations_are_counted_if_every_step_is_logged(script_folder, monkeypat
     assert all(value > 0 for value in logged["workload/teraflops_per_second"].values())
 
 
-def test_details_of_slow_steps_are_logged_at_every_logging_step(script_folder, monkeypatch):
-    net = Net()
-    monkeypatch.setattr(interval_measurements, "monotonic", lambda: 100 + net.global_step * 0.1)  # 0.5 s per interval
-    fit(net)
-    logged = scalars_of(script_folder / "runs/x")
-    assert logged["wall_time/step_ms"].keys() == logged["train/loss"].keys()
-
-
 def test_a_gradient_that_is_not_a_number_is_shown(script_folder):
 
     class Diverging(Net):
@@ -273,7 +271,7 @@ def test_a_gradient_that_is_not_a_number_is_shown(script_folder):
         assert [math.isnan(value) for value in logged[tag].values()] == [False, False, *[True] * 5], tag
 
 
-def test_trials_of_a_finder_are_not_measured(script_folder):
+def test_trials_of_a_finder_are_not_measured(script_folder, whole):
     class FindLater(LearningRateFinder):
         def on_fit_start(self, *arguments):
             pass
@@ -284,10 +282,8 @@ def test_trials_of_a_finder_are_not_measured(script_folder):
 
     net = Net()
     net.lr = 0.01
-    fit(net, name="found", callbacks=[FindLater(num_training_steps=20, update_attr=False)])
-    fit(Net(), name="plain")
-    found, plain = scalars_of(script_folder / "runs/found"), scalars_of(script_folder / "runs/plain")
-    assert found["train/loss"] == pytest.approx(plain["train/loss"], rel=1e-6)
+    fit(net, callbacks=[FindLater(num_training_steps=20, update_attr=False)])
+    assert scalars_of(script_folder / "runs/x")["train/loss"] == pytest.approx(whole[1]["train/loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize("profiler", [None, "simple"])  # with a profiler, Lightning's own loop trains
@@ -371,15 +367,13 @@ def test_an_optimizer_without_learning_rate_is_trained(script_folder):
     assert len(logged["train/loss"]) == 7 and "train/lr" not in logged
 
 
-def test_a_checkpoint_of_the_last_hook_of_an_interval_does_not_count_it_twice(script_folder):
-    fit(Net(), name="whole")
+def test_a_checkpoint_of_the_last_hook_of_an_interval_does_not_count_it_twice(script_folder, whole):
     saved = ModelCheckpoint(script_folder / "saved", every_n_train_steps=5, save_top_k=-1, filename="{step}")
     fit(Net(), name="first", max_steps=15, callbacks=[saved])
-    quiet = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False, "seed": 7}
-    trainer = Trainer(max_epochs=3, name="second", log_every_n_steps=INTERVAL, **quiet)
-    trainer.fit(Net(), ckpt_path=script_folder / "saved/step=15.ckpt")
-    whole, second = (scalars_of(script_folder / f"runs/{name}")["train/loss"] for name in ("whole", "second"))
-    assert second == pytest.approx({step: loss for step, loss in whole.items() if step >= 15}, rel=1e-6)
+    fit(Net(), name="second", ckpt_path=script_folder / "saved/step=15.ckpt")
+    second = scalars_of(script_folder / "runs/second")["train/loss"]
+    expected = {step: loss for step, loss in whole[1]["train/loss"].items() if step >= 15}
+    assert second == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_time_of_a_step_is_that_of_all_optimizers(script_folder, monkeypatch):

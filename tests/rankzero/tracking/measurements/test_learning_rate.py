@@ -1,7 +1,6 @@
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning.pytorch.loggers import CSVLogger
 from reported import scalars_of
 
 from rankzero import Trainer
@@ -86,13 +85,6 @@ def test_a_resumed_run_of_two_optimizers_has_one_curve(script_folder):
     fit(TwoOptimizers(), log_every_n_steps=1, max_steps=6)  # three batches
     fit(TwoOptimizers(), log_every_n_steps=1)
     assert list(scalars_of(script_folder / "runs/x")["loss"]) == list(range(6))
-
-
-def test_every_logger_receives_the_rate(script_folder):
-    loggers = [CSVLogger(script_folder / name, name="", version="") for name in ("first", "second")]
-    fit(BoringModel(), logger=loggers)
-    for name in ("first", "second"):
-        assert "train/lr" in (script_folder / name / "metrics.csv").read_text().splitlines()[0].split(",")
 
 
 def test_log_every_n_steps_of_zero_logs_nothing(script_folder):

@@ -51,12 +51,17 @@ def take_step(activity, clock, trainer, **milliseconds):
     trainer.fit_loop.epoch_loop._batches_that_stepped += 1
 
 
+def measured(device="cpu"):
+    """Returns an activity, a trainer on a device, and the measurement of its steps."""
+    activity, trainer = Activity(), trainer_on(device)
+    return activity, trainer, StepTime(activity, trainer)
+
+
 PARTS = {"data_wait": 5.0, "forward": 10.0, "backward": 20.0, "optimizer": 3.0, "other": 2.0}
 
 
 def test_parts_of_a_step_are_means_over_the_steps_of_the_interval(clock):
-    activity, trainer = Activity(), trainer_on("cpu")
-    step_time = StepTime(activity, trainer)
+    activity, trainer, step_time = measured()
     for factor in (1, 3):
         take_step(activity, clock, trainer, **{name: factor * duration for name, duration in PARTS.items()})
     activity.enter(HOOK)
@@ -68,9 +73,8 @@ def test_parts_of_a_step_are_means_over_the_steps_of_the_interval(clock):
     assert times["wall_time/exposed_communication_ms"] == 0
 
 
-def test_validation_and_checkpoints_are_no_part_of_a_step(clock):
-    activity, trainer = Activity(), trainer_on("cpu")
-    step_time = StepTime(activity, trainer)
+def test_validation_checkpoints_and_earlier_intervals_are_no_part_of_a_step(clock):
+    activity, trainer, step_time = measured()
     take_step(activity, clock, trainer, **PARTS)
     for phase in (VALIDATION, CHECKPOINT, HOOK):
         activity.enter(phase)
@@ -78,14 +82,6 @@ def test_validation_and_checkpoints_are_no_part_of_a_step(clock):
     times = step_time.take()
     assert times["wall_time/step_ms"] == pytest.approx(40)
     assert times["wall_time/checkpoint_blocked_s"] == pytest.approx(7)
-
-
-def test_each_interval_counts_only_its_own_steps(clock):
-    activity, trainer = Activity(), trainer_on("cpu")
-    step_time = StepTime(activity, trainer)
-    take_step(activity, clock, trainer, **PARTS)
-    activity.enter(HOOK)
-    step_time.take()
     take_step(activity, clock, trainer, **{**PARTS, "forward": 1.0})
     activity.enter(HOOK)
     assert step_time.take()["wall_time/forward_ms"] == pytest.approx(1)
@@ -144,8 +140,7 @@ def test_a_measurement_ends_if_no_optimizer_step_is_counted(events):
 
 
 def test_parts_on_an_accelerator_are_unknown_before_a_step_was_measured(events):
-    activity, trainer = Activity(), trainer_on("cuda:0")
-    step_time = StepTime(activity, trainer)
+    activity, _, step_time = measured("cuda:0")
     activity.begin_batch(0)
     activity.enter(FORWARD)
     activity.begin_batch(1)
@@ -154,8 +149,7 @@ def test_parts_on_an_accelerator_are_unknown_before_a_step_was_measured(events):
 
 
 def test_an_accelerators_phases_are_measured_by_events(clock, events):
-    activity, trainer = Activity(), trainer_on("cuda:0")
-    step_time = StepTime(activity, trainer)
+    activity, trainer, step_time = measured("cuda:0")
     for is_last_batch in (False, True):  # of two batches per step
         step_time.measure_step()
         for phase, duration in ((FORWARD, 0.005), (BACKWARD, 0.01), (OPTIMIZER, 0.003 * is_last_batch), (HOOK, 0.25)):

@@ -1,5 +1,7 @@
 import gzip
+import io
 import json
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from rankzero.messages import RequestError
 from rankzero.tracking.profiling import recording
 from rankzero.tracking.profiling.callback import Profile
 from rankzero.tracking.profiling.files import TRACK
-from running import disk_at
+from running import disk_at, script_process
 
 QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False}
 
@@ -86,11 +88,24 @@ def contains(outer, inner):
     return outer["ts"] <= inner["ts"] + ROUNDING and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + ROUNDING
 
 
-def test_trace_and_table_show_the_steps_after_the_warm_up(script_folder, capsys):
-    train(profile="4steps")
-    events = trace_of(script_folder)
+def names_of_steps(events):
+    return [event["name"] for event in slices(events, "step ", on_track=True)]
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    """The folder, the Trainer and the output of a run of 20 steps, of which four are profiled."""
+    folder, out, err = tmp_path_factory.mktemp("profiled"), io.StringIO(), io.StringIO()
+    with script_process(folder), redirect_stdout(out), redirect_stderr(err):
+        trainer = train(20, profile="4steps")
+    return folder, trainer, out.getvalue(), err.getvalue()
+
+
+def test_trace_and_table_show_the_steps_after_the_warm_up(profiled):
+    folder, _, out, err = profiled
+    events = trace_of(folder)
     steps = slices(events, "step ", on_track=True)
-    assert [step["name"] for step in steps] == ["step 6", "step 7", "step 8", "step 9"]
+    assert names_of_steps(events) == ["step 6", "step 7", "step 8", "step 9"]
     assert [step["name"] for step in slices(events, "ProfilerStep")] == [
         f"ProfilerStep#{step}" for step in range(6, 10)
     ]
@@ -101,20 +116,18 @@ def test_trace_and_table_show_the_steps_after_the_warm_up(script_folder, capsys)
     linear, gradient = slices(events, "aten::linear"), slices(events, "AddmmBackward0")
     assert len(linear) == len(gradient) == 4
     assert all(map(contains, parts["forward"], linear)) and all(map(contains, parts["backward"], gradient))
-    table = (script_folder / "runs/x/profile/attempt-0001/rank-000.txt").read_text()
+    table = (folder / "runs/x/profile/attempt-0001/rank-000.txt").read_text()
     assert table.startswith("Run x, attempt 1, rank 0: steps 6 to 9\n") and "aten::addmm" in table
     assert "forward" in table and " ms\n" in table and "CUDA" not in table
-    output = capsys.readouterr()
-    (line,) = [line for line in output.out.splitlines() if "profiled" in line]
+    (line,) = [line for line in out.splitlines() if "profiled" in line]
     assert line.startswith("rankzero: profiled steps 6 to 9: runs/x/profile/attempt-0001/rank-000.json.gz (open it at ")
     assert "https://ui.perfetto.dev or chrome://tracing" in line and line.endswith("/rank-000.txt")
-    assert "slower training loop" not in output.out + output.err and output.err == ""
+    assert "slower training loop" not in out + err and err == ""
 
 
-def test_no_range_of_a_thread_overlaps_another_without_being_nested(script_folder):
-    train(profile="4steps")
+def test_no_range_of_a_thread_overlaps_another_without_being_nested(profiled):
     threads = {}
-    for event in trace_of(script_folder):
+    for event in trace_of(profiled[0]):
         if event["ph"] == "X":
             threads.setdefault((event["pid"], event["tid"]), []).append(event)
     for events in threads.values():
@@ -128,33 +141,28 @@ def test_no_range_of_a_thread_overlaps_another_without_being_nested(script_folde
             enclosing.append(event)
 
 
-def test_profiling_changes_no_weight(script_folder):
-    plain = train(20, name="plain").model.state_dict()
-    profiled = train(20, profile="4steps").model.state_dict()
-    assert all(torch.equal(value, profiled[name]) for name, value in plain.items())
-
-
-def test_without_the_flag_there_is_no_callback(script_folder):
-    trainer = train(1)
+def test_profiling_changes_no_weight_and_has_no_callback_without_the_flag(script_folder, profiled):
+    trainer = train(20)
     assert not [callback for callback in trainer.callbacks if isinstance(callback, Profile)]
+    weights = profiled[1].model.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
 
 
-def test_steps_after_the_profile_call_no_hook(script_folder):
+def test_steps_after_the_profile_call_no_hook_and_quiet_keeps_the_line_with_the_paths(script_folder, capsys):
     called = []
 
     def look(trainer):
         methods = trainer.fit_loop.epoch_loop.subscribers.methods["on_step_done"]
         called.append(any(isinstance(method.__self__, Profile) for method in methods))
 
-    train(profile="2steps", callbacks=[AtStep(6, look), AtStep(8, look)])
-    assert called == [True, False]
+    train(profile="2steps", callbacks=[AtStep(6, look), AtStep(8, look)], quiet=True)
+    assert called == [True, False] and "rankzero: profiled steps 6 to 7: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("profile", "steps"), [("2steps@7", [8, 9]), ("1step@2", [6])])
 def test_a_profile_begins_after_the_requested_step_but_not_in_the_warm_up(profile, steps, script_folder):
     train(profile=profile)
-    names = [event["name"] for event in slices(trace_of(script_folder), "step ", on_track=True)]
-    assert names == [f"step {step}" for step in steps]
+    assert names_of_steps(trace_of(script_folder)) == [f"step {step}" for step in steps]
 
 
 def test_a_resumed_attempt_keeps_the_profile_of_the_previous_one(script_folder):
@@ -162,14 +170,30 @@ def test_a_resumed_attempt_keeps_the_profile_of_the_previous_one(script_folder):
     first = (script_folder / "runs/x/profile/attempt-0001/rank-000.json.gz").read_bytes()
     train(8, profile="2steps", max_epochs=2)
     assert (script_folder / "runs/x/profile/attempt-0001/rank-000.json.gz").read_bytes() == first
-    names = [event["name"] for event in slices(trace_of(script_folder, attempt=2), "step ", on_track=True)]
-    assert names == ["step 14", "step 15"]
+    assert names_of_steps(trace_of(script_folder, attempt=2)) == ["step 14", "step 15"]
 
 
-def test_a_run_with_fewer_steps_profiles_those_that_there_are(script_folder, capsys):
-    train(8, profile="10steps")
-    assert len(slices(trace_of(script_folder), "step ", on_track=True)) == 3
-    assert "profiled 3 of 10 steps, from step 6, because training ended after step 8: " in capsys.readouterr().out
+def fail_in_user_code(trainer):
+    raise KeyError("the user's error")
+
+
+@pytest.mark.parametrize(
+    ("steps", "requested", "settings", "reason"),
+    [
+        (8, 10, {}, "training ended after step 8"),
+        (12, 5, {"limit_val_batches": 3, "val_check_interval": 4}, "a validation began after step 8"),
+        (12, 4, {"callbacks": [AtStep(8, fail_in_user_code)]}, "training ended after step 8"),
+    ],
+    ids=["few steps", "validation", "error"],
+)
+def test_a_profile_that_ends_early_contains_the_steps_before_the_end(
+    steps, requested, settings, reason, script_folder, capsys
+):
+    with pytest.raises(KeyError, match="the user's error") if "callbacks" in settings else nullcontext():
+        train(steps, profile=f"{requested}steps", **settings)
+    assert len(names_of_steps(trace_of(script_folder))) == 3
+    assert not slices(trace_of(script_folder), "validation", on_track=True)
+    assert f"profiled 3 of {requested} steps, from step 6, because {reason}: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("profile", ["10steps", "10steps@5"])
@@ -178,13 +202,6 @@ def test_a_run_that_ends_before_the_profile_begins_reports_it(profile, script_fo
     found = "training ended after step 5, and profiling begins after step 5"
     assert f'nothing was profiled (profile="{profile}"): {found}' in capsys.readouterr().err
     assert not (script_folder / "runs/x/profile").exists()
-
-
-def test_a_validation_ends_the_profile(script_folder, capsys):
-    train(12, profile="5steps", limit_val_batches=3, val_check_interval=4)
-    assert len(slices(trace_of(script_folder), "step ", on_track=True)) == 3
-    assert not slices(trace_of(script_folder), "validation", on_track=True)
-    assert "profiled 3 of 5 steps, from step 6, because a validation began after step 8: " in capsys.readouterr().out
 
 
 def test_a_step_contains_its_micro_batches(script_folder):
@@ -211,16 +228,6 @@ def test_lightnings_own_loop_is_profiled(model, settings, script_folder):
     assert all(end <= following["ts"] + ROUNDING for end, (_, following) in zip(ends, pairwise(steps), strict=False))
 
 
-def test_an_error_in_a_profiled_step_writes_the_steps_before_it(script_folder, capsys):
-    def fail(trainer):
-        raise KeyError("the user's error")
-
-    with pytest.raises(KeyError, match="the user's error"):
-        train(profile="4steps", callbacks=[AtStep(8, fail)])
-    assert len(slices(trace_of(script_folder), "step ", on_track=True)) == 3
-    assert "profiled 3 of 4 steps, from step 6, because training ended after step 8" in capsys.readouterr().out
-
-
 def test_a_stop_in_a_profiled_step_writes_the_steps_before_it(script_folder):
     def stop(trainer):
         trainer.session.coordinator.control_channel.request_stop("the test")
@@ -245,16 +252,6 @@ def test_a_full_disk_does_not_end_training(script_folder, capsys):
     assert not [path for path in remaining if path.name.endswith((".json.gz", ".saving"))]
 
 
-def test_a_trace_that_torch_could_not_write_is_reported(script_folder, capsys, monkeypatch):
-    def write_part(self, path):
-        Path(path).write_text('{"traceEvents": [')
-
-    monkeypatch.setattr(profile, "export_chrome_trace", write_part)
-    train(profile="4steps")
-    assert "training is not affected: torch could not write its trace to " in capsys.readouterr().err
-    assert not (script_folder / "runs/x/profile/attempt-0001/rank-000.json.gz").exists()
-
-
 def test_another_profiler_keeps_running(script_folder, capsys):
     other = profile(activities=[ProfilerActivity.CPU])
     train(profile="2steps", callbacks=[AtStep(4, lambda _: other.start()), AtStep(10, lambda _: other.stop())])
@@ -262,32 +259,37 @@ def test_another_profiler_keeps_running(script_folder, capsys):
     assert any(event.name == "aten::linear" for event in other.events())
 
 
-@pytest.mark.parametrize("method", ["prepare_trace", "start_trace", "stop_trace", "key_averages"])
-def test_an_error_of_the_profiler_does_not_end_training(method, script_folder, capsys, monkeypatch):
-    original = getattr(profile, method)
+def fail(*arguments):
+    raise RuntimeError("the profiler failed")
 
-    def fail(self):
-        if method == "stop_trace":
-            original(self)
-        raise RuntimeError("the profiler failed")
 
-    monkeypatch.setattr(profile, method, fail)
+def stop_and_fail(self, stop=profile.stop_trace):
+    stop(self)
+    fail()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "function", "found"),
+    [
+        (profile, "prepare_trace", fail, "the profiler failed"),
+        (profile, "start_trace", fail, "the profiler failed"),
+        (profile, "stop_trace", stop_and_fail, "the profiler failed"),
+        (profile, "key_averages", fail, "the profiler failed"),
+        (
+            *(profile, "export_chrome_trace", lambda self, path: Path(path).write_text('{"traceEvents": [')),
+            "torch could not write its trace to ",
+        ),
+        (recording, "kineto_available", lambda: False, "this build of torch has no Kineto"),
+    ],
+)
+def test_an_error_of_the_profiler_does_not_end_training(
+    owner, name, function, found, script_folder, capsys, monkeypatch
+):
+    monkeypatch.setattr(owner, name, function)
     assert train(profile="2steps").global_step == 12
     err = capsys.readouterr().err
-    assert (
-        err.count("the profile could not be written") == err.count("training is not affected: the profiler failed") == 1
-    )
-
-
-def test_a_torch_without_kineto_is_reported(script_folder, capsys, monkeypatch):
-    monkeypatch.setattr(recording, "kineto_available", lambda: False)
-    train(profile="2steps")
-    assert "training is not affected: this build of torch has no Kineto" in capsys.readouterr().err
-
-
-def test_quiet_keeps_the_line_with_the_paths(script_folder, capsys):
-    train(profile="2steps", quiet=True)
-    assert "rankzero: profiled steps 6 to 7: " in capsys.readouterr().out
+    assert err.count("the profile could not be written") == err.count(f"training is not affected: {found}") == 1
+    assert not (script_folder / "runs/x/profile/attempt-0001/rank-000.json.gz").exists()
 
 
 def test_a_rank_that_does_not_exist_is_refused(script_folder):

@@ -117,18 +117,17 @@ def test_words_are_those_of_bash():
     """Compares with bash itself, for words of random parts."""
     generator = random.Random(0)
     parts = ("$A", "${B}", "/", "a", ".py", "'x y'", '"$C z"', "-", "=", ":", "x", "${A}_b", "[0]")
+    words = ["".join(generator.choices(parts, k=generator.randint(1, 6))) for _ in range(150)]
+    words = [word for word in words if not re.match(r"[\w]+=", word)]  # an assignment
+    script = "A=1 B=2 C=3\n" + "".join(f"printf '%s\\0' {word}; printf '\\1'\n" for word in words)
+    printed = subprocess.run(["bash", "-f", "-c", script], capture_output=True, text=True).stdout.split("\1")[:-1]
 
     def value(match):
         return {"A": "1", "B": "2", "C": "3"}.get(match[1] or match[2], "")
 
-    for _ in range(150):
-        word = "".join(generator.choices(parts, k=generator.randint(1, 6)))
-        if re.match(r"[\w]+=", word):
-            continue  # an assignment
-        script = f"A=1 B=2 C=3\nprintf '%s\\0' {word}\n"
-        printed = subprocess.run(["bash", "-f", "-c", script], capture_output=True, text=True).stdout.split("\0")[:-1]
+    for word, expected in zip(words, printed, strict=True):
         found = [item.text for item in commands_of(f"printf {word}")[0].words[1:]]
-        assert [re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, text) for text in found] == printed, word
+        assert [re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, text) for text in found] == expected.split("\0")[:-1], word
 
 
 @pytest.mark.parametrize(

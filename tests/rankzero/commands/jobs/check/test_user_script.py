@@ -34,8 +34,8 @@ def test_variables_of_the_script_are_replaced_by_their_last_value():
 def test_a_variable_that_contains_itself_is_replaced_finitely_often():
     script = UserScript("PATH=$PATH:/x\necho $PATH\n")
     assert script.resolved("$PATH", script.commands[-1]) == "$PATH:/x"
-    doubling = "A=x\n" + 'A="$A $A"\n' * 40 + "echo $A\n"
-    assert len(UserScript(doubling).resolved("$A", UserScript(doubling).commands[-1])) <= MAX_CHARACTERS
+    script = UserScript("A=x\n" + 'A="$A $A"\n' * 40 + "echo $A\n")
+    assert len(script.resolved("$A", script.commands[-1])) <= MAX_CHARACTERS
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,11 @@ from rankzero.commands.jobs.request.combined import hosts_in
 from rankzero.commands.jobs.request.job_request import FORMS, JobRequest
 
 
-def test_a_minimal_job_has_the_defaults_of_the_request():
+def test_a_minimal_job_has_the_defaults_of_the_request_and_the_first_form_of_its_scheduler():
     assert request(*SLURM) == JobRequest("slurm", "x", "srun")
     assert request("--scheduler=local", "--name=x") == JobRequest("local", "x")
-
-
-@pytest.mark.parametrize(("scheduler", "form"), [("slurm", "srun"), ("pbs", "pbsdsh"), ("mpirun", "openmpi")])
-def test_the_first_form_of_a_scheduler_is_the_default(scheduler, form):
-    assert request("--scheduler", scheduler, "--name", "x").form == form
+    assert request("--scheduler", "pbs", "--name", "x") == JobRequest("pbs", "x", "pbsdsh")
+    assert request(*MPIRUN) == JobRequest("mpirun", "x", "openmpi")
 
 
 def test_a_job_without_scheduler_or_name_is_refused():
@@ -97,14 +94,15 @@ def test_a_path_that_the_shell_has_not_expanded_is_refused(flag):
     assert typed == f"--{flag} {shlex.quote(str(Path.home() / 'my runs'))}"
 
 
-def test_the_number_of_nodes_is_the_number_of_hosts():
-    job = request("--scheduler", "ssh", "--name", "x", "--hosts", "n1,n2,n3")
+def test_the_number_of_nodes_is_the_number_of_hosts_unless_fewer_are_requested():
+    ssh = ("--scheduler", "ssh", "--name", "x")
+    job = request(*ssh, "--hosts", "n1,n2,n3")
     assert (job.nodes, job.hosts) == (3, ("n1", "n2", "n3"))
-
-
-def test_the_first_hosts_are_used_if_fewer_nodes_are_requested():
-    job = request("--scheduler", "ssh", "--name", "x", "--hosts", "n1,n2,n3", "--nodes", "2")
+    job = request(*ssh, "--hosts", "n1,n2,n3", "--nodes", "2")
     assert (job.nodes, job.hosts) == (2, ("n1", "n2"))
+    assert refusal(*ssh)[1:] == ("ssh does not choose machines", "--hosts n1")
+    asked, found, instead = refusal("--scheduler", "local", "--name", "x", "--nodes", "2")
+    assert (asked, found) == ("--nodes 2 with --scheduler local", "it is one machine") and "ssh" in instead
 
 
 @pytest.mark.parametrize("scheduler", ["ssh", "mpirun", "docker", "apptainer"])
@@ -116,20 +114,11 @@ def test_too_few_hosts_are_refused(scheduler):
     assert refusal(*tokens)[1] == f"{scheduler} does not choose machines"
 
 
-def test_ssh_without_hosts_is_refused():
-    assert refusal("--scheduler", "ssh", "--name", "x")[1:] == ("ssh does not choose machines", "--hosts n1")
-
-
 def test_one_machine_without_a_list_of_hosts_is_this_one():
     for scheduler in ("mpirun", "docker", "apptainer", "local"):
         image = ("--image", "i") if scheduler in ("docker", "apptainer") else ()
         job = request("--scheduler", scheduler, "--name", "x", "--devices", "2", *image)
         assert (job.nodes, job.hosts) == (1, ())
-
-
-def test_local_with_two_nodes_is_refused():
-    asked, found, instead = refusal("--scheduler", "local", "--name", "x", "--nodes", "2")
-    assert (asked, found) == ("--nodes 2 with --scheduler local", "it is one machine") and "ssh" in instead
 
 
 @pytest.mark.parametrize("scheduler", ["docker", "apptainer"])
@@ -148,7 +137,7 @@ def test_a_hostfile_lists_machines_in_order_and_once(tmp_path):
     assert refusal(*MPIRUN, "--hostfile", str(file), "--nodes", "3")[1] == "--hostfile lists 2: n2, n1"
 
 
-def test_a_missing_or_empty_hostfile_is_refused(tmp_path):
+def test_a_wrong_hostfile_is_refused(tmp_path):
     file = tmp_path / "hosts"
     assert refusal(*MPIRUN, "--hostfile", str(file)) == (
         f"--hostfile {file}",
@@ -158,13 +147,13 @@ def test_a_missing_or_empty_hostfile_is_refused(tmp_path):
     assert refusal(*MPIRUN, "--hostfile", str(tmp_path))[1] == "cannot read this file: Is a directory"
     file.write_bytes(b"\xff\xfe")
     assert refusal(*MPIRUN, "--hostfile", str(file))[1] == "cannot read this file: not a text file"
+    for content in ("n1\n$(touch PWNED)\n", "-x\n", "a b;c\nn1/x\n"):
+        file.write_text(content)
+        assert refusal(*MPIRUN, "--hostfile", str(file))[1] == "a line does not begin with a host name"
     file.write_text("# nothing\n\n")
     assert refusal(*MPIRUN, "--hostfile", str(file))[1] == "it names no machine"
-
-
-def test_hosts_and_a_hostfile_together_are_refused(tmp_path):
-    (tmp_path / "hosts").write_text("n1\n")
-    found = refusal(*MPIRUN, "--hosts", "n1", "--hostfile", str(tmp_path / "hosts"))
+    file.write_text("n1\n")
+    found = refusal(*MPIRUN, "--hosts", "n1", "--hostfile", str(file))
     assert found[:2] == ("--hosts and --hostfile", "both list machines")
 
 
@@ -179,10 +168,3 @@ def test_hosts_and_a_hostfile_together_are_refused(tmp_path):
 def test_values_that_pbs_does_not_accept_are_refused(tokens, instead):
     assert refusal("--scheduler", "pbs", "--name", "x", *tokens)[2] == instead
     assert request(*SLURM, *tokens)
-
-
-@pytest.mark.parametrize("content", ["n1\n$(touch PWNED)\n", "-x\n", "a b;c\nn1/x\n"])
-def test_a_host_file_with_an_invalid_name_is_refused(tmp_path, content):
-    (tmp_path / "hosts").write_text(content)
-    asked = refusal("--scheduler", "mpirun", "--name", "x", "--hostfile", str(tmp_path / "hosts"))
-    assert asked[1] == "a line does not begin with a host name"

@@ -20,10 +20,8 @@ def test_a_value_may_begin_with_one_dash_but_not_with_two():
     assert request(*SLURM, "--setup", "-v").setup == ("-v",)
     assert request(*SLURM, "--setup=--v").setup == ("--v",)
     assert refusal(*SLURM, "--setup", "--v")[1] == "it has no value"
-
-
-def test_the_last_value_of_a_repeated_flag_is_used():
-    assert request(*SLURM, "--nodes", "2", "--nodes", "3").nodes == 3
+    for tokens in (("--nodes",), ("--nodes", "--devices", "2"), ("--nodes", "--", "3"), ("--site",)):
+        assert refusal(*SLURM, *tokens) == (tokens[0], "it has no value", f"{tokens[0]}=VALUE")
 
 
 def test_aliases_set_the_flag():
@@ -35,10 +33,8 @@ def test_aliases_set_the_flag():
 def test_list_flags_can_be_repeated():
     job = request(*SLURM, "--setup", "a, b", "--modules", "m1, m2", "--setup", "c", "--modules=m3", "--extra", "#X, Y")
     assert (job.setup, job.modules, job.extra) == (("a, b", "c"), ("m1", "m2", "m3"), ("#X, Y",))
-
-
-def test_hosts_are_a_list_separated_by_commas_or_repeated():
     assert request(*MPIRUN, "--hosts", "n1, u@n2", "--hosts=n3").hosts == ("n1", "u@n2", "n3")
+    assert request(*SLURM, "--nodes", "2", "--nodes", "3").nodes == 3  # no list: the last value
 
 
 def test_everything_after_two_dashes_is_an_argument_of_fit():
@@ -52,12 +48,8 @@ def test_switches_take_no_value():
     line = parse(["my-run", "--follow", "--dry_run", "other", "-h"])
     assert list(line.positional) == ["my-run", "other"] and line.switches == {"follow", "dry_run", "help"}
     assert not line.values and line.site is None
-
-
-@pytest.mark.parametrize("tokens", [("--nodes",), ("--nodes", "--devices", "2"), ("--nodes", "--", "3"), ("--site",)])
-def test_a_flag_without_its_value_is_refused(tokens):
-    flag = tokens[0]
-    assert refusal(*SLURM, *tokens) == (flag, "it has no value", f"{flag}=VALUE")
+    for token in ("--dry_run=yes", "--follow=no"):
+        assert refusal(*SLURM, token)[1] == "this flag has no value"
 
 
 @pytest.mark.parametrize(
@@ -73,6 +65,8 @@ def test_a_flag_without_its_value_is_refused(tokens):
         (("--form", "srnu"), "not one of srun", "--form srun"),
         (("--modules", "a,,b"), "'a,,b' is not text of printable characters", "--modules cuda/12.4"),
         (("--root", ""), "'' is not a path", "--root runs"),
+        (("--extra=--exclusive",), "a whole line of the script", "--extra '#SBATCH --qos=high'"),
+        (("--extra=-x n7",), "a whole line of the script", "--extra '#SBATCH --qos=high'"),
     ],
 )
 def test_an_invalid_value_is_refused_with_a_valid_example(tokens, found, instead):
@@ -151,16 +145,6 @@ def test_a_wrong_number_of_gpus_is_shown_once():
     assert refusal(*SLURM, "--gpus_per_device=2")[0] == "--gpus_per_device 2"
     assert refusal(*SLURM, "--gpus-per-task", "1")[2] == "--gpus_per_device 1"
     assert "whole number" in refusal(*SLURM, "--gpus_per_device", "off")[1]
-
-
-@pytest.mark.parametrize("line", ["--exclusive", "-x n7"])
-def test_extra_refuses_a_bare_option(line):
-    assert "a whole line of the script" in refusal(*SLURM, f"--extra={line}")[1]
-
-
-@pytest.mark.parametrize("token", ["--dry_run=yes", "--follow=no"])
-def test_a_switch_takes_no_value(token):
-    assert refusal(*SLURM, token)[1] == "this flag has no value"
 
 
 def test_each_flag_sets_its_field():

@@ -81,19 +81,20 @@ def test_an_invalid_value_of_a_site_file_is_refused_as_yaml(site, tmp_path):
     assert refusal(*SLURM, site("hosts: [n1, 'n 2']\n"))[0] == f"{file}: hosts: n 2"
 
 
-@pytest.mark.parametrize("text", ["a: [", "a: b: c", "\x01"])
-def test_a_site_file_that_is_not_yaml_is_refused(site, text):
-    assert refusal(*SLURM, site(text))[1].startswith("not YAML: ")
+EMPTY = "the value is empty; a value that begins with # needs quotes"
 
 
-@pytest.mark.parametrize("text", ["partition: [a, b]", "modules: {a: b}", "modules: [[a]]"])
-def test_a_value_in_a_site_file_that_is_not_text_is_refused(site, text):
-    assert refusal(*SLURM, site(text))[1] == "the value is not text"
-
-
-@pytest.mark.parametrize("text", ["partition:", "extra:\n  - #SBATCH --exclusive", "modules: []\nsetup: ['']"])
-def test_an_empty_value_in_a_site_file_is_refused(site, text):
-    assert refusal(*SLURM, site(text))[1] == "the value is empty; a value that begins with # needs quotes"
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        *((text, "not YAML: ") for text in ("a: [", "a: b: c", "\x01")),
+        *((text, "not a YAML mapping") for text in ("- a", "text", "3")),
+        *((text, "the value is not text") for text in ("partition: [a, b]", "modules: {a: b}", "modules: [[a]]")),
+        *((text, EMPTY) for text in ("partition:", "extra:\n  - #SBATCH --exclusive", "modules: []\nsetup: ['']")),
+    ],
+)
+def test_a_wrong_site_file_is_refused(site, text, found):
+    assert refusal(*SLURM, site(text))[1].startswith(found)
 
 
 def test_paths_in_a_site_file_may_begin_with_the_home_folder_or_a_variable(site, monkeypatch):
@@ -112,15 +113,6 @@ def test_values_in_a_site_file_are_text_as_on_the_command_line(site, text, field
     assert getattr(request(*SLURM, site(text)), field) == value
 
 
-@pytest.mark.parametrize("text", ["- a", "text", "3"])
-def test_a_site_file_that_is_not_a_mapping_is_refused(site, text):
-    assert refusal(*SLURM, site(text))[1] == "not a YAML mapping"
-
-
-def test_an_empty_site_file_sets_nothing(site):
-    assert request(*SLURM, site("# nothing\n")) == request(*SLURM)
-
-
 def test_a_site_file_that_cannot_be_read_is_refused(tmp_path):
     missing = tmp_path / "site.yaml"
     assert refusal(*SLURM, "--site", str(missing)) == (
@@ -132,18 +124,12 @@ def test_a_site_file_that_cannot_be_read_is_refused(tmp_path):
     assert refusal(*SLURM, "--site", str(missing))[1].startswith("cannot read this file: ")
 
 
-def test_the_users_own_site_file_is_read(tmp_path, monkeypatch):
+def test_the_users_own_site_file_is_read_unless_another_one_is_given(tmp_path, monkeypatch, site):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert request(*SLURM) == JobRequest("slurm", "x", "srun")
+    assert request(*SLURM) == request(*SLURM, site("# nothing\n")) == JobRequest("slurm", "x", "srun")
     (tmp_path / "rankzero").mkdir()
     (tmp_path / "rankzero" / "site.yaml").write_text("account: mine\n")
     assert request(*SLURM) == JobRequest("slurm", "x", "srun", account="mine")
-
-
-def test_a_given_site_file_replaces_the_users_own(tmp_path, monkeypatch, site):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    (tmp_path / "rankzero").mkdir()
-    (tmp_path / "rankzero" / "site.yaml").write_text("account: mine\n")
     assert request(*SLURM, site("partition: gpu\n")) == JobRequest("slurm", "x", "srun", partition="gpu")
 
 

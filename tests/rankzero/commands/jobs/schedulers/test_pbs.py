@@ -9,9 +9,9 @@ from rankzero.commands.jobs.schedulers.state import State
 RECORD = Record("x", "pbs", "pbsdsh", "15.pbs1")
 
 RUNNING = """\
-    Job_Name = x
-    job_state = R
-    exec_host = pbs1/0*2+pbs2/0*2
+    exec_host = pbs1/0*2+pbs2/0*2+
+\tpbs3/0*2+p
+\tbs4/0*2
     comment = Job run at Sat Nov 21 at 12:00 on (pbs1:ncpus=2)+(pbs2:ncpus=2)
     resources_used.walltime = 00:01:02
     Resource_List.walltime = 02:00:00
@@ -22,13 +22,10 @@ def qstat(text):
     return f"cat <<'END'\nJob Id: 15.pbs1\n{text}\nEND"
 
 
-def test_the_commands_of_pbs_are_qsub_and_qdel(monkeypatch):
+def test_the_commands_of_pbs_are_qsub_and_qdel_and_qsub_passes_the_key_on_by_its_name(monkeypatch):
     monkeypatch.delenv("RANKZERO_KEY", raising=False)
     assert pbs.submit_command(Path("/my runs/x.job.sh")) == ("qsub", "/my runs/x.job.sh")
     assert pbs.stop_command(RECORD) == ("qdel", "15.pbs1")
-
-
-def test_qsub_passes_the_key_on_by_its_name(monkeypatch):
     monkeypatch.setenv("RANKZERO_KEY", "k" * 32)
     assert pbs.submit_command(Path("/runs/x.job.sh")) == ("qsub", "-v", "RANKZERO_KEY", "/runs/x.job.sh")
 
@@ -54,6 +51,7 @@ def test_the_id_is_read_from_the_output_of_qsub(output, job):
         ("R", "", State("RUNNING", True)),
         ("R", "    exec_host = n1/0", State("RUNNING", True, "on n1")),
         ("R", "    exec_host = n1/0\n    Resource_List.walltime = 1:00", State("RUNNING", True, "on n1, 0 of 1:00")),
+        ("R", RUNNING, State("RUNNING", True, "on pbs1, pbs2, pbs3, pbs4, 00:01:02 of 02:00:00")),
         ("Q", "", State("QUEUED", True)),
         ("Q", "    comment = Not Running: no free node", State("QUEUED", True, "(Not Running: no free node)")),
         ("H", "", State("HELD", True)),
@@ -68,11 +66,6 @@ def test_the_id_is_read_from_the_output_of_qsub(output, job):
 def test_the_state_is_the_word_for_the_letter_of_qstat(programs, letter, attributes, state):
     programs(qstat=qstat(f"    job_state = {letter}\n{attributes}"))
     assert pbs.state(RECORD) == state
-
-
-def test_the_state_of_a_running_job_names_its_hosts_and_time(programs):
-    programs(qstat=qstat(RUNNING))
-    assert pbs.state(RECORD) == State("RUNNING", True, "on pbs1, pbs2, 00:01:02 of 02:00:00")
 
 
 @pytest.mark.parametrize(
@@ -94,20 +87,7 @@ def test_an_ended_job_is_looked_up_in_the_history(programs, calls, reason, histo
     assert calls("qstat") == ["-f 15[].pbs1", "-x -f 15[].pbs1"]
 
 
-def test_wrapped_lines_of_qstat_are_joined(programs):
-    programs(qstat=qstat("    job_state = R\n    exec_host = n01/0*4+n02/0*4+\n\tn03/0*4+n\n\t04/0*4"))
-    assert pbs.state(RECORD).details == "on n01, n02, n03, n04"
-
-
-def test_a_job_that_pbs_does_not_know_has_ended(programs):
-    programs(qstat="echo 'qstat: Unknown Job Id 15.pbs1' >&2; exit 153")
-    assert pbs.state(RECORD) == State("ENDED", False, "(PBS no longer knows the job)")
-
-
-def test_a_server_that_does_not_answer_gives_an_unknown_state(programs):
+def test_a_server_that_does_not_answer_and_a_missing_qstat_give_an_unknown_state(programs):
+    assert pbs.state(RECORD).is_active is None
     programs(qstat="echo 'Connection refused' >&2; exit 111")
     assert pbs.state(RECORD) == State("UNKNOWN", None, "(qstat: Connection refused)")
-
-
-def test_a_missing_qstat_gives_an_unknown_state(programs):
-    assert pbs.state(RECORD).is_active is None

@@ -35,7 +35,9 @@ def test_the_id_is_read_from_the_output_of_sbatch(output, job):
         ("COMPLETED|None|1:02|2:00:00|n1", State("COMPLETED", False, "on n1, 1:02 of 2:00:00", has_failed=False)),
         ("CANCELLED|None|0:00|2:00:00|", State("CANCELLED", False, has_failed=True)),
         ("TIMEOUT|TimeLimit|2:00|2:00|n1", State("TIMEOUT", False, "on n1, 2:00 of 2:00", has_failed=True)),
-        ("", State("ENDED", False, "(Slurm no longer knows the job)")),
+        ("RUNNING|||||\nRUNNING||||\nPENDING||||", State("2 RUNNING, 1 PENDING", True)),  # a job array
+        ("COMPLETED||||\nFAILED||||", State("1 COMPLETED, 1 FAILED", False, has_failed=True)),
+        ("COMPLETED||||\nRUNNING||||", State("1 COMPLETED, 1 RUNNING", True)),
         ("RUNNING", State("RUNNING", True)),
         ("REVOKED|None|0:00|1:00|n1", State("REVOKED", False, "on n1, 0:00 of 1:00", has_failed=True)),
     ],
@@ -46,32 +48,23 @@ def test_the_state_is_that_of_squeue(programs, output, state):
 
 
 @pytest.mark.parametrize(
-    ("words", "state"),
+    ("script", "state"),
     [
-        (["RUNNING", "RUNNING", "PENDING"], State("2 RUNNING, 1 PENDING", True)),
-        (["COMPLETED", "FAILED"], State("1 COMPLETED, 1 FAILED", False, has_failed=True)),
-        (["COMPLETED", "RUNNING"], State("1 COMPLETED, 1 RUNNING", True)),
+        ("true", State("ENDED", False, "(Slurm no longer knows the job)")),
+        (
+            "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1",
+            State("ENDED", False, "(Slurm no longer knows the job)"),
+        ),
+        (
+            "echo 'Unable to contact slurm controller' >&2; exit 1",
+            State("UNKNOWN", None, "(squeue: Unable to contact slurm controller)"),
+        ),
     ],
 )
-def test_the_state_of_a_job_array_counts_its_members(programs, words, state):
-    programs(squeue="".join(f"echo '{word}|None|0:00|1:00|n1'\n" for word in words))
+def test_squeue_is_asked_for_ended_jobs_too(programs, calls, script, state):
+    programs(squeue=script)
     assert slurm.state(RECORD) == state
-
-
-def test_squeue_is_asked_for_ended_jobs_too(programs, calls):
-    programs(squeue="true")
-    slurm.state(RECORD)
     assert calls("squeue") == ["--noheader --jobs=123 --states=all --format=%T|%r|%M|%l|%N"]
-
-
-def test_a_job_that_slurm_does_not_know_has_ended(programs):
-    programs(squeue="echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    assert slurm.state(RECORD) == State("ENDED", False, "(Slurm no longer knows the job)")
-
-
-def test_a_scheduler_that_does_not_answer_gives_an_unknown_state(programs):
-    programs(squeue="echo 'Unable to contact slurm controller' >&2; exit 1")
-    assert slurm.state(RECORD) == State("UNKNOWN", None, "(squeue: Unable to contact slurm controller)")
 
 
 def test_a_missing_squeue_gives_an_unknown_state(programs):
@@ -88,15 +81,12 @@ def test_a_missing_squeue_gives_an_unknown_state(programs):
         ("echo slurm-wlm 22.05.8", False),
         ("echo slurm", False),
         ("echo slurm 25.11.0; exit 1", False),
+        (None, False),
     ],
 )
 def test_expedited_requeue_needs_slurm_25_11(programs, script, supported):
-    programs(sbatch=script)
+    programs(**({"sbatch": script} if script else {}))
     assert slurm.supports_expedite() is supported
-
-
-def test_without_sbatch_a_requeue_is_not_expedited(programs):
-    assert slurm.supports_expedite() is False
 
 
 def test_a_state_is_printed_with_its_details():

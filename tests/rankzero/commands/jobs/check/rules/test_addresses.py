@@ -1,5 +1,7 @@
 import pytest
 
+from job_scripts import findings, only, slurm
+
 OPTIONS = "--cpus-per-task=4 --kill-on-bad-exit=1"
 SRUN = f"srun {OPTIONS} python train.py"
 C10D = "--nnodes=2 --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID"
@@ -8,38 +10,34 @@ HEAD = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["$(echo $SLURM_JOB_NODELIST | cut -d, -f1)", "${SLURM_NODELIST%%,*}", "$SLURM_JOB_NODELIST"],
+    ("value", "found"),
+    [
+        ("$(echo $SLURM_JOB_NODELIST | cut -d, -f1)", "is compressed"),
+        ("${SLURM_NODELIST%%,*}", "is compressed"),
+        ("$SLURM_JOB_NODELIST", "is compressed"),
+        ("$(scontrol show hostnames $SLURM_JOB_NODELIST)", "MASTER_ADDR contains the names of all machines"),
+    ],
 )
-def test_the_first_name_of_a_compressed_list_is_wrong(slurm, only, value):
-    assert only(slurm(f"export MASTER_ADDR={value}", SRUN), 9, "wrong", "is compressed") == f"MASTER_ADDR={HEAD}"
-
-
-def test_a_list_of_names_is_no_address(slurm, only, findings):
-    text = slurm("export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST)", SRUN)
-    assert only(text, 9, "wrong", "MASTER_ADDR contains the names of all machines") == f"MASTER_ADDR={HEAD}"
-    assert findings(slurm(f"export MASTER_ADDR={HEAD}", SRUN)) == []
-    assert findings(slurm("nodes=($(scontrol show hostnames))", "export MASTER_ADDR=${nodes[0]}", SRUN)) == []
+def test_a_list_of_names_is_no_address(value, found):
+    only(slurm(f"export MASTER_ADDR={value}", SRUN), 9, "wrong", found, f"MASTER_ADDR={HEAD}")
 
 
 @pytest.mark.parametrize("value", ["$RANDOM", "$((20000 + RANDOM % 10000))", "$(shuf -i 20000-30000 -n 1)"])
-def test_a_random_value_in_each_task_is_wrong(slurm, only, findings, value):
+def test_a_random_value_in_each_task_is_wrong(value):
     torchrun = "torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-id={} --rdzv-endpoint=n1:$P train.py"
     only(slurm(f"srun {OPTIONS} bash -c '{torchrun.format(value)}'"), 9, "wrong", "its own random value")
     assert findings(slurm(f"srun {OPTIONS} {torchrun.format(value)}")) == []
 
 
-def test_the_name_of_each_machine_as_its_master_is_wrong(slurm, only):
-    inner = "export MASTER_ADDR=$(hostname); python train.py"
-    only(slurm(f"srun {OPTIONS} bash -c '{inner}'"), 9, "wrong", "each machine runs $(hostname) itself")
-
-
-def test_a_port_above_65535_is_wrong(slurm, only):
-    only(slurm("export MASTER_PORT=$((20000 + SLURM_JOB_ID))", SRUN), 9, "wrong", "the sum exceeds 65535")
-
-
-def test_a_fixed_port_in_an_exclusive_job_has_no_finding(slurm, findings):
-    assert findings(slurm("export MASTER_PORT=29500", SRUN, exclusive="")) == []
+@pytest.mark.parametrize(
+    "command",
+    [
+        "export MASTER_ADDR=$(hostname); python train.py",
+        f"torchrun {C10D} --rdzv-endpoint=$(hostname):{PORT} train.py",
+    ],
+)
+def test_the_name_of_each_machine_as_its_master_is_wrong(command):
+    only(slurm(f"srun {OPTIONS} bash -c '{command}'"), 9, "wrong", "each machine runs $(hostname) itself")
 
 
 @pytest.mark.parametrize(
@@ -54,35 +52,18 @@ def test_a_fixed_port_in_an_exclusive_job_has_no_finding(slurm, findings):
         (("MASTER_PORT=5", f"srun {OPTIONS} torchrun {C10D} --rdzv-endpoint=n1:$MASTER_PORT train.py"), 9, 5, PORT),
     ],
 )
-def test_a_fixed_port_is_risky(slurm, only, lines, line, port, instead):
+def test_a_fixed_port_is_risky(lines, line, port, instead):
     assert only(slurm(*lines), line, "risky", f"two jobs on one machine cannot both use port {port}") == instead
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ("export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))", SRUN),
-        (f"port={PORT}", f"srun {OPTIONS} torchrun {C10D} --rdzv-endpoint=n1:$port train.py"),
-        (f"srun {OPTIONS} torchrun {C10D} --rdzv-endpoint=$ENDPOINT train.py",),
-        ("e=$(head -n 1 $FILE):$P", f"srun {OPTIONS} torchrun {C10D} --rdzv-endpoint=$e train.py"),
-    ],
-)
-def test_a_port_that_depends_on_the_job_has_no_finding(slurm, findings, lines):
-    assert findings(slurm(*lines)) == []
-
-
-def test_a_fixed_port_that_mpirun_passes_on_is_risky(only):
-    only("mpirun -np 2 --bind-to none -x MASTER_PORT=1234 python train.py\n", 1, "risky", "cannot both use port 1234")
-
-
-def test_a_local_master_addr_on_several_machines_is_wrong(slurm, only, findings):
+def test_a_local_master_addr_on_several_machines_is_wrong():
     lines = ("export MASTER_ADDR=localhost", SRUN)
     only(slurm(*lines), 9, "wrong", "with MASTER_ADDR=localhost, each machine waits for the others on itself")
     assert findings(slurm(*lines, nodes=1)) == []
 
 
 @pytest.mark.parametrize("option", ["-i", "-I", "--ip-address"])
-def test_the_addresses_that_hostname_prints_are_risky(slurm, only, option):
+def test_the_addresses_that_hostname_prints_are_risky(option):
     lines = (
         f'a=$(srun -w "$n" hostname {option})',
         f"srun {OPTIONS} torchrun {C10D} --rdzv-endpoint=$a:{PORT} train.py",
@@ -90,17 +71,7 @@ def test_the_addresses_that_hostname_prints_are_risky(slurm, only, option):
     only(slurm(*lines), 9, "risky", "may be 127.0.1.1, or several addresses")
 
 
-def test_each_machine_runs_a_command_in_the_text_of_a_shell(slurm, only):
-    command = f"torchrun {C10D} --rdzv-endpoint=$(hostname):{PORT} train.py"
-    only(slurm(f"srun {OPTIONS} bash -c '{command}'"), 9, "wrong", "each machine runs $(hostname) itself")
-
-
-def test_each_machine_may_use_its_own_name_elsewhere(slurm, findings):
-    inner = f"torchrun {C10D} --rdzv-endpoint=n1:{PORT} --local-addr=$(hostname) train.py --log $(hostname)"
-    assert findings(slurm(f"srun {OPTIONS} bash -c '{inner}'")) == []
-
-
-def test_a_local_address_in_the_arguments_of_the_script_is_wrong(slurm, findings):
+def test_a_local_address_in_the_arguments_of_the_script_is_wrong():
     found = findings(slurm(f"{SRUN} --dist-url tcp://localhost:29500"))
     assert [text for _, level, text in found] == [
         "with tcp://localhost, each machine waits for the others on itself",
@@ -108,11 +79,36 @@ def test_a_local_address_in_the_arguments_of_the_script_is_wrong(slurm, findings
     ]
 
 
-def test_a_port_in_a_variable_is_reported_once(slurm, only):
+def test_other_ports_that_two_jobs_cannot_both_use():
+    only(slurm("export MASTER_PORT=$((20000 + SLURM_JOB_ID))", SRUN), 9, "wrong", "the sum exceeds 65535")
+    only("mpirun -np 2 --bind-to none -x MASTER_PORT=1234 python train.py\n", 1, "risky", "cannot both use port 1234")
+    torchrun = "torchrun --nnodes=2 --node-rank=1 --master-addr=n1 --master-port=29500 train.py\n"
+    only(torchrun, 1, "risky", "cannot both use port 29500", "a port that no other job uses")
     lines = ("export MASTER_PORT=6000", 'L="torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint n1:$MASTER_PORT"')
-    only(slurm(*lines, f"srun {OPTIONS} $L train.py"), 9, "risky", "cannot both use port 6000")
+    only(slurm(*lines, f"srun {OPTIONS} $L train.py"), 9, "risky", "cannot both use port 6000")  # once
 
 
-def test_without_a_scheduler_another_port_has_to_be_chosen(only):
-    text = "torchrun --nnodes=2 --node-rank=1 --master-addr=n1 --master-port=29500 train.py\n"
-    assert only(text, 1, "risky", "cannot both use port 29500") == "a port that no other job uses"
+CORRECT = {
+    "an address from a list of names": [
+        slurm(f"export MASTER_ADDR={HEAD}", SRUN),
+        slurm("nodes=($(scontrol show hostnames))", "export MASTER_ADDR=${nodes[0]}", SRUN),
+    ],
+    "a port that depends on the job": [
+        slurm("export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))", SRUN),
+        slurm(f"port={PORT}", f"srun {OPTIONS} torchrun {C10D} --rdzv-endpoint=n1:$port train.py"),
+        slurm(f"srun {OPTIONS} torchrun {C10D} --rdzv-endpoint=$ENDPOINT train.py"),
+        slurm("e=$(head -n 1 $FILE):$P", f"srun {OPTIONS} torchrun {C10D} --rdzv-endpoint=$e train.py"),
+    ],
+    "a fixed port in an exclusive job": [slurm("export MASTER_PORT=29500", SRUN, exclusive="")],
+    "the name of each machine elsewhere": [
+        slurm(
+            f"srun {OPTIONS} bash -c 'torchrun {C10D} --rdzv-endpoint=n1:{PORT}"
+            " --local-addr=$(hostname) train.py --log $(hostname)'"
+        )
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CORRECT)
+def test_no_finding(name):
+    assert [findings(text) for text in CORRECT[name]] == [[]] * len(CORRECT[name])

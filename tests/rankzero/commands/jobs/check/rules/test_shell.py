@@ -1,66 +1,33 @@
 import pytest
 
+from job_scripts import findings, only, slurm
 from rankzero.commands.jobs.check.checker import check
 
 SRUN = "srun --cpus-per-task=4 --kill-on-bad-exit=1 python train.py"
 
 
-def test_a_correct_batch_script_has_no_findings(slurm, findings):
-    assert findings(slurm(SRUN)) == []
-
-
-def test_a_script_without_an_interpreter_is_refused_by_sbatch(slurm, only):
+def test_the_form_of_a_file_that_sbatch_does_not_read_as_meant():
     text = slurm(SRUN).removeprefix("#!/bin/bash\n")
-    assert only(text, 1, "wrong", "sbatch refuses a script whose first line is not #!") == "#!/bin/bash"
-
-
-def test_line_ends_of_windows_are_wrong(slurm, only):
+    only(text, 1, "wrong", "sbatch refuses a script whose first line is not #!", "#!/bin/bash")
     only(slurm(SRUN).replace("\n", "\r\n"), 1, "wrong", "lines end with CR LF")
     only(slurm("# text\r", SRUN), 9, "wrong", "lines end with CR LF")
-
-
-def test_directives_after_the_first_command_are_ignored(slurm, only):
+    only("\ufeff" + slurm(SRUN), 1, "wrong", "the file begins with a byte order mark")
     text = slurm("cd x", "#SBATCH --mem=64G --constraint=a100", SRUN)
-    assert only(text, 10, "wrong", "#SBATCH after the first command (line 9) is ignored") == "this line before line 9"
+    found = "#SBATCH after the first command (line 9) is ignored"
+    only(text, 10, "wrong", found, "this line before line 9")
 
 
 @pytest.mark.parametrize("line", ["# SBATCH --mem=64G", " #SBATCH --mem=64G", "#sbatch --mem=64G"])
-def test_a_comment_that_looks_like_a_directive(slurm, only, line):
+def test_a_comment_that_looks_like_a_directive(line):
     assert only(slurm(line, SRUN), 9, "risky", "a directive is a line that begins with #SBATCH") == "#SBATCH --mem=64G"
 
 
-@pytest.mark.parametrize("line", ["##SBATCH --mem=64G", "# SBATCH options follow", "cd x  # SBATCH --mem=64G"])
-def test_other_comments_are_comments(slurm, findings, line):
-    assert findings(slurm(line, SRUN)) == []
-
-
-@pytest.mark.parametrize("last", ["echo done", "date\ncp -r runs /archive"])
-def test_an_exit_code_is_lost_if_other_commands_follow(slurm, only, last):
+@pytest.mark.parametrize("last", ["echo done", "exit 0", "date\ncp -r runs /archive"])
+def test_an_exit_code_is_lost_if_other_commands_follow(last):
     only(slurm(SRUN, last), 9, "risky", f"the job ends with the exit code of line {10 + last.count(chr(10))}")
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ("set -e", SRUN, "echo done"),
-        ("set -euo pipefail", SRUN, "echo done"),
-        (SRUN, "code=$?", "echo done", "exit $code"),
-        (SRUN, 'echo "exit code $?"', "exit 0"),
-        (f"{SRUN} || exit 1", "echo done"),
-        (f"if {SRUN}; then echo done; fi",),
-        (f"{SRUN} && echo done",),
-        (SRUN, SRUN),
-        ("train() {", SRUN, "}", "train", "exit $?"),
-        (f"{SRUN} &", "wait $!"),
-        (SRUN, "if [[ $? == 124 ]]; then sbatch $0; fi"),
-        ("python monitor.py &", SRUN),
-    ],
-)
-def test_an_exit_code_that_the_script_handles(slurm, findings, lines):
-    assert findings(slurm(*lines)) == []
-
-
-def test_the_exit_code_of_a_pipeline_is_that_of_its_last_command(slurm, only, findings):
+def test_the_exit_code_of_a_pipeline_is_that_of_its_last_command():
     assert only(slurm(f"{SRUN} | tee log"), 9, "risky", "with the exit code of its last command").startswith(
         "set -o pipefail"
     )
@@ -68,68 +35,24 @@ def test_the_exit_code_of_a_pipeline_is_that_of_its_last_command(slurm, only, fi
     assert findings(slurm(f"{SRUN} | tee log", "exit ${PIPESTATUS[0]}")) == []
 
 
-def test_a_script_has_to_wait_for_commands_in_the_background(slurm, only):
+def test_a_script_has_to_wait_for_commands_in_the_background():
     assert only(slurm(f"{SRUN} &"), 9, "wrong", "the script does not wait for this command") == "wait, after this line"
 
 
-def test_a_script_without_a_scheduler_may_leave_a_command_running(findings):
-    assert findings("nohup python train.py &\n") == []
-
-
-def test_conda_is_not_loaded_in_a_batch_script(slurm, only):
-    instead = only(slurm("conda activate ddp", SRUN), 9, "risky", "`conda activate` fails in a batch script")
-    assert instead == "source /path/to/conda/etc/profile.d/conda.sh && conda activate ddp"
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "source ~/conda/etc/profile.d/conda.sh",
-        'eval "$(conda shell.bash hook)"',
-        "source ~/.bashrc",
-        "source /opt/conda/bin/activate",
-        "ml Anaconda3",
-        "module load conda",
-    ],
-)
-def test_conda_is_loaded_before_it_is_used(slurm, findings, line):
-    assert findings(slurm(line, "conda activate ddp", SRUN)) == []
-
-
-def test_a_login_shell_loads_conda(slurm, findings):
-    assert findings(slurm("conda activate ddp", SRUN).replace("#!/bin/bash", "#!/bin/bash -l")) == []
-
-
-def test_the_gpus_of_the_job_are_the_schedulers_choice(slurm, only, findings):
-    only(slurm("export CUDA_VISIBLE_DEVICES=0,1", SRUN), 9, "risky", "replaces the GPUs that the scheduler has chosen")
-    assert findings("export CUDA_VISIBLE_DEVICES=0,1\npython train.py\n") == []
-
-
-def test_a_byte_order_mark_is_wrong(slurm, only):
-    only("\ufeff" + slurm(SRUN), 1, "wrong", "the file begins with a byte order mark")
-
-
-def test_directives_in_a_here_document_are_those_of_another_script(findings):
-    inner = "#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n"
-    assert findings(f"#!/bin/bash\nsbatch <<EOF\n{inner}EOF\n") == []
+def test_a_batch_script_neither_loads_conda_nor_chooses_its_gpus():
+    conda = "source /path/to/conda/etc/profile.d/conda.sh && conda activate ddp"
+    only(slurm("conda activate ddp", SRUN), 9, "risky", "`conda activate` fails in a batch script", conda)
+    gpus = "export CUDA_VISIBLE_DEVICES=0,1"
+    only(slurm(gpus, SRUN), 9, "risky", "replaces the GPUs that the scheduler has chosen")
+    assert findings(f"{gpus}\npython train.py\n") == []
 
 
 @pytest.mark.parametrize("lines", [(f"{SRUN} &", "wait"), (f"{SRUN} &", f"{SRUN} &", "wait")])
-def test_a_bare_wait_loses_the_exit_codes(slurm, only, lines):
+def test_a_bare_wait_loses_the_exit_codes(lines):
     only(slurm(*lines), 8 + len(lines), "risky", "wait without arguments returns 0")
 
 
-def test_two_runs_in_one_job_may_share_its_gpus(slurm, findings):
-    runs = (f"CUDA_VISIBLE_DEVICES={i} python {i}.py &" for i in range(2))
-    assert findings(slurm(*runs, "wait $!", nodes=1)) == []
-
-
-@pytest.mark.parametrize("launcher", ["ibrun", "horovodrun -np 8", "jsrun -n 8", "run"])
-def test_a_launcher_that_the_rules_do_not_know(slurm, findings, launcher):
-    assert findings(slurm('run() { srun -c 4 -K "$@"; }', f"{launcher} python train.py", "exit $?")) == []
-
-
-def test_a_space_after_the_backslash_ends_the_command(slurm, only):
+def test_a_space_after_the_backslash_ends_the_command():
     text = slurm("srun -c 4 -K torchrun --nnodes=2 \\ ", "  --rdzv_backend=c10d --rdzv_endpoint=n1:$P train.py")
     only(text, 9, "wrong", "a space follows the backslash")
 
@@ -142,7 +65,7 @@ def test_a_space_after_the_backslash_ends_the_command(slurm, only):
         (("# --lr 1 \\",), 11, "a comment in line 10"),
     ],
 )
-def test_a_line_that_begins_with_an_option_is_wrong(slurm, findings, middle, line, reason):
+def test_a_line_that_begins_with_an_option_is_wrong(middle, line, reason):
     end = " \\" if middle else ""
     options = "  --rdzv_backend=c10d --rdzv_endpoint=n1:1 train.py"
     text = slurm(f"srun -c 4 -K torchrun --nnodes=2{end}", *middle, options)
@@ -153,35 +76,70 @@ def test_a_line_that_begins_with_an_option_is_wrong(slurm, findings, middle, lin
 
 
 @pytest.mark.parametrize("command", ["srun \u2013c 4 python a.py", "srun -K python a.py \u2014x", "srun \u201ca.py"])
-def test_a_character_of_a_word_processor_is_wrong(slurm, only, command):
+def test_a_character_of_a_word_processor_is_wrong(command):
     only(slurm(command), 9, "wrong", "is a typographic character")
 
 
-def test_other_characters_in_texts_have_no_finding(slurm, findings):
-    assert findings(slurm("# a \u2013 b", "echo \u201cdone\u201d \u2013 now", SRUN)) == []
-    assert findings(slurm(f'{SRUN} "don\u2019t"  # it\u2019s the default')) == []
-
-
-def test_a_pattern_of_case_has_no_finding(slurm, findings):
-    lines = ("case $1 in", "  --nodes) N=$2 ;;", "  -h) usage ;;", "esac", "set -e")
-    assert findings(slurm(*lines, SRUN)) == []
-
-
-def test_wait_belongs_after_a_loop(slurm, findings):
+def test_wait_belongs_after_a_loop():
     loop = ("for i in 0 1; do", "  srun -c 4 -K -N1 -w n$i python train.py &", "done")
     (found,) = [item for item in check(slurm(*loop)) if "does not wait" in item.found]
     assert (found.line, found.instead) == (10, "wait, after the loop")
     assert not [item for item in findings(slurm(*loop, "until [ -e done ]; do sleep 9; done")) if "not wait" in item[2]]
 
 
-def test_exit_0_after_training_is_risky(slurm, only, findings):
-    only(slurm(SRUN, "exit 0"), 9, "risky", "the job ends with the exit code of line 10")
-    assert findings(slurm(SRUN, "exit $code")) == []
-
-
-def test_a_name_in_a_comment_changes_nothing(slurm, only):
+def test_a_name_in_a_comment_changes_nothing():
     only(slurm("# pipefail PIPESTATUS $?", "srun -c 4 -K python train.py | tee log"), 10, "risky", "its last command")
 
 
-def test_all_gpus_of_an_exclusive_job_have_no_finding(slurm, findings):
-    assert findings(slurm("export CUDA_VISIBLE_DEVICES=0,1", SRUN, exclusive="")) == []
+CORRECT = {
+    "a correct batch script": [slurm(SRUN)],
+    "comments that are no directives": [
+        slurm(line, SRUN) for line in ("##SBATCH --mem=64G", "# SBATCH options follow", "cd x  # SBATCH --mem=64G")
+    ],
+    "an exit code that the script handles": [
+        slurm("set -e", SRUN, "echo done"),
+        slurm("set -euo pipefail", SRUN, "echo done"),
+        slurm(SRUN, "code=$?", "echo done", "exit $code"),
+        slurm(SRUN, "exit $code"),
+        slurm(SRUN, 'echo "exit code $?"', "exit 0"),
+        slurm(f"{SRUN} || exit 1", "echo done"),
+        slurm(f"if {SRUN}; then echo done; fi"),
+        slurm(f"{SRUN} && echo done"),
+        slurm(SRUN, SRUN),
+        slurm("train() {", SRUN, "}", "train", "exit $?"),
+        slurm(f"{SRUN} &", "wait $!"),
+        slurm(SRUN, "if [[ $? == 124 ]]; then sbatch $0; fi"),
+        slurm("python monitor.py &", SRUN),
+    ],
+    "conda that is loaded before it is used": [
+        slurm("conda activate ddp", SRUN).replace("#!/bin/bash", "#!/bin/bash -l"),
+        slurm("source ~/conda/etc/profile.d/conda.sh", "conda activate ddp", SRUN),
+        slurm('eval "$(conda shell.bash hook)"', "conda activate ddp", SRUN),
+        slurm("source ~/.bashrc", "conda activate ddp", SRUN),
+        slurm("source /opt/conda/bin/activate", "conda activate ddp", SRUN),
+        slurm("ml Anaconda3", "conda activate ddp", SRUN),
+        slurm("module load conda", "conda activate ddp", SRUN),
+    ],
+    "a launcher that the rules do not know": [
+        slurm('run() { srun -c 4 -K "$@"; }', f"{launcher} python train.py", "exit $?")
+        for launcher in ("ibrun", "horovodrun -np 8", "jsrun -n 8", "run")
+    ],
+    "typographic characters in texts": [
+        slurm("# a \u2013 b", "echo \u201cdone\u201d \u2013 now", SRUN),
+        slurm(f'{SRUN} "don\u2019t"  # it\u2019s the default'),
+    ],
+    "a command that a script without a scheduler leaves running": ["nohup python train.py &\n"],
+    "two runs that share the GPUs of one job": [
+        slurm(*(f"CUDA_VISIBLE_DEVICES={i} python {i}.py &" for i in range(2)), "wait $!", nodes=1)
+    ],
+    "a pattern of case": [slurm("case $1 in", "  --nodes) N=$2 ;;", "  -h) usage ;;", "esac", "set -e", SRUN)],
+    "all GPUs of an exclusive job": [slurm("export CUDA_VISIBLE_DEVICES=0,1", SRUN, exclusive="")],
+    "directives in a here-document, which are those of another script": [
+        "#!/bin/bash\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\nEOF\n"
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CORRECT)
+def test_no_finding(name):
+    assert [findings(text) for text in CORRECT[name]] == [[]] * len(CORRECT[name])

@@ -1,14 +1,11 @@
 import pytest
 
+from job_scripts import findings, only, pbs, slurm
+
 TO = "srun --cpus-per-task=4 --kill-on-bad-exit=1 torchrun --nnodes=2 --nproc-per-node=4"
 C10D = "--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID"
+SAME_RANK = "srun starts torchrun with node rank 0 on every machine"
 PORT = "$((20000 + SLURM_JOB_ID % 12000))"
-
-
-def test_a_correct_rendezvous_has_no_findings(slurm, findings):
-    assert findings(slurm("host=$(hostname)", f"{TO} {C10D} --rdzv-endpoint=$host:{PORT} train.py")) == []
-    bash = f"bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr={{}} --master_port={PORT} train.py'"
-    assert findings(slurm("srun --cpus-per-task=4 -K1 " + bash.format("n1"))) == []
 
 
 @pytest.mark.parametrize(
@@ -18,24 +15,18 @@ def test_a_correct_rendezvous_has_no_findings(slurm, findings):
         (C10D, "without an address"),
         ("--standalone", "--standalone ignores the other machines"),
         (f"{C10D} --rdzv-endpoint=localhost:0", "at localhost:0, each machine waits for the others on itself"),
+        (f"{C10D} --rdzv-endpoint=localhost:$PORT", "at localhost:$PORT, each machine waits for the others on itself"),
         (f"--node_rank=$RANK --master_addr=127.0.0.1 --master_port={PORT}", "at 127.0.0.1, each machine waits"),
         (f"--master_addr=$host --master_port={PORT}", "without --node-rank, every machine has node rank 0"),
-        (
-            f"--node_rank=0 --master_addr=$host --master_port={PORT}",
-            "srun starts torchrun with node rank 0 on every machine",
-        ),
+        (f"--node_rank=0 --master_addr=$host --master_port={PORT}", SAME_RANK),
+        (f"--node_rank $NODE_RANK --master_addr=$host --master_port={PORT}", SAME_RANK),
     ],
 )
-def test_machines_that_cannot_find_each_other(slurm, only, options, found):
-    only(slurm("host=$(hostname)", f"{TO} {options} train.py"), 10, "wrong", found)
+def test_machines_that_cannot_find_each_other(options, found):
+    only(slurm("host=$(hostname)", "NODE_RANK=0", f"{TO} {options} train.py"), 11, "wrong", found)
 
 
-def test_one_machine_needs_no_address(findings):
-    for nodes in ("", "--nnodes=1", "--standalone"):
-        assert findings(f"torchrun {nodes} --nproc-per-node=4 train.py\n") == []
-
-
-def test_the_old_launcher_is_deprecated(only):
+def test_the_old_launcher_is_deprecated():
     line = "python3 -u -m torch.distributed.launch --nproc_per_node=2 train.py"
     instead = only(f"{line}\n", 1, "risky", "is deprecated, and adds --local-rank to the arguments of the script")
     assert instead == "torchrun --nproc_per_node=2 train.py"
@@ -48,7 +39,7 @@ def pair(end):
     return "".join(f"{line.format(rank)}{end}\n" for rank in range(2))
 
 
-def test_commands_for_two_machines_cannot_run_one_after_the_other(only, findings):
+def test_commands_for_two_machines_cannot_run_one_after_the_other():
     only(pair(""), 1, "wrong", "node rank 0 waits for node rank 1, whose command starts after this one has ended")
     assert findings(pair(" &") + "wait\n") == []
     line = "ssh n{} torchrun --nnodes=2 --node_rank={} --master_addr=n1 --master_port=$PORT train.py &\n"
@@ -56,55 +47,20 @@ def test_commands_for_two_machines_cannot_run_one_after_the_other(only, findings
 
 
 @pytest.mark.parametrize("options", ["", "--standalone", "--nnodes=1"])
-def test_each_machine_trains_alone_without_the_number_of_machines(slurm, only, findings, options):
+def test_each_machine_trains_alone_without_the_number_of_machines(options):
     command = f"srun --cpus-per-task=4 --kill-on-bad-exit=1 torchrun {options} --nproc-per-node=4 train.py"
     only(slurm(command), 9, "wrong", "torchrun without --nnodes: each machine trains alone")
     assert findings(slurm(command, nodes=1)) == []
     assert findings(slurm(command.replace("srun ", "srun --nodes=1 "))) == []
 
 
-def test_options_in_an_unknown_variable_are_not_missing(slurm, findings):
-    for options in ("$OPTIONS", '"${OPTIONS[@]}"', '"$@"'):
-        assert findings(slurm(f"srun --cpus-per-task=4 -K torchrun {options} train.py")) == []
-    assert findings(slurm("srun $SRUN_OPTIONS python train.py")) == []
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        ("O=(--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=$(hostname):$PORT)", "O+=(--nproc-per-node=4)"),
-        ('O="--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=$(hostname):$PORT"', 'O="$O --nproc-per-node=4"'),
-        ('O="--nnodes=2 --rdzv-backend=c10d"', 'O+=" --rdzv-endpoint=$HOST:$PORT"'),
-        ("if true; then O=--standalone; else O='--nnodes=2'; fi", ":"),
-    ],
-)
-def test_options_in_variables_of_the_script_are_read(slurm, findings, lines):
-    options = '"${O[@]}"' if lines[0].startswith("O=(") else "$O"
-    assert findings(slurm(*lines, f"srun -c 4 -K torchrun {options} train.py")) == []
-
-
-def test_a_local_address_with_a_variable_port(slurm, only):
-    text = slurm(f"{TO} {C10D} --rdzv-endpoint=localhost:$PORT train.py")
-    only(text, 9, "wrong", "at localhost:$PORT, each machine waits for the others on itself")
-
-
-def test_a_node_rank_in_a_variable_is_the_same_on_every_machine(slurm, only):
-    text = slurm("NODE_RANK=0", f"{TO} --node_rank $NODE_RANK --master_addr=$host --master_port=$port train.py")
-    only(text, 10, "wrong", "srun starts torchrun with node rank 0 on every machine")
-
-
 @pytest.mark.parametrize("start", ["srun -c 4 -K -N1 -n1 -w ${n[$i]}", "ssh ${n[$i]}"])
-def test_a_loop_over_machines_that_waits_for_each(slurm, only, start):
+def test_a_loop_over_machines_that_waits_for_each(start):
     command = f"{start} torchrun --nnodes=2 --node_rank=$i --master_addr=n1 --master_port=$port train.py"
     only(slurm("for i in 0 1; do", command, "done"), 10, "wrong", "the loop starts the machines one after the other")
 
 
-def test_a_loop_over_experiments_is_correct(slurm, findings):
-    command = f"{TO} {C10D} --rdzv-endpoint=n1:$port train.py --rate $rate || exit 1"
-    assert findings(slurm("for rate in 1 2; do", command, "done")) == []
-
-
-def test_one_torchrun_per_machine_of_pbs(pbs, only, findings):
+def test_one_torchrun_per_machine_of_pbs():
     options = "--nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=n1:$port"
     pbsdsh = f"pbsdsh -- /env/bin/torchrun {options} /x/train.py"
     only(pbs("trap : TERM", pbsdsh), 7, "wrong", "pbsdsh starts torchrun 2 times on each machine (mpiprocs=2)")
@@ -121,22 +77,50 @@ def loop(*end):
     return ("rank=0", "for host in $(scontrol show hostnames); do", srun, *end, "done")
 
 
-@pytest.mark.parametrize("change", ["rank=$((rank + 1))", "((rank++))", "let rank++", "((rank += 1))"])
-def test_a_rank_that_a_loop_changes_is_not_fixed(slurm, findings, change):
-    wait = 'for pid in "${pids[@]}"; do wait "$pid" || exit; done'
-    assert findings(slurm(*loop(change, "pids+=($!)"), wait)) == []
-
-
-def test_a_wait_in_the_loop_starts_the_machines_in_sequence(slurm, findings):
+def test_a_wait_in_the_loop_starts_the_machines_in_sequence():
     assert "one after the other" in str(findings(slurm(*loop("wait $! || exit", "((rank++))"))))
 
 
-@pytest.mark.parametrize("nodes", ["1", "$SLURM_NNODES", "$SLURM_JOB_NUM_NODES"])
-def test_a_job_of_one_node_needs_no_address(slurm, findings, nodes):
-    text = f"srun -c 4 -K torchrun --standalone --nnodes={nodes} --nproc_per_node=4 train.py"
-    assert findings(slurm(text, nodes=1)) == []
+BASH = f"torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=n1 --master_port={PORT} train.py"
+WAIT = 'for pid in "${pids[@]}"; do wait "$pid" || exit; done'
+PET = "export PET_NNODES=2 PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=n1:$P"
+
+CORRECT = {
+    "a correct rendezvous": [
+        slurm("host=$(hostname)", f"{TO} {C10D} --rdzv-endpoint=$host:{PORT} train.py"),
+        slurm(f"srun --cpus-per-task=4 -K1 bash -c '{BASH}'"),
+    ],
+    "one machine without an address": [
+        *(f"torchrun {nodes} --nproc-per-node=4 train.py\n" for nodes in ("", "--nnodes=1", "--standalone")),
+        *(
+            slurm(f"srun -c 4 -K torchrun --standalone --nnodes={nodes} --nproc_per_node=4 train.py", nodes=1)
+            for nodes in ("1", "$SLURM_NNODES", "$SLURM_JOB_NUM_NODES")
+        ),
+    ],
+    "options in an unknown variable": [
+        *(slurm(f"srun -c 4 -K torchrun {options} train.py") for options in ("$OPTIONS", '"${OPTIONS[@]}"', '"$@"')),
+        slurm("srun $SRUN_OPTIONS python train.py"),
+        slurm(PET, "srun -c 4 -K torchrun train.py"),
+    ],
+    "options in variables of the script": [
+        slurm(*lines, f"srun -c 4 -K torchrun {options} train.py")
+        for options, *lines in (
+            ['"${O[@]}"', f"O=({C10D} --rdzv-endpoint=$(hostname):$PORT)", "O+=(--nnodes=2 --nproc-per-node=4)"],
+            ["$O", 'O="--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=$(hostname):$PORT"', 'O="$O --nproc-per-node=4"'],
+            ["$O", 'O="--nnodes=2 --rdzv-backend=c10d"', 'O+=" --rdzv-endpoint=$HOST:$PORT"'],
+            ["$O", "if true; then O=--standalone; else O='--nnodes=2'; fi", ":"],
+        )
+    ],
+    "a loop over experiments": [
+        slurm("for rate in 1 2; do", f"{TO} {C10D} --rdzv-endpoint=n1:$port train.py --rate $rate || exit 1", "done")
+    ],
+    "a rank that a loop changes": [
+        slurm(*loop(change, "pids+=($!)"), WAIT)
+        for change in ("rank=$((rank + 1))", "((rank++))", "let rank++", "((rank += 1))")
+    ],
+}
 
 
-def test_options_of_torchrun_in_variables_are_not_missing(slurm, findings):
-    lines = ("export PET_NNODES=2 PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=n1:$P", "srun -c 4 -K torchrun train.py")
-    assert findings(slurm(*lines)) == []
+@pytest.mark.parametrize("name", CORRECT)
+def test_no_finding(name):
+    assert [findings(text) for text in CORRECT[name]] == [[]] * len(CORRECT[name])

@@ -1,0 +1,42 @@
+"""Job scripts of users, and the findings in them."""
+
+from rankzero.commands.jobs.check.checker import check
+
+SBATCH = {"nodes": "2", "ntasks-per-node": "1", "cpus-per-task": "4", "time": "1:00:00"}
+SBATCH |= {"signal": "USR1@120", "requeue": "", "open-mode": "append"}
+PBS_HEADER = """#!/bin/bash
+#PBS -l select={}
+#PBS -l place=scatter
+#PBS -l walltime=1:00:00
+cd "$PBS_O_WORKDIR"
+"""
+
+
+def slurm(*commands, **directives):
+    """Returns a batch script for two nodes with one task each.
+
+    Args:
+        commands: Lines after the directives; they begin with line 9 plus the number of added directives.
+        directives: Directives that are added or replaced, with `_` for `-`; None removes a directive.
+    """
+    values = SBATCH | {name.replace("_", "-"): value for name, value in directives.items()}
+    options = [f"{name}={value}" if value else name for name, value in values.items() if value is not None]
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH --{option}" for option in options), *commands]) + "\n"
+
+
+def pbs(*commands, select="2:ncpus=8:mpiprocs=2"):
+    """Returns a job script of PBS for two chunks, with commands that begin with line 6."""
+    return PBS_HEADER.format(select) + "\n".join(commands) + "\n"
+
+
+def findings(text):
+    """Returns the line, the level and the text of each finding in a script."""
+    return [(item.line, item.level, item.found) for item in check(text)]
+
+
+def only(text, line, level, fragment, instead=None):
+    """Checks that a script has exactly one finding, and returns what to write instead."""
+    (item,) = check(text)
+    assert (item.line, item.level) == (line, level) and fragment in item.found, item
+    assert instead in (None, item.instead)
+    return item.instead

@@ -1,0 +1,66 @@
+"""The commands that start processes: help, defaults, exit codes and refusals."""
+
+import importlib
+import re
+import shlex
+import sys
+
+import pytest
+
+from rankzero.cli.arguments import parse_arguments
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.messages import RequestError
+from running import command_of, restore_process_state
+
+COMMANDS = {name: command_of(name) for name in ("fit", "evaluate", "predict", "preflight")}
+
+
+def call(name, *arguments):
+    """Calls the function of a command, as `start` does after a rendezvous of one process."""
+    work = getattr(importlib.import_module(f"rankzero.commands.{name}"), name)
+    with restore_process_state():
+        return work(parse_arguments(COMMANDS[name], arguments), RendezvousResult.without_rendezvous(Launch()))
+
+
+@pytest.mark.parametrize(
+    ("name", "example"), [(name, example) for name, command in COMMANDS.items() for example in command.examples]
+)
+def test_the_examples_in_the_help_are_valid_command_lines(name, example):
+    start, arguments = re.split(rf"launch/{name}\.py", example)
+    assert start.split()[0] in ("python", "torchrun", "srun")
+    assert parse_arguments(COMMANDS[name], shlex.split(arguments)).command is COMMANDS[name]
+
+
+@pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
+def test_main_reads_the_command_line_of_the_process(name, monkeypatch, capsys):
+    main = importlib.import_module(f"rankzero.commands.{name}").main
+    monkeypatch.setattr(sys, "argv", [f"launch/{name}.py", "--devices", "0"])
+    assert main() == 2
+    assert "asked  --devices 0\n" in capsys.readouterr().err
+    assert main(["--explain", "--devices", "2"]) == 0
+    assert "would start: 2 processes on this machine" in capsys.readouterr().out
+
+
+def test_fit_has_a_default_model_and_default_data(cwd, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        call("fit", "--print_config")
+    printed = capsys.readouterr().out
+    assert exit_info.value.code == 0
+    assert "class_path: lightning_modules.ResNet" in printed and "class_path: data_modules.Digits" in printed
+
+
+@pytest.mark.parametrize(("name", "split"), [("evaluate", "val"), ("predict", "predict")])
+def test_evaluate_and_predict_have_a_default_split_and_refuse_an_unknown_run(cwd, name, split):
+    flags = parse_arguments(COMMANDS[name], [])
+    assert flags.arguments == [] and flags.get("split") == split
+    with pytest.raises(RequestError, match="no such run") as error:
+        call(name, "--name", "x")
+    assert error.value.asked == f"to {name} --name x" and not list(cwd.iterdir())
+    with pytest.raises(RequestError) as error:
+        call(name)
+    assert error.value.asked == f"to {name} the newest run"
+
+
+def test_only_fit_stops_at_a_safe_point():
+    assert [name for name, command in COMMANDS.items() if command.stops_at_safe_point] == ["fit"]
