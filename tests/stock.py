@@ -1,7 +1,9 @@
 """Trains a module with Rankzero's loops and with Lightning's, and compares everything that the module can observe."""
 
 import functools
+import pickle
 
+import pytest
 import torch
 import torchmetrics
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -18,6 +20,8 @@ from rankzero.training.strategies import OneProcess
 from running import restore_process_state
 
 BATCHES, SIZE = 8, 4
+QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+SILENT = {**QUIET, "logger": False, "enable_checkpointing": False}
 
 
 class Curves(Logger):
@@ -96,12 +100,13 @@ def record(calls, source, hook, trainer, arguments):
 
 
 def every_hook(calls):
-    """Returns a callback that implements every `on_...` hook except the checkpoint hooks."""
+    """Returns a callback that implements every hook except the checkpoint hooks."""
 
     def recorder(hook):
         return lambda self, trainer, *arguments, **_: record(calls, "callback", hook, trainer, arguments)
 
-    hooks = [name for name in vars(Callback) if name.startswith("on_") and "checkpoint" not in name]
+    prefixes = ("on_", "setup", "teardown")
+    hooks = [name for name in vars(Callback) if name.startswith(prefixes) and "checkpoint" not in name]
     return type("EveryHook", (Callback,), {hook: recorder(hook) for hook in hooks})()
 
 
@@ -137,15 +142,13 @@ def train(uses_rankzero, module, callbacks=(), loaders=None, val_loaders=None, *
     torch.manual_seed(5)
     curves, loaders = Curves(), loaders or Loaders()
     plan = SamplingPlan(micro_batches=settings.get("accumulate_grad_batches", 1))
-    settings = {"max_epochs": 2, "log_every_n_steps": 2, "accelerator": "cpu", **settings}
+    settings = {**QUIET, "max_epochs": 2, "log_every_n_steps": 2, **settings}
     if uses_rankzero:
         settings["strategy"] = OneProcess(plan, device="cpu")
     with restore_process_state():
         trainer = Trainer(
             logger=curves,
             enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
-            enable_progress_bar=False,
-            enable_model_summary=False,
             callbacks=list(callbacks),
             num_sanity_val_steps=0,
             **settings,
@@ -164,55 +167,90 @@ def train(uses_rankzero, module, callbacks=(), loaders=None, val_loaders=None, *
     return {"weights": weights, "curves": curves.lines, "metrics": metrics, "state": state, "counts": counts}, trainer
 
 
-def are_equal(left, right):
-    """Returns whether two structures are equal, tensors and numbers bit for bit; NaN equals NaN."""
-    if isinstance(left, torch.Tensor):
-        if not isinstance(right, torch.Tensor) or (left.dtype, left.shape) != (right.dtype, right.shape):
-            return False
-        return bool(((left == right) | (left.isnan() & right.isnan())).all())
-    if isinstance(left, dict):
-        return list(left) == list(right) and all(are_equal(left[key], right[key]) for key in left)
-    if isinstance(left, list | tuple):
-        return len(left) == len(right) and all(map(are_equal, left, right))
-    return left == right or (left != left and right != right)
-
-
-def assert_same_training(make_module, settings, has_every_hook, folder):
-    """Trains with Rankzero's loop and with Lightning's, and compares results, hook calls and what hooks observe.
+def observe(uses_rankzero, make_module=Net, make_callbacks=list, has_every_hook=False, **settings):
+    """Trains a new module, and returns all results and everything that the module and its callbacks have observed.
 
     Args:
+        uses_rankzero: Whether Rankzero's loop or Lightning's trains.
         make_module: Returns a module.
-        settings: Settings of `train`; `callbacks` is a function that returns a list.
+        make_callbacks: Returns a list of callbacks.
         has_every_hook: Whether to add a callback with every hook, and the batch hooks that the module lacks.
-        folder: The trainers' root folder.
+        settings: Settings of `train`.
+
+    Returns:
+        The results of `train`, the hook calls, and the lists `seen` of the module and the callbacks.
     """
-    settings = dict(settings)
-    make_callbacks, results, hooks = settings.pop("callbacks", list), [], []
-    for uses_rankzero in (True, False):
-        calls = []
-        module, callbacks = make_module(), make_callbacks()
-        if has_every_hook:
-            callbacks.append(every_hook(calls))
-            methods = {name: hook for name, hook in hooks_of_module(calls).items() if name not in vars(type(module))}
-            module.__class__ = type(type(module).__name__, (type(module),), methods)
-        result, trainer = train(uses_rankzero, module, callbacks, default_root_dir=folder, **settings)
-        results.append(result)
-        hooks.append(calls)
-        assert not uses_rankzero or isinstance(trainer.fit_loop.epoch_loop, EpochLoop)
-    for key in results[0]:
-        assert are_equal(results[0][key], results[1][key]), key
-    names = [[entry[:4] for entry in calls] for calls in hooks]
-    assert names[0] == names[1]
-    for actual, stock in zip(*hooks, strict=True):
-        assert are_equal(actual, stock), actual[:3]
-    assert bool(hooks[0]) == has_every_hook
+    calls, module, callbacks = [], make_module(), make_callbacks()
+    if has_every_hook:
+        callbacks.append(every_hook(calls))
+        methods = {name: hook for name, hook in hooks_of_module(calls).items() if name not in vars(type(module))}
+        module.__class__ = type(type(module).__name__, (type(module),), methods)
+    result, trainer = train(uses_rankzero, module, callbacks, **settings)
+    assert not uses_rankzero or isinstance(trainer.fit_loop.epoch_loop, EpochLoop)
+    seen = [list(observer.seen) for observer in (module, *callbacks) if hasattr(observer, "seen")]
+    return {**result, "calls": calls, "seen": seen}
+
+
+def observe_error(uses_rankzero, make_module, make_callbacks=list):
+    """Trains a module whose training fails, and returns the error, the step, and the module's current hook name."""
+    module = make_module()
+    with pytest.raises(Exception) as error:
+        train(uses_rankzero, module, make_callbacks())
+    return type(error.value).__name__, str(error.value), module.trainer.global_step, module._current_fx_name
+
+
+@functools.cache
+def _of_stock(observe, *arguments, **settings):
+    return pickle.dumps(observe(False, *arguments, **settings))
+
+
+def of_stock(observe, *arguments, **settings):
+    """Returns what a function observes with stock Lightning; it runs once per process for the same arguments.
+
+    Args:
+        observe: Called with False (it does not use Rankzero), the arguments and the settings. It returns tensors and
+            plain values. They are kept in serialized form, so that no test can change what another test compares with.
+        arguments: Arguments that identify the training: a class or function that creates the module, and so on.
+        settings: Further arguments.
+    """
+    return pickle.loads(_of_stock(observe, *arguments, **settings))
+
+
+def assert_equals_stock(observe, *arguments, **settings):
+    """Compares what a function observes with Rankzero and with stock Lightning, bit for bit, and returns it."""
+    actual = observe(True, *arguments, **settings)
+    assert differences(actual, of_stock(observe, *arguments, **settings)) == []
+    return actual
+
+
+def assert_same_training(make_module=Net, make_callbacks=list, **settings):
+    """Compares trainings with and without hooks in every place with one training of stock Lightning."""
+    arguments = (make_module, make_callbacks)
+    actual = assert_equals_stock(observe, *arguments, True, **settings)
+    assert actual["calls"]
+    plain, stock = observe(True, *arguments, **settings), of_stock(observe, *arguments, True, **settings)
+    assert differences(plain, {**stock, "calls": []}) == []
+
+
+def differences(first, second, path=""):
+    """Returns the paths at which two nested values differ in type or in any bit; NaN equals NaN."""
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        is_equal = (first.dtype, first.shape) == (second.dtype, second.shape)
+        return [] if is_equal and bool(((first == second) | (first.isnan() & second.isnan())).all()) else [path]
+    if isinstance(first, dict) and isinstance(second, dict) and list(first) == list(second):
+        return [difference for key in first for difference in differences(first[key], second[key], f"{path}/{key}")]
+    if isinstance(first, list | tuple) and type(first) is type(second) and len(first) == len(second):
+        pairs = enumerate(zip(first, second, strict=True))
+        return [difference for number, pair in pairs for difference in differences(*pair, f"{path}/{number}")]
+    is_equal = type(first) is type(second) and (first == second or (first != first and second != second))
+    return [] if is_equal else [f"{path}: {first!r} != {second!r}"]
 
 
 class Counts(Callback):
     """Records the calls of two hooks, with step and batch."""
 
-    def __init__(self):
-        self.seen = []
+    def __init__(self, seen=None):
+        self.seen = [] if seen is None else seen
 
     def on_before_zero_grad(self, trainer, module, optimizer):
         self.seen.append(("zero", trainer.global_step))
@@ -232,34 +270,6 @@ class AtBatch(Callback):
         if trainer.fit_loop.epoch_loop.batch_idx == 2 and not self.has_changed:
             self.has_changed = True
             self.change(self, trainer, module)
-
-
-CHANGE_HOOKS = ("on_train_batch_start", "on_before_backward", "on_train_batch_end")
-"""Hooks in which tests change something in the middle of an epoch."""
-
-
-def assert_same_after_change(change, hook):
-    """Trains with both loops while a callback changes something in the middle of an epoch, and compares all results.
-
-    Args:
-        change: Called with the callback, the trainer and the module; it may use the module's `seen` and `extra`.
-        hook: The hook that calls `change`.
-    """
-
-    def observe(uses_rankzero):
-        module = type("Changed", (Net,), {})()
-        module.seen, module.extra = [], Counts()
-        first, last = Counts(), Counts()
-        result, _ = train(uses_rankzero, module, [first, AtBatch(change, hook), last])
-        return {
-            **result,
-            "module": module.seen,
-            "callbacks": [counter.seen for counter in (first, last, module.extra)],
-        }
-
-    actual, stock = observe(True), observe(False)
-    for key in actual:
-        assert are_equal(actual[key], stock[key]), key
 
 
 def log_calls(function, calls, name):

@@ -9,12 +9,30 @@ def model(**options):
     return ResNet(**{"in_channels": 3, "image_size": 32, "num_classes": 10, **options})
 
 
-@pytest.mark.parametrize("depth", [18, 34, 50, 101, 152])
-def test_outputs_equal_torchvisions_resnet_with_the_same_weights(depth):
+def layers_of(network):
+    """Returns the names, types and settings (such as strides) of the layers with weights."""
+    return {name: repr(layer) for name, layer in network.named_modules() if [*layer.parameters(recurse=False)]}
+
+
+def both_models(depth):
+    """Returns torchvision's network and ours."""
     expected_model = getattr(torchvision.models, f"resnet{depth}")(num_classes=7).eval()
-    found_model = model(depth=depth, image_size=224, num_classes=7).eval()
+    return expected_model, model(depth=depth, image_size=224, num_classes=7).eval()
+
+
+@pytest.mark.parametrize("depth", [18, 34, 50, 101, 152])
+def test_layers_equal_torchvisions(depth):
+    with torch.device("meta"):
+        expected_model, found_model = both_models(depth)
+    assert layers_of(found_model.network) == layers_of(expected_model)
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_outputs_equal_torchvisions_with_the_same_weights(depth):
+    """These depths have both kinds of blocks."""
+    expected_model, found_model = both_models(depth)
     found_model.network.load_state_dict(expected_model.state_dict())
-    images = torch.rand(2, 3, 64, 64)
+    images = torch.rand(2, 3, 33, 33)
     with torch.no_grad():
         assert torch.equal(found_model(images), expected_model(images))
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import ReduceLROnPlateau
+from stock import SILENT
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_modules.mlp import MLP
 from lightning_modules.schedule import Constant, Cosine
 from lightning_modules.supervised import Supervised, required
 from running import restore_process_state
@@ -35,8 +35,7 @@ def make_trainer():
     """Yields a function that creates stock Trainers without logger, checkpoints and progress bar."""
 
     def make(**settings):
-        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
-        return Trainer(accelerator="cpu", enable_model_summary=False, num_sanity_val_steps=0, **quiet, **settings)
+        return Trainer(num_sanity_val_steps=0, **SILENT, **settings)
 
     with restore_process_state():
         yield make
@@ -46,15 +45,13 @@ def loader(tensors, batch_size=4):
     return DataLoader(TensorDataset(*tensors), batch_size=batch_size)
 
 
-def test_the_loss_is_cross_entropy_with_classes_and_squared_error_without():
-    logits, labels = torch.randn(6, 4), torch.randint(4, (6,))
-    assert torch.equal(
-        MLP(in_features=2, num_classes=4).loss(logits, labels), nn.functional.cross_entropy(logits, labels)
-    )
-    outputs, targets = torch.randn(6, 1), torch.randn(6, 1)
-    assert torch.equal(
-        MLP(in_features=2, out_features=1).loss(outputs, targets), nn.functional.mse_loss(outputs, targets)
-    )
+LOSSES = {CLASSES: F.cross_entropy, None: F.mse_loss}
+
+
+@pytest.mark.parametrize("classes", LOSSES)
+def test_the_loss_is_cross_entropy_with_classes_and_squared_error_without(classes):
+    model, (inputs, targets) = module(classes), data(classes)
+    assert torch.equal(model.loss(model(inputs), targets), LOSSES[classes](model.network(inputs), targets))
 
 
 @pytest.mark.parametrize("classes", [-1, 0, 1])
@@ -63,7 +60,7 @@ def test_fewer_than_two_classes_are_refused(classes):
         Supervised(nn.Linear(1, 1), num_classes=classes)
 
 
-@pytest.mark.parametrize("classes", [CLASSES, None])
+@pytest.mark.parametrize("classes", LOSSES)
 def test_training_equals_a_hand_written_loop_bit_for_bit(make_trainer, classes):
     tensors, epochs = data(classes), 2
     model, expected = module(classes), module(classes).network
@@ -74,8 +71,7 @@ def test_training_equals_a_hand_written_loop_bit_for_bit(make_trainer, classes):
     for step, batch in enumerate([*loader(tensors)] * epochs):
         optimizer.param_groups[0]["lr"] = 0.05 * (1 + math.cos(math.pi * step / total)) / 2
         optimizer.zero_grad()
-        loss = F.cross_entropy if classes else F.mse_loss
-        loss(expected(batch[0]), batch[1]).backward()
+        LOSSES[classes](expected(batch[0]), batch[1]).backward()
         optimizer.step()
     for parameter, expected_parameter in zip(model.network.parameters(), expected.parameters(), strict=True):
         assert torch.equal(parameter, expected_parameter)
@@ -92,29 +88,27 @@ def test_the_training_loss_is_logged_in_each_step(make_trainer):
     assert len(losses) == 3 and all(loss == logged for loss, logged in losses)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 4, SAMPLES, 100])
-@pytest.mark.parametrize("split", ["val", "test"])
-def test_metrics_of_a_classification_do_not_depend_on_the_batch_size(make_trainer, split, batch_size):
-    model, (inputs, targets) = module(), data()
-    run = make_trainer().validate if split == "val" else make_trainer().test
-    (found,) = run(model, loader((inputs, targets), batch_size), verbose=False)
-    with torch.no_grad():
-        logits = model.network(inputs)
-    assert found == {
-        f"{split}/loss": pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-6),
-        f"{split}/accuracy": pytest.approx((logits.argmax(1) == targets).float().mean().item(), rel=1e-6),
-    }
+def accuracy(outputs, targets):
+    return (outputs.argmax(1) == targets).float().mean()
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, SAMPLES])
-def test_metrics_of_a_regression_do_not_depend_on_the_batch_size(make_trainer, batch_size):
-    model, (inputs, targets) = module(None), data(None)
-    (found,) = make_trainer().validate(model, loader((inputs, targets), batch_size), verbose=False)
+@pytest.mark.parametrize("batch_size", [1, 3, SAMPLES, 100])
+@pytest.mark.parametrize(
+    ("function", "split", "classes", "name", "metric"),
+    [
+        ("validate", "val", CLASSES, "accuracy", accuracy),
+        ("test", "test", CLASSES, "accuracy", accuracy),
+        ("validate", "val", None, "mae", F.l1_loss),
+    ],
+)
+def test_metrics_do_not_depend_on_the_batch_size(make_trainer, function, split, classes, name, metric, batch_size):
+    model, (inputs, targets) = module(classes), data(classes)
+    (found,) = getattr(make_trainer(), function)(model, loader((inputs, targets), batch_size), verbose=False)
     with torch.no_grad():
         outputs = model.network(inputs)
     assert found == {
-        "val/loss": pytest.approx(F.mse_loss(outputs, targets).item(), rel=1e-6),
-        "val/mae": pytest.approx(F.l1_loss(outputs, targets).item(), rel=1e-6),
+        f"{split}/loss": pytest.approx(LOSSES[classes](outputs, targets).item(), rel=1e-6),
+        f"{split}/{name}": pytest.approx(metric(outputs, targets).item(), rel=1e-6),
     }
 
 
@@ -146,14 +140,6 @@ def test_validation_metrics_restart_in_each_epoch(make_trainer):
     with torch.no_grad():
         losses = F.cross_entropy(model.network(inputs), targets, reduction="none")
     assert logged_losses == pytest.approx([losses[:5].mean().item(), losses.mean().item()], rel=1e-6)
-
-
-@pytest.mark.parametrize("classes", [CLASSES, None])
-def test_predictions_are_the_networks_outputs(make_trainer, classes):
-    model, (inputs, targets) = module(classes), data(classes)
-    found = make_trainer().predict(model, loader((inputs, targets)))
-    with torch.no_grad():
-        assert torch.equal(torch.cat(found), torch.cat([model.network(batch) for batch in inputs.split(4)]))
 
 
 @pytest.mark.parametrize(
@@ -211,12 +197,11 @@ def test_the_optimizer_gets_every_parameter(make_trainer):
     }
 
 
-@pytest.mark.parametrize("value", [1, 100])
-def test_a_required_number_that_is_given_is_returned(value):
-    assert required("width", value, "Net", "columns") == value
-
-
-def test_the_error_names_a_missing_required_number_and_what_to_type():
+def test_a_required_number_is_one_or_more_and_the_error_states_what_to_type():
+    assert [required("width", value, "Net", "columns") for value in (1, 100)] == [1, 100]
+    for value in (0, -3):
+        with pytest.raises(ValueError, match=f"^Net: width is {value}; it must be 1 or more$"):
+            required("width", value, "Net", "columns")
     with pytest.raises(ValueError) as error:
         required("width", None, "Net", "columns of a sample")
     assert str(error.value) == (
@@ -225,14 +210,8 @@ def test_the_error_names_a_missing_required_number_and_what_to_type():
     )
 
 
-@pytest.mark.parametrize("value", [0, -3])
-def test_a_required_number_below_one_is_refused(value):
-    with pytest.raises(ValueError, match=f"^Net: width is {value}; it must be 1 or more$"):
-        required("width", value, "Net", "columns")
-
-
 @pytest.mark.parametrize(("classes", "name"), [(CLASSES, "logits"), (None, "predictions")])
-def test_validation_returns_outputs_and_targets_by_name(make_trainer, classes, name):
+def test_predict_and_validation_return_the_networks_outputs(make_trainer, classes, name):
     returned = []
 
     class Record(Callback):
@@ -241,5 +220,7 @@ def test_validation_returns_outputs_and_targets_by_name(make_trainer, classes, n
 
     model, tensors = module(classes), data(classes)
     make_trainer(max_epochs=1, callbacks=[Record()]).validate(model, loader(tensors), verbose=False)
-    assert torch.equal(torch.cat([outputs[name] for outputs in returned]), model.network(tensors[0]))
+    expected = torch.cat([model.network(batch) for batch in tensors[0].split(4)])
+    assert torch.equal(torch.cat([outputs[name] for outputs in returned]), expected)
     assert torch.equal(torch.cat([outputs["targets"] for outputs in returned]), tensors[1])
+    assert torch.equal(torch.cat(make_trainer().predict(model, loader(tensors))), expected)

@@ -61,11 +61,7 @@ class SentenceData(pl.LightningDataModule):
     def val_dataloader(self):
         return self.loader(self.held_out)
 
-    def test_dataloader(self):
-        return self.loader(self.held_out)
-
-    def predict_dataloader(self):
-        return self.loader(self.held_out)
+    test_dataloader = predict_dataloader = val_dataloader
 
 
 class Tagger(pl.LightningModule):

@@ -10,10 +10,11 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
+from boring_models import DropoutNet, samples
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from lightning.pytorch.loggers import CSVLogger
-from torch.utils.data import DataLoader, TensorDataset
+from stock import QUIET, differences, every_hook
 
 import rankzero
 from rankzero import Trainer
@@ -24,65 +25,13 @@ from rankzero.messages import RequestError
 from rankzero.runs import attempt as attempt_module
 from rankzero.runs.checkpoints.manifest import checkpoints_in, read_manifest
 
-QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False}
 
-
-class Net(BoringModel):
-    """Model that logs its losses and draws random numbers in dropout."""
-
-    stops_at = None
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = torch.nn.Linear(32, 2)
-        self.dropout = torch.nn.Dropout(0.2)
-
-    def training_step(self, batch, batch_idx):
-        torch.manual_seed(self.global_step)  # stock Lightning's loaders draw from the same generator
-        loss = self.loss(self.dropout(self(batch[0])))
-        if self.global_step == self.stops_at:
-            self.trainer.session.coordinator.control_channel.request_stop("the test")
-        self.log("loss", loss, on_step=True, on_epoch=True)
-        return loss
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.loss(self(batch[0])))
-
-    def test_step(self, batch, batch_idx):
-        self.log("test_loss", self.loss(self(batch[0])))
-
-    def predict_step(self, batch, batch_idx):
-        return self(batch[0])
-
-
-def samples(count=21, shuffle=False):
-    data = TensorDataset(torch.randn(count, 32, generator=torch.Generator().manual_seed(1)))
-    return DataLoader(data, batch_size=4, shuffle=shuffle)
-
-
-class Hooks(pl.Callback):
-    """Callback that records each hook call with the step, the epoch and the metrics at that time."""
-
-    def __init__(self):
-        self.calls = []
-
-
-for _name in [name for name in dir(pl.Callback) if name.startswith("on_")] + ["setup", "teardown"]:
-
-    def _record_call(self, trainer, *arguments, _name=_name, **settings):
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        self.calls.append((_name, trainer.global_step, trainer.current_epoch, metrics))
-
-    setattr(Hooks, _name, _record_call)
-
-
-def train(kind, **settings):
-    hooks, model = Hooks(), Net()
+def train(kind, calls=None, **settings):
+    model = DropoutNet()
     torch.manual_seed(5)
-    trainer = kind(callbacks=[hooks], max_epochs=2, **QUIET, **settings)
+    trainer = kind(callbacks=[every_hook([] if calls is None else calls)], max_epochs=2, **QUIET, **settings)
     trainer.fit(model, samples(), samples())
-    return trainer, model, hooks
+    return trainer, model
 
 
 def test_every_flag_is_an_argument_with_the_same_default():
@@ -105,18 +54,18 @@ def test_no_rankzero_argument_has_the_name_of_a_lightning_argument():
 
 
 def test_weights_and_hook_calls_equal_those_of_stock_lightning(script_folder):
-    _, stock_model, stock_hooks = train(pl.Trainer, logger=False, enable_checkpointing=False)
-    _, model, hooks = train(Trainer, name="x")
-    assert all(torch.equal(value, model.state_dict()[name]) for name, value in stock_model.state_dict().items())
-    without_saving = [entry for entry in hooks.calls if entry[0] != "on_save_checkpoint"]
-    assert without_saving == stock_hooks.calls
+    stock_calls, calls = [], []
+    _, stock_model = train(pl.Trainer, stock_calls, logger=False, enable_checkpointing=False)
+    _, model = train(Trainer, calls, name="x")
+    assert differences(model.state_dict(), stock_model.state_dict()) == []
+    assert differences(calls, stock_calls) == [] and calls
 
 
 def test_a_run_writes_the_same_files_as_the_command_line(script_folder, capsys):
     train(Trainer, name="x", save_every="3steps", keep=2)
     out = capsys.readouterr().out
     assert "run x: finished" in out and "epoch 2: 21 of 21 samples, each once" in out
-    summary = json.loads((script_folder / "runs/x/summary.json").read_text())
+    summary = summary_in(script_folder)
     assert (summary["status"], summary["steps"], summary["epochs"]) == ("finished", 12, 2)
     names = [path.name for path in checkpoints_in(script_folder / "runs/x/checkpoints")]
     assert names == ["step-00000009", "step-00000012"]
@@ -124,31 +73,35 @@ def test_a_run_writes_the_same_files_as_the_command_line(script_folder, capsys):
 
 
 def test_a_run_without_a_name_is_named_after_the_script(script_folder):
-    trainer, *_ = train(Trainer)
+    trainer, _ = train(Trainer)
     stem = Path(getattr(sys.modules["__main__"], "__file__", "run")).stem
     assert trainer.run.path == Path("runs") / f"{stem}-1" and trainer.run.exists
 
 
 def test_another_trainer_with_the_same_name_resumes_the_run(script_folder):
-    uninterrupted, model, _ = train(Trainer, name="whole")
+    uninterrupted, model = train(Trainer, name="whole")
     first = Trainer(name="x", max_epochs=1, **QUIET)
     torch.manual_seed(5)
-    first.fit(Net(), samples(), samples())
-    second, resumed_model = Trainer(name="x", max_epochs=2, **QUIET), Net()
+    first.fit(DropoutNet(), samples(), samples())
+    second, resumed_model = Trainer(name="x", max_epochs=2, **QUIET), DropoutNet()
     second.fit(resumed_model, samples(), samples())
     assert second.global_step == uninterrupted.global_step == 12
-    assert all(torch.equal(value, resumed_model.state_dict()[name]) for name, value in model.state_dict().items())
+    assert differences(resumed_model.state_dict(), model.state_dict()) == []
 
 
 def test_a_finished_run_is_restored_without_training(script_folder, capsys):
-    _, model, _ = train(Trainer, name="x")
-    fresh = Net()
+    _, model = train(Trainer, name="x")
+    fresh = DropoutNet()
     torch.nn.init.zeros_(fresh.layer.weight)
     trainer = Trainer(name="x", max_epochs=2, **QUIET)
     trainer.fit(fresh, samples(), samples())
     assert torch.equal(fresh.layer.weight, model.layer.weight) and trainer.global_step == 12
     assert "already finished" in capsys.readouterr().out
-    assert json.loads((script_folder / "runs/x/summary.json").read_text())["attempts"] == 1
+    assert summary_in(script_folder)["attempts"] == 1
+
+
+def summary_in(script_folder):
+    return json.loads((script_folder / "runs/x/summary.json").read_text())
 
 
 def count_attempts(script_folder):
@@ -158,7 +111,7 @@ def count_attempts(script_folder):
 def test_a_finished_run_without_a_checkpoint_trains_in_a_new_attempt(script_folder, capsys):
     for attempt in (1, 2):
         locks = []
-        model = Net()
+        model = DropoutNet()
         model.on_train_epoch_end = lambda locks=locks: locks.append(len(list(script_folder.glob("runs/.x.lock"))))
         trainer = Trainer(name="x", max_epochs=1, enable_checkpointing=False, **QUIET)
         trainer.fit(model, samples())
@@ -171,7 +124,7 @@ def test_a_finished_run_without_a_checkpoint_trains_in_a_new_attempt(script_fold
 def test_a_finished_run_that_lost_its_last_checkpoint_trains_in_a_new_attempt(script_folder, lost):
     for attempt in (1, 2):
         trainer = Trainer(name="x", max_epochs=2, **QUIET)
-        trainer.fit(Net(), samples())
+        trainer.fit(DropoutNet(), samples())
         assert (trainer.run.attempt, count_attempts(script_folder), trainer.global_step) == (attempt, attempt, 12)
         for path in (script_folder / "runs/x/checkpoints").glob(lost):
             shutil.rmtree(path)
@@ -181,13 +134,13 @@ def test_a_run_that_a_callback_ended_early_is_restored_without_training(script_f
     for _ in range(2):
         early_stopping = EarlyStopping("loss", patience=0, divergence_threshold=-1.0)
         trainer = Trainer(name="x", max_epochs=9, callbacks=[early_stopping], **QUIET)
-        trainer.fit(Net(), samples())
+        trainer.fit(DropoutNet(), samples())
         assert (trainer.global_step, trainer.current_epoch, count_attempts(script_folder)) == (6, 1, 1)
     assert "(1 epoch, 6 steps; stopped early by a callback" in capsys.readouterr().out
 
 
 def test_a_second_fit_is_refused_with_a_message(script_folder):
-    trainer, model, _ = train(Trainer, name="x")
+    trainer, model = train(Trainer, name="x")
     with pytest.raises(RequestError, match="has already trained run x"):
         trainer.fit(model, samples())
 
@@ -199,15 +152,15 @@ def test_fit_can_be_called_again_after_a_refusal(script_folder, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(RequestError, match="too large"):
         patch.setattr(attempt_module, "resume_order", refuse)
         trainer.fit(BoringModel(), samples())
-    trainer.fit(Net(), samples())
+    trainer.fit(DropoutNet(), samples())
     assert trainer.global_step == 6 and count_attempts(script_folder) == 1
     config = read_manifest(script_folder / "runs/x/checkpoints/step-00000006")["rankzero"]["config"]
-    assert config["model"]["class_path"].endswith("Net")
+    assert config["model"]["class_path"].endswith("DropoutNet")
 
 
 def test_a_trainer_that_restored_a_finished_run_can_train_from_another_checkpoint(script_folder):
     train(Trainer, name="x", save_every="3steps")
-    trainer, model = Trainer(name="x", max_epochs=2, **QUIET), Net()
+    trainer, model = Trainer(name="x", max_epochs=2, **QUIET), DropoutNet()
     for _ in range(2):
         trainer.fit(model, samples())
         assert (trainer.global_step, count_attempts(script_folder)) == (12, 1)
@@ -221,7 +174,7 @@ def refuse(*arguments):
 
 def test_evaluations_and_predictions_equal_stock_lightnings_before_and_after_training(script_folder):
     stock, trainer = pl.Trainer(logger=False, **QUIET), Trainer(name="x", max_epochs=2, logger=False, **QUIET)
-    model = Net()
+    model = DropoutNet()
     for stage in ("validate", "test"):
         expected = getattr(stock, stage)(model, samples(), verbose=False)
         assert getattr(trainer, stage)(model, samples(), verbose=False) == expected
@@ -231,7 +184,7 @@ def test_evaluations_and_predictions_equal_stock_lightnings_before_and_after_tra
     assert all(map(torch.equal, predicted, stock.predict(model, samples()))) and sum(map(len, predicted)) == 21
 
 
-class FailingNet(Net):
+class FailingNet(DropoutNet):
     def training_step(self, batch, batch_idx):
         if self.global_step == 3:
             try:
@@ -246,27 +199,27 @@ def test_an_error_in_user_code_is_raised_unchanged(script_folder):
     with pytest.raises(KeyError, match="the second") as raised:
         trainer.fit(FailingNet(), samples())
     assert isinstance(raised.value.__cause__, LookupError)
-    assert json.loads((script_folder / "runs/x/summary.json").read_text())["status"] == "failed"
+    assert summary_in(script_folder)["status"] == "failed"
     second_trainer = Trainer(name="x", max_epochs=2, save_every="2steps", **QUIET)
-    second_trainer.fit(Net(), samples())
+    second_trainer.fit(DropoutNet(), samples())
     assert second_trainer.global_step == 12
 
 
 def test_a_stop_raises_system_exit_and_the_same_script_resumes_the_run(script_folder, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(rankzero.Stopped) as stopped:
-        patch.setattr(Net, "stops_at", 3)
-        Trainer(name="x", max_epochs=2, **QUIET).fit(Net(), samples())
+        patch.setattr(DropoutNet, "stops_at", 3)
+        Trainer(name="x", max_epochs=2, **QUIET).fit(DropoutNet(), samples())
     assert isinstance(stopped.value, SystemExit) and stopped.value.code == 75
     session._close_coordinator(None)
     monkeypatch.setattr(Session, "current", None)  # as if the same script were started again
     resumed = Trainer(name="x", max_epochs=2, **QUIET)
-    resumed.fit(Net(), samples())
+    resumed.fit(DropoutNet(), samples())
     assert resumed.global_step == 12 and resumed.run.attempt == 2
 
 
 def test_a_users_logger_replaces_tensorboard(script_folder):
     trainer = Trainer(name="x", max_epochs=1, logger=CSVLogger("csv"), log_every_n_steps=1, **QUIET)
-    trainer.fit(Net(), samples())
+    trainer.fit(DropoutNet(), samples())
     assert list(Path("csv").rglob("metrics.csv")) and not (script_folder / "runs/x/tensorboard").exists()
 
 
@@ -274,7 +227,7 @@ def test_seed_everything_after_building_the_trainer_sets_the_seed_of_the_order(s
     def order(seed):
         trainer = Trainer(name=f"seed-{seed}", max_epochs=1, **QUIET)
         pl.seed_everything(seed)
-        trainer.fit(Net(), samples(shuffle=True))
+        trainer.fit(DropoutNet(), samples(shuffle=True))
         return list(trainer.plan.order)
 
     assert order(1) != order(2)
@@ -289,34 +242,34 @@ def test_fit_accepts_a_data_module(script_folder):
             return samples()
 
     trainer = Trainer(name="x", max_epochs=1, **QUIET)
-    trainer.fit(Net(), datamodule=Data())
+    trainer.fit(DropoutNet(), datamodule=Data())
     assert trainer.global_step == 6
 
 
 def test_the_users_callbacks_come_after_the_sample_ledger_and_before_saving(script_folder):
-    user_callbacks = [Hooks(), ModelCheckpoint(dirpath="own")]
+    user_callbacks = [every_hook([]), ModelCheckpoint(dirpath="own")]
     kinds = [type(callback).__name__ for callback in Trainer(callbacks=user_callbacks, **QUIET).callbacks]
-    assert kinds[:5] == ["HookBridge", "ReportFailure", "KeepFound", "SampleLedger", "Hooks"]
+    assert kinds[:5] == ["HookBridge", "ReportFailure", "KeepFound", "SampleLedger", "EveryHook"]
     assert kinds[-2:] == ["ModelCheckpoint", "CheckpointCallback"]
 
 
 def test_a_quiet_run_prints_one_line(script_folder, capsys):
     trainer = Trainer(name="x", max_epochs=2, accelerator="cpu", quiet=True)
-    trainer.fit(Net(), samples(), samples())
+    trainer.fit(DropoutNet(), samples(), samples())
     captured = capsys.readouterr()
     assert re.fullmatch(r"run x: finished, loss \S+, val_loss \S+, runs/x\n", captured.out) and captured.err == ""
     assert "quiet" not in (script_folder / "runs/x/config.yaml").read_text()
 
 
 def test_a_quiet_run_states_how_to_resume_and_what_differs(script_folder, capsys):
-    model = Net()
+    model = DropoutNet()
     model.stops_at = 3
     with pytest.raises(rankzero.Stopped):
         Trainer(name="x", max_epochs=2, accelerator="cpu", quiet=True).fit(model, samples())
     out = capsys.readouterr().out
     assert out.startswith("run x: stopped, ") and out.endswith('runs/x; to resume: the same command with name="x"\n')
     with pytest.raises(rankzero.Stopped):  # the request to stop stays in force
-        Trainer(name="x", max_epochs=1, accelerator="cpu", quiet="yes").fit(Net(), samples())
+        Trainer(name="x", max_epochs=1, accelerator="cpu", quiet="yes").fit(DropoutNet(), samples())
     out = capsys.readouterr().out
     assert out.startswith("rankzero: changed since the checkpoint: max_epochs=2 -> 1\nrun x: stopped, ")
 
@@ -326,5 +279,5 @@ def test_a_users_bar_stays_in_a_quiet_run(script_folder, capsys):
         def on_train_end(self, trainer, pl_module):
             print("own bar")
 
-    Trainer(name="x", max_epochs=1, accelerator="cpu", quiet=True, callbacks=[Bar()]).fit(Net(), samples())
+    Trainer(name="x", max_epochs=1, accelerator="cpu", quiet=True, callbacks=[Bar()]).fit(DropoutNet(), samples())
     assert capsys.readouterr().out.startswith("own bar\nrun x: finished")

@@ -11,6 +11,7 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
+from stock import SILENT
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankzero.distributed.devices import WorldInfo
@@ -22,14 +23,6 @@ from rankzero.training.fit_loop import install
 from rankzero.training.metrics import epoch_averages
 from rankzero.training.prediction_loop import PredictionLoop
 from rankzero.training.strategies import OneProcess
-
-QUIET = {
-    "accelerator": "cpu",
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-}
 
 
 class DDPSubclass(DDPStrategy):
@@ -48,24 +41,12 @@ class DDPSubclass(DDPStrategy):
 )
 def test_world_size_selects_one_process_or_data_parallel_strategy(requested, unused):
     plan = SamplingPlan()
-    one_process = strategy_for(requested, WorldInfo("cpu"), None, plan)
-    assert (
-        type(one_process) is OneProcess and one_process.root_device == torch.device("cpu") and one_process.plan is plan
-    )
-    data_parallel = strategy_for(requested, WorldInfo("cpu", size=2, backend="gloo"), "coordinator", plan)
-    assert (
-        type(data_parallel) is DataParallel
-        and data_parallel.plan is plan
-        and data_parallel.coordinator == "coordinator"
-    )
-    assert (
-        data_parallel._ddp_kwargs == {"find_unused_parameters": unused}
-        and data_parallel.process_group_backend == "gloo"
-    )
-
-
-def test_one_process_uses_the_gpu_of_its_index():
-    assert strategy_for("auto", WorldInfo("cuda", index=3), None, SamplingPlan()).root_device == torch.device("cuda", 3)
+    for world, device in ((WorldInfo("cpu"), "cpu"), (WorldInfo("cuda", index=3), "cuda:3")):
+        strategy = strategy_for(requested, world, None, plan)
+        assert (type(strategy), strategy.root_device, strategy.plan) == (OneProcess, torch.device(device), plan)
+    strategy = strategy_for(requested, WorldInfo("cpu", size=2, backend="gloo"), "coordinator", plan)
+    assert (type(strategy), strategy.plan, strategy.coordinator) == (DataParallel, plan, "coordinator")
+    assert strategy._ddp_kwargs == {"find_unused_parameters": unused} and strategy.process_group_backend == "gloo"
 
 
 def test_settings_of_a_ddp_strategy_object_are_kept():
@@ -123,25 +104,14 @@ def share(metric_weight=1.0, has_empty_rank=False, samples=1):
 
 
 def test_mean_is_weighted_only_within_a_training_step():
-    strategy = DataParallel(SamplingPlan(), None)
+    strategy, operations = DataParallel(SamplingPlan(), None), torch.distributed.ReduceOp
     value = torch.tensor(4.0)
     assert strategy.apply_metric_weight(value, "mean") is value
     strategy._metric_weight = 0.5
-    assert [strategy.apply_metric_weight(value, operation).item() for operation in ("mean", "avg", "sum", "max")] == [
-        2.0,
-        2.0,
-        4.0,
-        4.0,
-    ]
-
-
-def test_torch_mean_is_weighted_and_non_tensor_is_returned_unchanged():
-    strategy = DataParallel(SamplingPlan(), None)
-    strategy._metric_weight = 0.5
-    operations = torch.distributed.ReduceOp
-    assert strategy.apply_metric_weight(torch.tensor(4.0), operations.AVG).item() == 2.0
-    assert strategy.apply_metric_weight(torch.tensor(4.0), operations.MAX).item() == 4.0
-    assert strategy.apply_metric_weight(torch.tensor(4.0), "Mean").item() == 2.0
+    for operation in ("mean", "Mean", "avg", operations.AVG):
+        assert strategy.apply_metric_weight(value, operation).item() == 2.0
+    for operation in ("sum", "max", operations.MAX):
+        assert strategy.apply_metric_weight(value, operation).item() == 4.0
     assert strategy.reduce(3) == DDPStrategy().reduce(3) == 3
 
 
@@ -231,7 +201,7 @@ def train_and_predict(coordinator, count, freezes=False):
         num_sanity_val_steps=0,
         devices=1,
         use_distributed_sampler=False,
-        **QUIET,
+        **SILENT,
     )
     trainer.callbacks.insert(0, install(trainer, plan))
     trainer.predict_loop = PredictionLoop(trainer)

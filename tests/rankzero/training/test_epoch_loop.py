@@ -1,11 +1,28 @@
 """Rankzero's epoch loop compared with Lightning's: identical weights, metrics, and hooks in the same order."""
 
+import functools
+from pathlib import Path
+
 import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
-from stock import BATCHES, SIZE, Loaders, Net, Unsized, are_equal, assert_same_training, train, with_methods
+from stock import (
+    BATCHES,
+    SIZE,
+    Counts,
+    Loaders,
+    Net,
+    Unsized,
+    assert_equals_stock,
+    assert_same_training,
+    differences,
+    observe,
+    of_stock,
+    train,
+    with_methods,
+)
 from torch.utils.data import DataLoader
 
 from rankzero import Trainer as RunTrainer
@@ -78,29 +95,31 @@ CASES = {
     "on_after_batch_transfer": (with_methods("Moves", on_after_batch_transfer=double_batch), {}),
     "on_before_batch_transfer": (with_methods("Moves", on_before_batch_transfer=double_batch), {}),
     "a hook that logs": (with_methods("Logs", on_train_batch_start=log_in_hook), {}),
-    "should_stop": (Net, {"callbacks": lambda: [Stop()], "max_epochs": 4}),
-    "should_stop, but not yet": (Net, {"callbacks": lambda: [Stop()], "max_epochs": 4, "min_epochs": 2}),
+    "should_stop": (Net, {"make_callbacks": lambda: [Stop()], "max_epochs": 4}),
+    "should_stop, but not yet": (Net, {"make_callbacks": lambda: [Stop()], "max_epochs": 4, "min_epochs": 2}),
     "early stopping": (
         Net,
-        {"callbacks": lambda: [EarlyStopping("val", patience=0, min_delta=0.05)], "max_epochs": 9},
+        {"make_callbacks": lambda: [EarlyStopping("val", patience=0, min_delta=0.05)], "max_epochs": 9},
     ),
     "early stopping within an epoch": (
         Net,
         {
-            "callbacks": lambda: [EarlyStopping("loss", patience=1, min_delta=0.5, check_on_train_epoch_end=False)],
+            "make_callbacks": lambda: [
+                EarlyStopping("loss", patience=1, min_delta=0.5, check_on_train_epoch_end=False)
+            ],
             "val_check_interval": 2,
             "max_epochs": 9,
         },
     ),
     "a loader without a length": (Net, {"loaders": lambda: DataLoader(Unsized(), batch_size=SIZE)}),
-    "a profiler": (Net, {"profiler": "simple"}),
+    "a GradientAccumulationScheduler": (Net, {"make_callbacks": lambda: [GradientAccumulationScheduler({0: 1, 1: 4})]}),
 }
 
 
-@pytest.mark.parametrize("has_every_hook", [False, True], ids=["", "every hook"])
 @pytest.mark.parametrize("case", CASES)
-def test_training_is_identical_to_stock_lightning(case, has_every_hook, tmp_path):
-    assert_same_training(*CASES[case], has_every_hook, tmp_path)
+def test_training_is_identical_to_stock_lightning(case):
+    make_module, settings = CASES[case]
+    assert_same_training(make_module, **settings)
 
 
 def skip_rest_of_epoch(self, batch, batch_idx):
@@ -108,16 +127,9 @@ def skip_rest_of_epoch(self, batch, batch_idx):
 
 
 def test_on_train_batch_start_can_skip_the_rest_of_an_epoch():
-    results = [
-        train(uses_rankzero, with_methods("Skips", on_train_batch_start=skip_rest_of_epoch)())[0]
-        for uses_rankzero in (True, False)
-    ]
-    assert are_equal(results[0]["weights"], results[1]["weights"]) and are_equal(
-        results[0]["curves"], results[1]["curves"]
-    )
-    assert are_equal(results[0]["metrics"], results[1]["metrics"]) and are_equal(
-        results[0]["state"], results[1]["state"]
-    )
+    make_module = with_methods("Skips", on_train_batch_start=skip_rest_of_epoch)
+    actual, stock = observe(True, make_module), of_stock(observe, make_module)
+    assert differences({**actual, "counts": None}, {**stock, "counts": None}) == []
 
 
 class ManualOptimization(Net):
@@ -145,46 +157,37 @@ def train_on_iterator(self, dataloader_iter):
 
 
 @pytest.mark.parametrize(
-    ("make", "settings", "reason"),
+    ("make_module", "settings", "reason"),
     [
         (ManualOptimization, {}, "ManualOptimization uses manual optimization"),
         (with_methods("Takes", training_step=train_on_iterator), {}, "training_step takes dataloader_iter"),
         (Net, {"profiler": "simple"}, "SimpleProfiler measures the parts of Lightning's loop"),
     ],
 )
-def test_unsupported_training_falls_back_to_lightnings_loop_and_prints_the_reason(make, settings, reason, capsys):
-    results = [train(uses_rankzero, make(), **settings)[0] for uses_rankzero in (True, False)]
-    assert are_equal(results[0], results[1])
-    assert capsys.readouterr().out.count(reason) == 1
+def test_unsupported_training_falls_back_to_lightnings_loop_and_prints_the_reason(
+    make_module, settings, reason, capsys
+):
+    assert_same_training(make_module, **settings)
+    assert capsys.readouterr().out.count(reason) == 2
 
 
 def test_changed_lightning_function_disables_the_fast_path_with_a_warning(monkeypatch):
     monkeypatch.setitem(vars(replaced.loop), "changed", ["lightning.some.Class.advance"])
     with pytest.warns(UserWarning, match=r"slower training loop: .*lightning.some.Class.advance changed"):
-        actual = train(True, Net())[0]
-    assert are_equal(actual, train(False, Net())[0])
+        assert_equals_stock(observe, Net)
 
 
-def test_gradient_accumulation_scheduler_is_followed():
-    settings = {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 4})]}
-    results = [train(uses_rankzero, Net(), **settings)[0] for uses_rankzero in (True, False)]
-    assert are_equal(results[0], results[1])
+def saved_states(uses_rankzero, folder):
+    """Returns the parts of Lightning's checkpoints that both loops determine, by the checkpoint's file name."""
+    checkpoints = ModelCheckpoint(folder / str(uses_rankzero), every_n_train_steps=3, save_top_k=-1)
+    train(uses_rankzero, Net(schedule=step_lr(), interval="step"), [checkpoints])
+    keys = ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch")
+    saved = {path.name: torch.load(path, weights_only=False) for path in sorted(Path(checkpoints.dirpath).iterdir())}
+    return {name: {key: dict(state)[key] for key in keys} for name, state in saved.items()}
 
 
 def test_model_checkpoint_saves_the_same_state_as_in_stock_lightning(tmp_path):
-    saved = []
-    for uses_rankzero in (True, False):
-        folder = tmp_path / str(uses_rankzero)
-        train(
-            uses_rankzero,
-            Net(schedule=step_lr(), interval="step"),
-            [ModelCheckpoint(folder, every_n_train_steps=3, save_top_k=-1)],
-        )
-        saved.append({path.name: torch.load(path, weights_only=False) for path in sorted(folder.iterdir())})
-    assert list(saved[0]) == list(saved[1])
-    for name in saved[0]:
-        for key in ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch"):
-            assert are_equal(saved[0][name][key], saved[1][name][key]), (name, key)
+    assert len(assert_equals_stock(saved_states, tmp_path)) == 5
 
 
 def test_callback_added_at_the_start_of_an_epoch_is_called_for_each_batch():
@@ -198,27 +201,29 @@ def test_callback_added_at_the_start_of_an_epoch_is_called_for_each_batch():
             if trainer.current_epoch == 1:
                 trainer.callbacks.append(self.added)
 
-    class Counts(Callback):
-        count = 0
-
-        def on_train_batch_end(self, *arguments):
-            self.count += 1
-
     adder = AddsCallback()
     _, trainer = train(True, Net(), [adder])
-    assert adder.added.count == BATCHES and fit_loop_of(trainer).epoch_loop._fast_epoch is None
+    assert sum(entry[0] == "end" for entry in adder.added.seen) == BATCHES
+    assert fit_loop_of(trainer).epoch_loop._fast_epoch is None
 
 
 class SavesAt(Callback):
-    """Saves a checkpoint in a hook of one batch of the second epoch."""
+    """Saves checkpoints in hooks of batches of the second epoch.
 
-    def __init__(self, hook, batch, path):
-        self.batch, self.path = batch, path
-        setattr(self, hook, self.save)
+    Args:
+        points: Hooks and batches; each is the name of a checkpoint.
+        folder: Folder of the checkpoints.
+    """
 
-    def save(self, trainer, *arguments):
-        if trainer.current_epoch == 1 and trainer.fit_loop.epoch_loop.batch_progress.current.ready == self.batch:
-            trainer.save_checkpoint(self.path)
+    def __init__(self, points, folder):
+        self.points, self.folder = points, folder
+        for hook in {hook for hook, _ in points}:
+            setattr(self, hook, functools.partial(self.save, hook))
+
+    def save(self, hook, trainer, *arguments):
+        point = hook, trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        if trainer.current_epoch == 1 and point in self.points:
+            trainer.save_checkpoint(self.folder / f"{hook}-{point[1]}.ckpt")
 
 
 class SeededModel(BoringModel):
@@ -246,35 +251,38 @@ def trained_in(folder, *callbacks, ckpt_path=None, model_class=None, **settings)
     return model.layer.weight.detach().clone(), dict(zip(curve.steps, curve.values, strict=True)), ledger
 
 
-HOOKS = ["on_train_batch_start", "on_after_backward", "on_train_batch_end"]
-"""`on_before_zero_grad` is called in the first batch of a step, `on_before_optimizer_step` in the last."""
+HOOKS = ("on_train_batch_start", "on_after_backward", "on_train_batch_end")
+FIRST, LAST = (*HOOKS, "on_before_zero_grad"), (*HOOKS, "on_before_optimizer_step")
+"""Hooks in the first batch of a step, and in the last."""
 
 
 @pytest.mark.parametrize(
-    ("hook", "micro_batches", "limit", "batch"),
+    ("micro_batches", "limit", "points"),
     [
-        *((hook, *case) for hook in [*HOOKS, "on_before_zero_grad"] for case in [(1, 9, 4), (2, 9, 3), (3, 5, 4)]),
-        *((hook, *case) for hook in [*HOOKS, "on_before_optimizer_step"] for case in [(2, 9, 4), (3, 9, 9), (3, 5, 5)]),
+        (1, 9, [(hook, 4) for hook in FIRST]),
+        (2, 9, [*((hook, 3) for hook in FIRST), *((hook, 4) for hook in LAST)]),
+        (3, 9, [(hook, 9) for hook in LAST]),
+        (3, 5, [*((hook, 4) for hook in FIRST), *((hook, 5) for hook in LAST)]),
     ],
+    ids=str,
 )
-def test_a_run_resumes_exactly_from_a_checkpoint_saved_in_any_hook(tmp_path, hook, micro_batches, limit, batch):
+def test_a_run_resumes_exactly_from_a_checkpoint_saved_in_any_hook(tmp_path, micro_batches, limit, points):
     """A checkpoint in the middle of a step has no gradients, so the resumed run takes the whole step again."""
     settings = {"accumulate_grad_batches": micro_batches, "limit_train_batches": limit}
-    checkpoint = tmp_path / "saved.ckpt"
-    weights, losses, ledger = trained_in(tmp_path / "whole", SavesAt(hook, batch, checkpoint), **settings)
-    resumed_weights, resumed_losses, resumed_ledger = trained_in(tmp_path / "resumed", ckpt_path=checkpoint, **settings)
-    assert torch.equal(resumed_weights, weights) and resumed_ledger == ledger
-    assert resumed_losses.items() <= losses.items() and max(resumed_losses) == max(losses)
+    weights, losses, ledger = trained_in(tmp_path / "whole", SavesAt(points, tmp_path), **settings)
+    for hook, batch in points:
+        name = f"{hook}-{batch}"
+        resumed = trained_in(tmp_path / name, ckpt_path=tmp_path / f"{name}.ckpt", **settings)
+        assert torch.equal(resumed[0], weights) and resumed[2] == ledger, name
+        assert resumed[1].items() <= losses.items() and max(resumed[1]) == max(losses), name
 
 
-@pytest.mark.parametrize(("micro_batches", "resumed_micro_batches", "batch"), [(2, 1, 4), (2, 4, 3)])
-def test_steps_are_counted_once_if_a_resumed_run_accumulates_differently(
-    tmp_path, micro_batches, resumed_micro_batches, batch
-):
-    checkpoint = tmp_path / "saved.ckpt"
-    saves = SavesAt("on_train_batch_end", batch, checkpoint)
-    trained_in(tmp_path / "whole", saves, accumulate_grad_batches=micro_batches)
-    trained_in(tmp_path / "resumed", ckpt_path=checkpoint, accumulate_grad_batches=resumed_micro_batches)
+def test_steps_are_counted_once_if_a_resumed_run_accumulates_differently(tmp_path):
+    points = [("on_train_batch_end", 3), ("on_train_batch_end", 4)]
+    trained_in(tmp_path / "whole", SavesAt(points, tmp_path), accumulate_grad_batches=2)
+    for batch, micro_batches in ((4, 1), (3, 4)):
+        checkpoint = tmp_path / f"on_train_batch_end-{batch}.ckpt"
+        trained_in(tmp_path / str(batch), ckpt_path=checkpoint, accumulate_grad_batches=micro_batches)
 
 
 @pytest.mark.parametrize("settings", [{}, {"accumulate_grad_batches": 3}, {"profiler": "simple"}])
@@ -297,20 +305,21 @@ class SkipsRest(Callback):
         return -1 if trainer.current_epoch == 0 and batch_idx == 5 else None
 
 
-@pytest.mark.parametrize("hook", ["on_train_epoch_end", "on_train_epoch_start", "on_train_batch_end"])
-def test_losses_of_a_step_that_is_not_taken_are_discarded(tmp_path, hook):
+def test_losses_of_a_step_that_is_not_taken_are_discarded(tmp_path):
     """The epoch ends after two steps and one of the two batches of the third step."""
     settings = {"accumulate_grad_batches": 2}
-    checkpoint = tmp_path / "saved.ckpt"
 
     class Saves(Callback):
-        def save(self, trainer, *arguments):
-            if not checkpoint.exists() and (trainer.current_epoch == 1 or hook == "on_train_epoch_end"):
-                trainer.save_checkpoint(checkpoint)
+        def save(self, hook, trainer, *arguments):
+            path = tmp_path / f"{hook}.ckpt"
+            if not path.exists() and (trainer.current_epoch == 1 or hook == "on_train_epoch_end"):
+                trainer.save_checkpoint(path)
 
-    saves = Saves()
-    setattr(saves, hook, saves.save)
+    saves, hooks = Saves(), ("on_train_epoch_end", "on_train_epoch_start", "on_train_batch_end")
+    for hook in hooks:
+        setattr(saves, hook, functools.partial(saves.save, hook))
     weights, losses, _ = trained_in(tmp_path / "whole", SkipsRest(), saves, **settings)
-    resumed = trained_in(tmp_path / "resumed", SkipsRest(), ckpt_path=checkpoint, **settings)
-    assert torch.equal(resumed[0], weights)
-    assert resumed[1] == pytest.approx({step: losses[step] for step in resumed[1]}, rel=1e-6)
+    for hook in hooks:
+        resumed = trained_in(tmp_path / hook, SkipsRest(), ckpt_path=tmp_path / f"{hook}.ckpt", **settings)
+        assert torch.equal(resumed[0], weights), hook
+        assert resumed[1] == pytest.approx({step: losses[step] for step in resumed[1]}, rel=1e-6), hook

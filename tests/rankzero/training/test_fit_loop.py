@@ -1,9 +1,9 @@
 """Hooks at the ends of steps and epochs, and where a run with a user's sampler resumes."""
 
-import importlib
-
 import pytest
+from boring_models import WeightedNet
 from lightning.pytorch import Trainer
+from stock import SILENT
 
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
@@ -67,48 +67,21 @@ def test_on_epoch_done_is_not_called_for_an_incomplete_epoch():
     assert [hook for hook, *_ in recorded_hooks(max_steps=6) if hook == "epoch"] == ["epoch"]
 
 
-SAMPLER_MODULE = """
-import torch
-from lightning.pytorch import LightningModule
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
-
-POSITIONS = []
-
-
-class Net(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 1)
-
-    def training_step(self, batch, batch_idx):
-        POSITIONS.append((self.current_epoch, batch_idx, self.global_step))
-        return self.layer(batch[0]).mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    def train_dataloader(self):
-        sampler = WeightedRandomSampler(torch.ones(32), 32)
-        return DataLoader(TensorDataset(torch.rand(32, 2)), batch_size=4, sampler=sampler)
-"""
-
-
-@pytest.mark.parametrize(("first_max_steps", "second_max_steps"), [(3, 6), (11, 13)])
-def test_user_sampler_resumes_after_max_steps_at_the_same_batch_as_in_lightning(
-    first_max_steps, second_max_steps, cwd, monkeypatch
-):
-    (cwd / "own_sampler.py").write_text(SAMPLER_MODULE)
-    monkeypatch.syspath_prepend(cwd)
-    own_sampler = importlib.import_module("own_sampler")
-    own_sampler.POSITIONS.clear()
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+def positions_by_stock(*max_steps):
+    """Trains and resumes with stock Lightning; returns the positions of the batches."""
+    WeightedNet.positions.clear()
     with restore_process_state():
-        for steps in (first_max_steps, second_max_steps):
-            trainer = Trainer(max_steps=steps, max_epochs=-1, accelerator="cpu", enable_model_summary=False, **quiet)
-            trainer.fit(own_sampler.Net(), ckpt_path="stock.ckpt" if steps == second_max_steps else None)
+        for number, steps in enumerate(max_steps):
+            trainer = Trainer(max_steps=steps, max_epochs=-1, **SILENT)
+            trainer.fit(WeightedNet(), ckpt_path="stock.ckpt" if number else None)
             trainer.save_checkpoint("stock.ckpt")
-    stock = list(own_sampler.POSITIONS)
-    own_sampler.POSITIONS.clear()
-    for steps in (first_max_steps, second_max_steps):
-        fit_in_process("--model", "own_sampler.Net", "--run", "x", "--trainer.max_steps", str(steps))
-    assert stock == own_sampler.POSITIONS and stock[first_max_steps][1] == first_max_steps % 8
+    return list(WeightedNet.positions)
+
+
+@pytest.mark.parametrize("max_steps", [(3, 6), (11, 13)])
+def test_user_sampler_resumes_after_max_steps_at_the_same_batch_as_in_lightning(max_steps, cwd):
+    stock = positions_by_stock(*max_steps)
+    WeightedNet.positions.clear()
+    for steps in max_steps:
+        fit_in_process("--model", "boring_models.WeightedNet", "--run", "x", "--trainer.max_steps", str(steps))
+    assert stock == WeightedNet.positions and stock[max_steps[0]][1] == max_steps[0] % 8

@@ -1,16 +1,16 @@
 """Rankzero's hooks: their subscribers, their order, and their position among Lightning's hooks."""
 
+import functools
+
 import pytest
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
+from stock import SILENT
 
-from rankzero.distributed.monitoring.activity import SANITY_CHECK, Activity
+from rankzero.distributed.monitoring.activity import SANITY_CHECK
 from rankzero.training.fit_loop import fit_loop_of
-from rankzero.training.hooks import HookBridge, LoopCallback, LoopHooks, Subscribers
-from rankzero.training.metrics.interval_record import IntervalRecord
-from running import restore_process_state, train_in_process
-
-QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+from rankzero.training.hooks import LoopCallback, LoopHooks, Subscribers
+from running import train_in_process
 
 
 class Recorder(LoopCallback):
@@ -20,10 +20,10 @@ class Recorder(LoopCallback):
         self.name, self.seen = name, seen
 
     def on_step_done(self, trainer):
-        self.seen.append((self.name, "on_step_done", trainer))
+        self.seen.append((self.name, "step", trainer))
 
     def on_batch_done(self, trainer, batch, batch_idx):
-        self.seen.append((self.name, "on_batch_done", batch, batch_idx))
+        self.seen.append((self.name, batch, batch_idx))
 
 
 class ExtraRecorder(LoopHooks):
@@ -33,10 +33,10 @@ class ExtraRecorder(LoopHooks):
         self.seen = seen
 
     def on_step_done(self, trainer):
-        self.seen.append(("extra", "on_step_done", trainer))
+        self.seen.append(("extra", "step", trainer))
 
     def on_ready(self, trainer):
-        self.seen.append(("extra", "on_ready", trainer))
+        pass
 
 
 class Inherits(Recorder):
@@ -45,93 +45,60 @@ class Inherits(Recorder):
     on_batch_done = LoopHooks.on_batch_done
 
 
+class Idle(Recorder):
+    def needs(self, hook):
+        return hook != "on_step_done"
+
+
+class Once(Recorder):
+    """Removes itself from a hook."""
+
+    def on_step_done(self, trainer):
+        super().on_step_done(trainer)
+        self.table.remove("on_step_done", self)
+
+
 def subscribers(callbacks, extra):
-    trainer = Trainer(**QUIET)
+    trainer = Trainer(**SILENT)
     trainer.callbacks[:] = callbacks
-    return Subscribers(trainer, extra), trainer
+    table = Subscribers(trainer, extra)
+    for callback in callbacks:
+        callback.table = table
+    return table, trainer
 
 
-def test_callbacks_are_called_in_their_order_and_before_other_subscribers():
+@pytest.mark.parametrize(
+    ("kind", "at_steps", "at_batch"),
+    [
+        (Inherits, ["a", "b", "extra"] * 2, ["a"]),
+        (Idle, ["a", "extra"] * 2, ["a", "b"]),
+        (Once, ["a", "b", "extra", "a", "extra"], ["a", "b"]),
+    ],
+)
+def test_subscribers_are_called_in_their_order_and_others_after_callbacks(kind, at_steps, at_batch):
     seen = []
-    table, trainer = subscribers([Recorder("a", seen), Callback(), Inherits("b", seen)], [ExtraRecorder(seen)])
-    table.call("on_step_done")
-    assert seen == [(name, "on_step_done", trainer) for name in ("a", "b", "extra")]
-    seen.clear()
+    table, trainer = subscribers([Recorder("a", seen), Callback(), kind("b", seen)], [ExtraRecorder(seen)])
+    table.drop_unneeded()
+    for _ in range(2):
+        table.call("on_step_done")
     table.call("on_batch_done", "batch", 3)
-    assert seen == [("a", "on_batch_done", "batch", 3)]
+    assert seen == [*((name, "step", trainer) for name in at_steps), *((name, "batch", 3) for name in at_batch)]
 
 
 def test_a_hook_without_an_implementation_has_no_subscriber():
     table, _ = subscribers([Recorder("a", []), LoopCallback(), Callback()], [LoopHooks(), ExtraRecorder([])])
-    counts = {hook: len(functions) for hook, functions in table.methods.items()}
-    assert counts == {
-        "on_ready": 1,
-        "on_logging_step": 0,
-        "on_batch_done": 1,
-        "on_tick": 0,
-        "on_interval_end": 0,
-        "on_step_done": 2,
-        "on_epoch_done": 0,
-        "on_safe_point": 0,
-    }
+    counts = {hook: len(functions) for hook, functions in table.methods.items() if functions}
+    assert counts == {"on_ready": 1, "on_batch_done": 1, "on_step_done": 2}
     table.call("on_safe_point")
-
-
-def test_subscriber_that_does_not_need_a_hook_is_dropped():
-    class Idle(Recorder):
-        def needs(self, hook):
-            return hook != "on_step_done"
-
-    seen = []
-    table, trainer = subscribers([Idle("idle", seen), Recorder("a", seen)], [ExtraRecorder(seen)])
-    table.drop_unneeded()
-    table.call("on_step_done")
-    table.call("on_batch_done", "batch", 0)
-    assert seen == [
-        *((name, "on_step_done", trainer) for name in ("a", "extra")),
-        *((name, "on_batch_done", "batch", 0) for name in ("idle", "a")),
-    ]
-
-
-def test_a_subscriber_can_remove_itself_from_a_hook():
-    class Once(Recorder):
-        def on_step_done(self, trainer):
-            super().on_step_done(trainer)
-            table.remove("on_step_done", self)
-
-    seen = []
-    table, trainer = subscribers([Once("once", seen), Recorder("a", seen)], [])
-    table.call("on_step_done")
-    table.call("on_step_done")
-    table.call("on_batch_done", "batch", 0)
-    assert seen == [
-        *((name, "on_step_done", trainer) for name in ("once", "a", "a")),
-        *((name, "on_batch_done", "batch", 0) for name in ("once", "a")),
-    ]
-
-
-@pytest.mark.parametrize("hook", ["on_configured", "on_train_start", "nothing"])
-def test_calling_a_hook_that_is_not_in_the_table_raises_key_error(hook):
-    table, _ = subscribers([], [])
-    with pytest.raises(KeyError):
-        table.call(hook)
-
-
-def test_error_in_a_subscriber_prevents_calls_of_later_subscribers():
-    class Fails(LoopHooks):
-        def on_step_done(self, trainer):
-            raise LookupError
-
-    seen = []
-    table, _ = subscribers([], [Fails(), ExtraRecorder(seen)])
-    with pytest.raises(LookupError):
-        table.call("on_step_done")
-    assert not seen
 
 
 def test_every_hook_except_on_configured_is_in_the_subscriber_table():
     hooks = {name for name in vars(LoopHooks) if name.startswith("on_")}
     assert hooks - {*Subscribers.HOOKS} == {"on_configured"} and {*Subscribers.HOOKS} <= hooks
+    table, _ = subscribers([], [])
+    assert table.methods.keys() == {*Subscribers.HOOKS}
+    with pytest.raises(KeyError):
+        table.call("on_configured")
 
 
 class BatchRecorder(Callback):
@@ -189,63 +156,29 @@ def test_on_tick_is_called_at_intervals_and_after_the_last_batch(fast, monkeypat
     assert [batch_idx for hook, batch_idx in seen if hook == "on_tick"] == [0, 8]
 
 
-def test_hook_bridge_calls_batch_hooks_from_lightnings_loop():
-    seen = []
-    with restore_process_state():
-        trainer = Trainer(**QUIET, max_epochs=1, limit_train_batches=2, limit_val_batches=0, enable_model_summary=False)
-        record = IntervalRecord(trainer)
-        record.is_due = True
-        bridge = HookBridge(lambda hook, *arguments: seen.append((hook, *arguments[1:])), Activity(), record)
-        trainer.callbacks.insert(0, bridge)
-        trainer.fit(BoringModel())
-    assert seen[:2] == [("on_logging_step",), ("on_batch_done", 0)]
-    assert seen[-2:] == [("on_batch_done", 1), ("on_tick", 1)]
-
-
 class RecordsPhases(BoringModel):
-    """Records in which phase each of its hooks runs."""
+    """Records in which phase each of its hooks and steps runs."""
 
     def __init__(self):
         super().__init__()
         self.phases = {}
 
-    def record(self, hook):
-        self.phases.setdefault(hook, set()).add(self.trainer.fit_loop.epoch_loop.activity.phase)
-
-    def on_train_start(self):
-        self.record("on_train_start")
-
-    def training_step(self, batch, batch_idx):
-        self.record("training_step")
-        return super().training_step(batch, batch_idx)
-
-    def on_before_backward(self, loss):
-        self.record("on_before_backward")
-
-    def on_after_backward(self):
-        self.record("on_after_backward")
-
-    def on_before_optimizer_step(self, optimizer):
-        self.record("on_before_optimizer_step")
-
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.record("on_train_batch_end")
-
-    def validation_step(self, batch, batch_idx):
-        self.record("validation_step")
-
-    def on_validation_epoch_end(self):
-        self.record("on_validation_epoch_end")
-
-    def on_train_epoch_end(self):
-        self.record("on_train_epoch_end")
-
-    def on_save_checkpoint(self, checkpoint):
-        self.record("on_save_checkpoint")
-
     def on_before_batch_transfer(self, batch, dataloader_idx):
         self.record("on_before_batch_transfer" if self.trainer.training else "in validation")
         return batch
+
+    def record(self, hook):
+        self.phases.setdefault(hook, set()).add(self.trainer.fit_loop.epoch_loop.activity.phase)
+
+
+def recording(hook):
+    """Returns a hook that records the phase and calls the hook of BoringModel."""
+
+    def method(self, *arguments):
+        self.record(hook)
+        return getattr(BoringModel, hook)(self, *arguments)
+
+    return functools.wraps(getattr(BoringModel, hook))(method)
 
 
 PHASES = {
@@ -262,6 +195,10 @@ PHASES = {
     "on_train_epoch_end": {"checkpoint"},  # called after the callback that saves; a phase lasts until the next one
     "on_save_checkpoint": {"checkpoint"},
 }
+
+
+for _hook in PHASES.keys() - {"on_before_batch_transfer", "in validation"}:
+    setattr(RecordsPhases, _hook, recording(_hook))
 
 
 class SavesCheckpoints(Callback):

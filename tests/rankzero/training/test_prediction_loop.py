@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch import Trainer as StockTrainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.demos.boring_classes import BoringModel
+from stock import SILENT, assert_equals_stock
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from rankzero import Trainer
@@ -15,7 +16,6 @@ from rankzero.training.prediction_loop import PredictionLoop, _complete_last_bat
 from rankzero.training.strategies import OneProcess
 from running import restore_process_state
 
-QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 DATA = TensorDataset(torch.arange(10.0)[:, None])
 
 
@@ -53,30 +53,29 @@ def predict(uses_rankzero, *loaders, interval="batch_and_epoch", **settings):
     with restore_process_state():
         if uses_rankzero:
             settings["strategy"] = OneProcess(SamplingPlan(), device="cpu")
-        trainer = StockTrainer(callbacks=[writer], **QUIET, **settings)
+        trainer = StockTrainer(callbacks=[writer], **SILENT, **settings)
         if uses_rankzero:
             trainer.predict_loop = PredictionLoop(trainer)
         predicted = trainer.predict(Net(), loaders[0] if len(loaders) == 1 else list(loaders))
     return predicted, writer.batches, writer.epochs
 
 
-@pytest.mark.parametrize("interval", ["batch", "epoch", "batch_and_epoch"])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("sizes", [(4,), (10,), (5,), (1,), (4, 3)])
-def test_predictions_and_sample_indices_equal_lightnings(sizes, drop_last, interval):
-    def loaders():
-        return [DataLoader(DATA, batch_size=size, drop_last=drop_last) for size in sizes]
+def predict_sizes(uses_rankzero, sizes, interval, drop_last=False, **settings):
+    loaders = [DataLoader(DATA, batch_size=size, drop_last=drop_last) for size in sizes]
+    return predict(uses_rankzero, *loaders, interval=interval, **settings)
 
-    result = predict(True, *loaders(), interval=interval)
-    assert result == predict(False, *loaders(), interval=interval)
+
+@pytest.mark.parametrize("interval", ["batch", "epoch", "batch_and_epoch"])
+@pytest.mark.parametrize("sizes", [(4,), (10,), (5,), (1,), (4, 3)])
+def test_predictions_and_sample_indices_equal_lightnings(sizes, interval):
+    result = assert_equals_stock(predict_sizes, sizes, interval)
+    assert predict_sizes(True, sizes, interval, drop_last=True) == result
     predicted = result[0] if len(sizes) == 1 else result[0][0]
     assert [*chain(*predicted)] == list(range(10))
 
 
 def test_limit_predict_batches_has_the_same_effect_as_in_lightning():
-    loader = DataLoader(DATA, batch_size=4)
-    result = predict(True, loader, limit_predict_batches=2)
-    assert result == predict(False, loader, limit_predict_batches=2) and len(result[0]) == 2
+    assert len(assert_equals_stock(predict_sizes, (4,), "batch", limit_predict_batches=2)[0]) == 2
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -96,15 +95,14 @@ def test_custom_order_of_samples_is_kept():
     assert predict(True, DataLoader(DATA, 2, sampler=[3, 1, 2], drop_last=True))[0] == [[3.0, 1.0], [2.0]]
 
 
+def predict_own_order(uses_rankzero, interval):
+    return predict(uses_rankzero, DataLoader(DATA, batch_size=4, sampler=[9, 7, 5, 3, 1, 0]), interval=interval)
+
+
 @pytest.mark.filterwarnings("ignore:.*decides the order of")
 @pytest.mark.parametrize("interval", ["batch", "epoch"])
 def test_sample_indices_of_a_user_sampler_equal_lightnings(interval):
-    def loader():
-        return DataLoader(DATA, batch_size=4, sampler=[9, 7, 5, 3, 1, 0])
-
-    result = predict(True, loader(), interval=interval)
-    assert result == predict(False, loader(), interval=interval)
-    assert [*chain(*result[0])] == [9, 7, 5, 3, 1, 0]
+    assert [*chain(*assert_equals_stock(predict_own_order, interval)[0])] == [9, 7, 5, 3, 1, 0]
 
 
 @pytest.mark.filterwarnings("ignore:.*decides the order of")
@@ -112,12 +110,6 @@ def test_sampler_of_a_user_batch_sampler_is_kept():
     loader = DataLoader(DATA, batch_sampler=BatchSampler([9, 7, 5], 2, drop_last=True))
     predicted, batches, _ = predict(True, loader)
     assert predicted == [[9.0, 7.0], [5.0]] == [samples for _, samples, *_ in batches]
-
-
-def test_user_loader_still_drops_its_last_batch_after_predict():
-    loader = DataLoader(DATA, batch_size=4, drop_last=True)
-    predict(True, loader)
-    assert loader.drop_last and loader.batch_sampler.drop_last and len(loader) == 2
 
 
 def test_loader_copy_with_last_batch_keeps_all_other_attributes():
@@ -147,7 +139,7 @@ def test_loader_without_a_plain_batch_sampler_is_not_copied(loader):
 
 
 def test_lightnings_loader_preparation_is_restored_after_an_error():
-    trainer = StockTrainer(**QUIET)
+    trainer = StockTrainer(**SILENT)
     prepare = trainer._data_connector._prepare_dataloader
     with pytest.raises(KeyError), _complete_last_batch(trainer):
         assert trainer._data_connector._prepare_dataloader is _with_last_batch
@@ -156,6 +148,6 @@ def test_lightnings_loader_preparation_is_restored_after_an_error():
 
 
 def test_trainer_uses_rankzeros_prediction_loop(script_folder):
-    trainer = Trainer(**QUIET)
+    trainer = Trainer(**SILENT)
     assert type(trainer.predict_loop) is PredictionLoop
     assert sum(map(len, trainer.predict(Net(), DataLoader(DATA, 4, drop_last=True)))) == 10

@@ -6,11 +6,11 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loops.optimization.automatic import Closure
 from stock import (
     BATCHES,
-    CHANGE_HOOKS,
     Net,
-    are_equal,
-    assert_same_after_change,
+    assert_equals_stock,
     assert_same_training,
+    observe,
+    observe_error,
     train,
     with_methods,
 )
@@ -56,35 +56,6 @@ class ChangesGradients(Callback):
         optimizer.param_groups[0]["lr"] = 0.01 * (trainer.global_step + 1)
 
 
-def lbfgs(parameters):
-    return torch.optim.LBFGS(parameters, lr=0.1, max_iter=3)
-
-
-CASES = {
-    "gradient accumulation": (Net, {"accumulate_grad_batches": 2}),
-    "gradient accumulation, and a rest": (Net, {"accumulate_grad_batches": 2, "limit_train_batches": 5}),
-    "clipping by norm": (Net, {"gradient_clip_val": 0.01}),
-    "clipping by value": (Net, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
-    "bf16": (Net, {"precision": "bf16-mixed"}),
-    "double": (Net, {"precision": "64-true"}),
-    "Adam": (lambda: Net(optimizer=torch.optim.Adam), {}),
-    "LBFGS": (lambda: Net(optimizer=lbfgs), {}),
-    "outputs in a dictionary": (with_methods("Dict", training_step=return_dict), {}),
-    "a step without a loss": (with_methods("Nothing", training_step=return_no_loss_in_some_steps), {}),
-    "training_step(batch)": (with_methods("NoIndex", training_step=train_without_index), {}),
-    "optimizer_step": (with_methods("OwnStep", optimizer_step=custom_optimizer_step), {}),
-    "backward": (with_methods("OwnBackward", backward=custom_backward), {}),
-    "configure_gradient_clipping": (with_methods("OwnClipping", configure_gradient_clipping=custom_clipping), {}),
-    "hooks that change gradients and rates": (Net, {"callbacks": lambda: [ChangesGradients()]}),
-}
-
-
-@pytest.mark.parametrize("has_every_hook", [False, True], ids=["", "every hook"])
-@pytest.mark.parametrize("case", CASES)
-def test_steps_are_identical_to_stock_lightning(case, has_every_hook, tmp_path):
-    assert_same_training(*CASES[case], has_every_hook, tmp_path)
-
-
 class Shift(Net):
     """Module that adds a parameter to the loss; the parameter's gradient is a view of the loss's gradient."""
 
@@ -108,114 +79,7 @@ class NoGradients(torch.optim.SGD):
         return loss
 
 
-class IgnoresClosure(torch.optim.SGD):
-    def step(self, closure=None):
-        """Does not call the closure."""
-
-
-@pytest.mark.parametrize(
-    ("make", "settings"),
-    [
-        (Shift, {"gradient_clip_val": 0.01}),
-        (Shift, {"accumulate_grad_batches": 4}),
-        (lambda: Net(optimizer=lambda parameters: NoGradients(parameters, lr=0.1)), {}),
-    ],
-)
-def test_unusual_steps_are_identical_to_stock_lightning(make, settings):
-    results = [train(uses_rankzero, make(), **settings)[0] for uses_rankzero in (True, False)]
-    for key in results[0]:
-        assert are_equal(results[0][key], results[1][key]), key
-
-
-def test_optimizer_that_does_not_call_its_closure_raises_an_error():
-    for uses_rankzero in (True, False):
-        with pytest.raises(Exception, match="The closure hasn't been executed"):
-            train(uses_rankzero, Net(optimizer=lambda parameters: IgnoresClosure(parameters, lr=0.1)))
-
-
-def replace_training_step(callback, trainer, module):
-    module.training_step = lambda batch, batch_idx: module.loss(batch) * 2
-
-
-def replace_training_step_without_index(callback, trainer, module):
-    module.training_step = lambda batch: module.loss(batch) * 3
-
-
-@pytest.mark.parametrize("hook", CHANGE_HOOKS)
-@pytest.mark.parametrize("change", [replace_training_step, replace_training_step_without_index])
-def test_replaced_training_step_takes_effect_immediately(change, hook):
-    assert_same_after_change(change, hook)
-
-
-def return_nothing(self, batch, batch_idx):
-    self.loss(batch)
-
-
-def return_dict_without_loss(self, batch, batch_idx):
-    return {"more": self.loss(batch)}
-
-
-def return_text(self, batch, batch_idx):
-    return "loss"
-
-
-def return_number(self, batch, batch_idx):
-    return 1.0
-
-
-def return_loss_without_graph(self, batch, batch_idx):
-    return self.loss(batch).detach()
-
-
-def return_two_losses(self, batch, batch_idx):
-    return self.loss(batch) * torch.ones(2)
-
-
-def return_dict_with_none_as_loss(self, batch, batch_idx):
-    return {"loss": None}
-
-
-def fail(self, batch, batch_idx):
-    raise LookupError("the user's own")
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        return_dict_without_loss,
-        return_dict_with_none_as_loss,
-        return_text,
-        return_number,
-        return_loss_without_graph,
-        return_two_losses,
-        fail,
-    ],
-)
-@pytest.mark.parametrize("has_callback", [False, True])
-def test_training_step_errors_equal_lightnings(method, has_callback):
-    def observe(uses_rankzero):
-        module, callbacks = with_methods("Fails", training_step=method)(), [Callback()] * has_callback
-        with pytest.raises(Exception) as error:
-            train(uses_rankzero, module, callbacks)
-        return type(error.value), str(error.value), module._current_fx_name
-
-    assert observe(True) == observe(False)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_steps_without_a_loss_do_not_change_the_weights():
-    module = with_methods("Nothing", training_step=return_nothing)
-    actual, stock = (train(uses_rankzero, module())[0] for uses_rankzero in (True, False))
-    assert are_equal(actual, stock) and torch.equal(actual["weights"]["net.0.weight"], module().net[0].weight)
-
-
-def test_step_without_a_loss_warns():
-    Closure.warning_cache.clear()
-    with pytest.warns(UserWarning, match="`training_step` returned `None`"):
-        train(True, with_methods("Nothing", training_step=return_nothing)(), max_epochs=1)
-
-
-class OptimizerWithoutGradients(torch.optim.SGD):
+class CallsClosureTwice(torch.optim.SGD):
     """Optimizer that calls its closure twice, the second time without gradients."""
 
     def step(self, closure=None):
@@ -223,6 +87,84 @@ class OptimizerWithoutGradients(torch.optim.SGD):
         with torch.no_grad():
             assert closure().requires_grad is False
         return loss
+
+
+class IgnoresClosure(torch.optim.SGD):
+    def step(self, closure=None):
+        """Does not call the closure."""
+
+
+def with_optimizer(kind, make_module=Net, **settings):
+    """Returns a function that creates a module with an optimizer."""
+    return lambda: make_module(optimizer=lambda parameters: kind(parameters, lr=0.1, **settings))
+
+
+CASES = {
+    "gradient accumulation": (Net, {"accumulate_grad_batches": 2}),
+    "gradient accumulation, and a rest": (Net, {"accumulate_grad_batches": 2, "limit_train_batches": 5}),
+    "clipping by norm": (Net, {"gradient_clip_val": 0.01}),
+    "clipping by value": (Net, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
+    "bf16": (Net, {"precision": "bf16-mixed"}),
+    "double": (Net, {"precision": "64-true"}),
+    "Adam": (with_optimizer(torch.optim.Adam), {}),
+    "LBFGS": (with_optimizer(torch.optim.LBFGS, max_iter=3), {}),
+    "outputs in a dictionary": (with_methods("Dict", training_step=return_dict), {}),
+    "a step without a loss": (with_methods("Nothing", training_step=return_no_loss_in_some_steps), {}),
+    "training_step(batch)": (with_methods("NoIndex", training_step=train_without_index), {}),
+    "optimizer_step": (with_methods("OwnStep", optimizer_step=custom_optimizer_step), {}),
+    "backward": (with_methods("OwnBackward", backward=custom_backward), {}),
+    "configure_gradient_clipping": (with_methods("OwnClipping", configure_gradient_clipping=custom_clipping), {}),
+    "hooks that change gradients and rates": (Net, {"make_callbacks": lambda: [ChangesGradients()]}),
+    "a gradient that is a view, clipped": (Shift, {"gradient_clip_val": 0.01}),
+    "a gradient that is a view, accumulated": (Shift, {"accumulate_grad_batches": 4}),
+    "an optimizer without gradients": (with_optimizer(NoGradients), {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_steps_are_identical_to_stock_lightning(case):
+    make_module, settings = CASES[case]
+    assert_same_training(make_module, **settings)
+
+
+def return_nothing(self, batch, batch_idx):
+    self.loss(batch)
+
+
+def fail(self, batch, batch_idx):
+    raise LookupError("the user's own")
+
+
+WRONG_STEPS = {
+    "a dictionary without a loss": lambda self, batch, batch_idx: {"more": self.loss(batch)},
+    "a dictionary with None": lambda self, batch, batch_idx: {"loss": None},
+    "text": lambda self, batch, batch_idx: "loss",
+    "a number": lambda self, batch, batch_idx: 1.0,
+    "a loss without a graph": lambda self, batch, batch_idx: self.loss(batch).detach(),
+    "two losses": lambda self, batch, batch_idx: self.loss(batch) * torch.ones(2),
+    "an error": fail,
+}
+WRONG_MODULES = {name: with_methods("Fails", training_step=step) for name, step in WRONG_STEPS.items()}
+WRONG_MODULES["an ignored closure"] = with_optimizer(IgnoresClosure)
+
+
+@pytest.mark.parametrize("case", WRONG_MODULES)
+def test_training_step_errors_equal_lightnings(case):
+    error = assert_equals_stock(observe_error, WRONG_MODULES[case])
+    assert observe_error(True, WRONG_MODULES[case], lambda: [Callback()]) == error
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_steps_without_a_loss_do_not_change_the_weights():
+    make_module = with_methods("Nothing", training_step=return_nothing)
+    actual = assert_equals_stock(observe, make_module)
+    assert torch.equal(actual["weights"]["net.0.weight"], make_module().net[0].weight)
+
+
+def test_step_without_a_loss_warns():
+    Closure.warning_cache.clear()
+    with pytest.warns(UserWarning, match="`training_step` returned `None`"):
+        train(True, with_methods("Nothing", training_step=return_nothing)(), max_epochs=1)
 
 
 class RecordsHookName(Net):
@@ -240,15 +182,11 @@ class RecordsHookName(Net):
         self.seen.append((self._current_fx_name, torch.is_grad_enabled(), gradient_clip_val))
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, OptimizerWithoutGradients])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, CallsClosureTwice])
 def test_current_hook_name_and_grad_mode_equal_lightnings(optimizer):
-    def observe(uses_rankzero):
-        module = RecordsHookName(optimizer=lambda parameters: optimizer(parameters, lr=0.1))
-        result, _ = train(uses_rankzero, module, max_epochs=1, gradient_clip_val=0.5)
-        return result, module.seen
-
-    actual, stock = observe(True), observe(False)
-    assert are_equal(actual[0], stock[0]) and actual[1] == stock[1] and len(actual[1]) >= 2 * BATCHES
+    make_module = with_optimizer(optimizer, RecordsHookName)
+    actual = assert_equals_stock(observe, make_module, max_epochs=1, gradient_clip_val=0.5)
+    assert len(actual["seen"][0]) >= 2 * BATCHES
 
 
 def test_fast_step_runs_for_every_batch(monkeypatch):

@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from stock import Loaders, Net, are_equal, train
+from stock import SILENT, Loaders, Net, differences, train
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -20,14 +20,13 @@ from rankzero.training.hooks import LoopCallback
 from rankzero.training.strategies import OneProcess, strategy_of
 from running import train_in_process
 
-QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 DATA = TensorDataset(torch.arange(9.0)[:, None])
 
 
 def connected_strategy(plan=None, module=None, stage=RunningStage.TRAINING, **settings):
     """Returns a strategy that is connected to a trainer and a module."""
     strategy = OneProcess(plan or SamplingPlan(), device="cpu")
-    trainer, module = Trainer(strategy=strategy, **QUIET, **settings), module or BoringModel()
+    trainer, module = Trainer(strategy=strategy, **SILENT, **settings), module or BoringModel()
     strategy.connect(module)
     module.trainer, trainer.state.stage, trainer.state.fn = trainer, stage, TrainerFn.FITTING
     return strategy
@@ -50,9 +49,8 @@ def test_stage_selects_the_training_or_evaluation_order_of_a_loader(stage, loads
     strategy.plan.loads_training = loads_training
     loader = strategy.process_dataloader(DataLoader(DATA, batch_size=4, shuffle=True))
     assert isinstance(loader, ManagedLoader)
-    assert (len(strategy.plan.training_orders), len(strategy.plan.evaluation_orders)) == (
-        (1, 0) if is_training else (0, 1)
-    )
+    orders = len(strategy.plan.training_orders), len(strategy.plan.evaluation_orders)
+    assert orders == ((1, 0) if is_training else (0, 1))
     assert strategy.lightning_module.trainer.accumulate_grad_batches == 1
 
 
@@ -204,12 +202,7 @@ def test_loss_is_unchanged_with_even_shares():
 
 
 def test_results_are_reduced_before_a_step_with_an_empty_rank():
-    module = BoringModel()
-    plan = SamplingPlan()
-    train_in_process(
-        model=module, loops=True, max_epochs=1, limit_train_batches=1, strategy=OneProcess(plan, device="cpu")
-    )
-    trainer = module.trainer
+    _, trainer = train(True, Net(), max_epochs=1, limit_train_batches=1)
     assert trainer.strategy.before_step_with_empty_rank == trainer.fit_loop.epoch_loop.results.reduce
 
 
@@ -225,7 +218,7 @@ def test_strategy_of_accepts_only_a_run_strategy():
     strategy = connected_strategy()
     assert strategy_of(strategy.lightning_module.trainer) is strategy
     with pytest.raises(AssertionError):
-        strategy_of(Trainer(**QUIET))
+        strategy_of(Trainer(**SILENT))
 
 
 def test_on_configured_sees_optimizers_before_callbacks_change_them():
@@ -268,17 +261,14 @@ def test_loading_adds_parameter_groups_that_a_callback_had_added():
     assert [group["lr"] for group in groups] == [0.1, 0.2] and groups[1]["params"][0] is module.layer.bias
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 4])
-def test_step_in_micro_batches_equals_the_undivided_step(limit):
-    def weights(**settings):
-        module = Net()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("stock.SamplingPlan", lambda micro_batches: SamplingPlan(global_batch_size=4, **settings))
-            train(True, module, max_epochs=1, limit_val_batches=0, loaders=Loaders(11))
-        return module.net.state_dict()
+def weights_after_steps_of_four(monkeypatch, **settings):
+    monkeypatch.setattr("stock.SamplingPlan", lambda micro_batches: SamplingPlan(global_batch_size=4, **settings))
+    return train(True, Net(), max_epochs=1, limit_val_batches=0, loaders=Loaders(11))[0]["weights"]
 
-    undivided_weights, divided_weights = weights(), weights(max_device_batch_size=limit)
-    assert all(
-        torch.allclose(value, divided_weights[name], rtol=1e-5, atol=1e-7) for name, value in undivided_weights.items()
-    )
-    assert are_equal(undivided_weights, weights())
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_step_in_micro_batches_equals_the_undivided_step(limit, monkeypatch):
+    undivided, divided = (weights_after_steps_of_four(monkeypatch, max_device_batch_size=size) for size in (4, limit))
+    for name, value in undivided.items():
+        torch.testing.assert_close(divided[name], value, rtol=1e-5, atol=1e-7)
+    assert differences(undivided, weights_after_steps_of_four(monkeypatch)) == []

@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from resuming import Net, differences, fit_in, fit_stock
+from resuming import Net, fit_in, fit_stock
+from stock import differences
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rankzero.messages import RequestError
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("finders_without_gc")
 
 SIZE = ("--trainer.callbacks+=BatchSizeFinder", "--trainer.callbacks.max_trials=5")
 RATE = ("--trainer.callbacks+=LearningRateFinder", "--trainer.callbacks.num_training_steps=30")
-DATA = ("--model.samples=160", "--model.shuffle=false", "--model.dropout=0")
+DATA = ("--model.samples=160",)
 
 
 def files(folder):

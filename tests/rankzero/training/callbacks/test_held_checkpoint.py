@@ -70,37 +70,35 @@ def held_steps(monkeypatch):
     return train
 
 
-def test_without_slow_steps_nothing_is_held(held_steps):
-    assert held_steps() == [] and held_steps([0]) == []
+SLOW_VALIDATION = {"validation": SLOW, "limit_val_batches": 1}
+COPY = 0.02 * SLOW
+"""Seconds of a copy that takes two percent of a slow step."""
+CASES = {
+    "nothing is held without slow steps": ({}, []),
+    "nothing is held after one slow step": ({"slow_steps": [0]}, []),
+    "before each slow step": ({"slow_steps": range(8)}, [2, 3, 4, 5, 6, 7]),
+    "once more after the steps have become fast": ({"slow_steps": range(4)}, [2, 3, 4]),
+    "two percent of the time of slow steps": (
+        {"slow_steps": range(16), "pause": 5.5 * COPY, "limit_train_batches": 16},
+        [2, 8, 14],
+    ),
+    "two percent of the time with epochs of one step": (
+        {"slow_steps": range(16), "pause": 5.5 * COPY, "limit_train_batches": 1, "max_epochs": 16},
+        [1, 7, 13],
+    ),
+    "two percent of the time of slow validations": (
+        {**SLOW_VALIDATION, "val_check_interval": 2, "pause": 2.5 * COPY, "limit_train_batches": 16},
+        [3, 9, 15],
+    ),
+    "before a slow validation": ({**SLOW_VALIDATION, "val_check_interval": 2}, [3, 5, 7]),
+    "before the validation of each epoch": (
+        {**SLOW_VALIDATION, "max_epochs": 4, "limit_train_batches": 3},
+        [5, 8, 11],
+    ),
+}
 
 
-def test_a_checkpoint_is_held_before_each_slow_step(held_steps):
-    assert held_steps(range(8)) == [2, 3, 4, 5, 6, 7]
-
-
-def test_one_more_checkpoint_is_held_after_the_steps_have_become_fast(held_steps):
-    assert held_steps(range(4)) == [2, 3, 4]
-
-
-def test_the_copies_take_two_percent_of_the_time(held_steps):
-    pause = 0.02 * SLOW * 5.5
-    assert held_steps(range(16), pause=pause, limit_train_batches=16) == [2, 8, 14]
-
-
-def test_the_copies_take_two_percent_of_the_time_with_epochs_of_one_step(held_steps):
-    pause = 0.02 * SLOW * 5.5
-    assert held_steps(range(16), pause=pause, limit_train_batches=1, max_epochs=16) == [1, 7, 13]
-
-
-def test_the_copies_take_two_percent_of_the_time_of_slow_validations(held_steps):
-    validations = {"validation": SLOW, "val_check_interval": 2, "limit_val_batches": 1}
-    assert held_steps(**validations, pause=0.02 * SLOW * 2.5, limit_train_batches=16) == [3, 9, 15]
-
-
-def test_a_checkpoint_is_held_before_a_slow_validation(held_steps):
-    assert held_steps(validation=SLOW, val_check_interval=2, limit_val_batches=1) == [3, 5, 7]
-
-
-def test_a_checkpoint_is_held_before_the_validation_of_each_epoch(held_steps):
-    steps = held_steps(validation=SLOW, limit_val_batches=1, max_epochs=4, limit_train_batches=3)
-    assert steps == [5, 8, 11]
+@pytest.mark.parametrize("case", CASES)
+def test_checkpoints_are_held_before_slow_steps_and_validations(held_steps, case):
+    settings, steps = CASES[case]
+    assert held_steps(**settings) == steps

@@ -1,10 +1,11 @@
 import json
 
+import numpy
 import pytest
 import torch
+from boring_models import ShuffledNet
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
 from rankzero.sampling.plan import SamplingPlan
@@ -15,55 +16,25 @@ from running import fit_in_process, train_in_process
 TOY = ("--model", "MLP", "--data", "Toy", "--save_every", "10steps")
 
 
-class SampleStream(IterableDataset):
-    def __iter__(self):
-        return iter(torch.rand(4, 32))
-
-
-class Net(BoringModel):
-    """Module that trains on 29 samples, or on the given loaders."""
-
-    def __init__(self, *loaders, **settings):
-        super().__init__()
-        self.loaders = loaders or [self.loader(**settings)]
-
-    @staticmethod
-    def loader(count=29, **settings):
-        return DataLoader(TensorDataset(torch.rand(count, 32)), **{"batch_size": 8, "shuffle": True, **settings})
-
-    def training_step(self, batch, batch_idx):
-        parts = [part[0] if isinstance(part, list) else part for part in (batch if len(self.loaders) > 1 else [batch])]
-        return self.step(parts[0])
-
-    def train_dataloader(self):
-        return list(self.loaders) if len(self.loaders) > 1 else self.loaders[0]
-
-
 def train(model=None, plan=None, save=None, **settings):
     plan = plan or SamplingPlan()
     ledger, settings = SampleLedger(plan), {"limit_val_batches": 0, "max_epochs": 2, **settings}
-    train_in_process(ledger, *filter(None, [save]), model=model or Net(), plan=plan, **settings)
+    train_in_process(ledger, *filter(None, [save]), model=model or ShuffledNet(), plan=plan, **settings)
     return ledger
-
-
-def test_ledger_has_a_line_for_each_epoch():
-    assert train().entries == [f"epoch {number}: 29 of 29 samples, each once" for number in (1, 2)]
-
-
-def test_samples_of_a_dropped_last_batch_count_as_unused():
-    assert train(Net(drop_last=True), max_epochs=1).entries == ["epoch 1: 24 of 29 samples, each once"]
 
 
 @pytest.mark.parametrize(
     ("settings", "entry"),
     [
+        ({"max_epochs": 2}, "epoch 2: 29 of 29 samples, each once"),
+        ({"model": ShuffledNet(drop_last=True)}, "epoch 2: 24 of 29 samples, each once"),
         ({"max_steps": 6}, "epoch 2: 16 of 29 samples, each once so far"),
         ({"limit_train_batches": 2, "max_epochs": 1}, "epoch 1: 16 of 29 samples, each once"),
     ],
 )
-def test_ledger_of_an_epoch_that_ends_early_states_the_number_of_used_samples(settings, entry):
+def test_ledger_has_a_line_for_each_epoch_with_the_number_of_used_samples(settings, entry):
     ledger = train(**settings)
-    assert ledger.entries[-1] == entry
+    assert ledger.entries[-1] == entry and len(ledger.entries) == settings.get("max_epochs", 2)
     checkpoint = {}
     ledger.on_save_checkpoint(trainer_of(ledger.plan), BoringModel(), checkpoint)
     assert (entry in checkpoint["ledger"]["statements"]) == (not entry.endswith("so far"))
@@ -80,11 +51,11 @@ def test_accumulated_micro_batches_are_counted():
 )
 @pytest.mark.parametrize(
     "loaders",
-    [(Net.loader(), Net.loader(count=16)), (DataLoader(SampleStream(), batch_size=2),)],
+    [(ShuffledNet.loader(), ShuffledNet.loader(count=16)), (ShuffledNet.stream(),)],
     ids=["two", "a stream"],
 )
 def test_ledger_is_empty_for_several_loaders_or_an_unmanaged_order(loaders):
-    ledger = train(Net(*loaders), max_epochs=1)
+    ledger = train(ShuffledNet(*loaders), max_epochs=1)
     assert ledger.entries == []
 
 
@@ -98,35 +69,41 @@ def test_long_epoch_is_counted_before_it_ends(fast, monkeypatch):
             in_flight_counts.append(len(plan.only_order.in_flight))
 
     profiler = None if fast else "simple"  # with this profiler, Lightning's own loop trains
-    ledger = train(Net(count=99, batch_size=2), plan, InFlight(), profiler=profiler)
+    ledger = train(ShuffledNet(count=99, batch_size=2), plan, InFlight(), profiler=profiler)
     assert ledger.entries == [f"epoch {number}: 99 of 99 samples, each once" for number in (1, 2)]
     assert 7 <= max(in_flight_counts) <= 9 and len(in_flight_counts) == 100
 
 
 def test_samples_of_a_batch_that_a_hook_skips_count_as_unused():
-    class SkippingModel(Net):
+    class SkippingModel(ShuffledNet):
         def on_train_batch_start(self, batch, batch_idx):
             return -1 if batch_idx == 2 else None
 
     assert train(SkippingModel(), max_epochs=1).entries == ["epoch 1: 16 of 29 samples, each once"]
 
 
-@pytest.mark.parametrize("error", ["a sample twice", "a sample left out", "a batch twice"])
-def test_epoch_that_repeats_or_omits_a_sample_raises_an_error(monkeypatch, error):
+def alter_third_batch(monkeypatch, change):
+    """Replaces the drawn samples of the third batch."""
     batches = ElasticBatchSampler._batches
 
     def altered_batches(self, in_flight):
         for number, batch in enumerate(batches(self, in_flight)):
             if number == 2:
-                in_flight[-1] = {
-                    "a sample twice": torch.cat([torch.from_numpy(batch[:-1]), torch.from_numpy(batch[:1])]).numpy(),
-                    "a sample left out": batch[1:],
-                    "a batch twice": batch.repeat(2),
-                }[error]
+                in_flight[-1] = change(batch)
             yield batch
 
     monkeypatch.setattr(ElasticBatchSampler, "_batches", altered_batches)
-    drawn = {"a sample twice": 29, "a sample left out": 28, "a batch twice": 37}[error]
+
+
+def repeat_a_sample(batch):
+    return numpy.concatenate([batch[:-1], batch[:1]])
+
+
+@pytest.mark.parametrize(
+    ("change", "drawn"), [(repeat_a_sample, 29), (lambda batch: batch[1:], 28), (lambda batch: batch.repeat(2), 37)]
+)
+def test_epoch_that_repeats_or_omits_a_sample_raises_an_error(monkeypatch, change, drawn):
+    alter_third_batch(monkeypatch, change)
     message = f"epoch 1: 29 of 29 samples should have been used, each once, but {drawn} were drawn, and not those"
     with pytest.raises(SamplesDifferError, match=message):
         train()
@@ -162,38 +139,36 @@ class Save(Callback):
         trainer.save_checkpoint(self.file)
 
 
-@pytest.mark.parametrize("has_ledger", [False, True])
-def test_resumed_epoch_is_stated_as_one_epoch(tmp_path, has_ledger):
-    """Without a saved ledger, the samples before the checkpoint are assumed to have been used once."""
-    file = tmp_path / "x.ckpt"
+def resume(folder, position, **changes):
+    """Trains six steps and saves, changes the checkpoint, and trains from a position; returns the ledger."""
+    file, plan = folder / "x.ckpt", SamplingPlan()
     train(save=Save(file), max_steps=6)
-    if not has_ledger:
-        torch.save({**torch.load(file), "ledger": None}, file)
-    plan = SamplingPlan()
-    plan.start_positions = [Position(1, 2, 16)]
-    ledger = train(plan=plan, resume=file, max_epochs=3)
-    epochs = (1, 2, 3) if has_ledger else (2, 3)
-    assert ledger.entries == [f"epoch {number}: 29 of 29 samples, each once" for number in epochs]
+    torch.save({**torch.load(file), **changes}, file)
+    plan.start_positions = [position]
+    return train(plan=plan, resume=file, max_epochs=3)
 
 
-def test_epoch_restarted_after_a_resume_counts_from_zero(tmp_path):
-    train(save=Save(tmp_path / "x.ckpt"), max_steps=6)
-    plan = SamplingPlan()
-    plan.start_positions = [Position(1)]
-    ledger = train(plan=plan, resume=tmp_path / "x.ckpt", max_epochs=3)
-    assert ledger.entries == [f"epoch {number}: 29 of 29 samples, each once" for number in (1, 2, 3)]
+@pytest.mark.parametrize(
+    ("position", "changes", "epochs"),
+    [
+        (Position(1, 2, 16), {}, (1, 2, 3)),
+        (Position(1), {}, (1, 2, 3)),
+        (Position(1, 2, 16), {"ledger": None}, (2, 3)),
+    ],
+    ids=["in an epoch", "at the start of the epoch", "without a ledger"],
+)
+def test_resumed_epoch_is_stated_as_one_epoch(tmp_path, position, changes, epochs):
+    """Without a saved ledger, the samples before the checkpoint are assumed to have been used once."""
+    entries = resume(tmp_path, position, **changes).entries
+    assert entries == [f"epoch {number}: 29 of 29 samples, each once" for number in epochs]
 
 
 def test_saved_ledger_of_different_samples_raises_an_error(tmp_path):
-    file = tmp_path / "x.ckpt"
-    train(save=Save(file), max_steps=6)
-    content = torch.load(file)
-    content["ledger"]["sums"][1] += 1
-    torch.save(content, file)
-    plan = SamplingPlan()
-    plan.start_positions = [Position(1, 2, 16)]
+    train(save=Save(tmp_path / "saved.ckpt"), max_steps=6)
+    ledger = torch.load(tmp_path / "saved.ckpt")["ledger"]
+    ledger["sums"][1] += 1
     with pytest.raises(SamplesDifferError, match="epoch 2: 29 of 29 samples should have been used"):
-        train(plan=plan, resume=file, max_epochs=3)
+        resume(tmp_path, Position(1, 2, 16), ledger=ledger)
 
 
 @pytest.mark.parametrize("checkpoint", [{}, {"ledger": None}])
@@ -204,17 +179,7 @@ def test_a_checkpoint_without_a_ledger_changes_nothing(checkpoint):
 
 
 def test_run_with_an_incorrect_ledger_fails(cwd, monkeypatch):
-    batches = ElasticBatchSampler._batches
-
-    def repeat_one_sample(self, in_flight):
-        first = None
-        for number, batch in enumerate(batches(self, in_flight)):
-            first = in_flight[-1] if number == 0 else first
-            if number == 3:
-                in_flight[-1] = first
-            yield batch
-
-    monkeypatch.setattr(ElasticBatchSampler, "_batches", repeat_one_sample)
+    alter_third_batch(monkeypatch, repeat_a_sample)
     with pytest.raises(SamplesDifferError, match="epoch 1: 2,048 of 2,048 samples should have been used"):
         fit_in_process(*TOY, "--epochs", "1", "--run", "x")
     assert json.loads((cwd / "runs/x/summary.json").read_text())["status"] == "failed"

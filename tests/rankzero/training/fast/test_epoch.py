@@ -1,19 +1,14 @@
 """The fast path through an epoch: changes within an epoch take effect, and metrics match stock Lightning."""
 
-import functools
 import sys
 
 import pytest
-from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
-from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
-from stock import BATCHES, CHANGE_HOOKS, Net, are_equal, assert_same_after_change, train
+from stock import BATCHES, AtBatch, Counts, Net, assert_equals_stock, differences, observe, train
 
 from rankzero.training.epoch_loop import EpochLoop
-from rankzero.training.fast.conditions import TRANSFER_HOOKS
 from rankzero.training.fast.epoch import dependencies_of
 
 
@@ -21,9 +16,122 @@ def change_accumulation(callback, trainer, module):
     trainer.accumulate_grad_batches = 2
 
 
-@pytest.mark.parametrize("hook", CHANGE_HOOKS)
-def test_changed_accumulation_takes_effect_immediately(hook):
-    assert_same_after_change(change_accumulation, hook)
+def replace_training_step(callback, trainer, module):
+    module.training_step = lambda batch, batch_idx: module.loss(batch) * 2
+
+
+def replace_training_step_without_index(callback, trainer, module):
+    module.training_step = lambda batch: module.loss(batch) * 3
+
+
+def set_optimizer_hooks(callback, trainer, module):
+    def step(epoch, batch_idx, optimizer, optimizer_closure=None):
+        module.seen.append(("step", batch_idx))
+        optimizer.step(closure=optimizer_closure)
+
+    module.optimizer_step = step
+    module.backward = lambda loss: (loss * 0.5).backward()
+
+
+def set_transfer_hook(callback, trainer, module):
+    module.on_after_batch_transfer = lambda batch, dataloader_idx: [tensor * 2 for tensor in batch]
+
+
+def replace_zero_grad(callback, trainer, module):
+    type(module).optimizer_zero_grad = lambda self, epoch, batch_idx, optimizer: module.seen.append("kept")
+
+
+def remove_itself(callback, trainer, module):
+    trainer.callbacks.remove(callback)
+
+
+def append_another(callback, trainer, module):
+    trainer.callbacks.append(module.extra)
+
+
+def insert_another(callback, trainer, module):
+    trainer.callbacks.insert(trainer.callbacks.index(callback), module.extra)
+
+
+def replace_list(callback, trainer, module):
+    trainer.callbacks = [module.extra, callback]
+
+
+def set_hooks_on_module(callback, trainer, module):
+    module.on_train_batch_start = lambda batch, batch_idx: module.seen.append(("start", batch_idx))
+    module.on_after_backward = lambda: module.seen.append(("backward", trainer.global_step))
+    module.on_train_batch_end = lambda outputs, batch, batch_idx: module.seen.append(("end", sorted(outputs)))
+
+
+def set_hook_on_callback(callback, trainer, module):
+    module.extra.on_before_backward = lambda trainer, module, loss: module.seen.append(("loss", float(loss)))
+    trainer.callbacks.append(module.extra)
+
+
+def set_hook_on_callback_class(callback, trainer, module):
+    late = type("Late", (Callback,), {})
+    trainer.callbacks.append(late())
+    late.on_train_batch_end = lambda self, *arguments: module.seen.append("late")
+
+
+CHANGES = [
+    *(change_accumulation, replace_training_step, replace_training_step_without_index),
+    *(set_optimizer_hooks, set_transfer_hook, replace_zero_grad),
+    *(remove_itself, append_another, insert_another, replace_list),
+    *(set_hooks_on_module, set_hook_on_callback, set_hook_on_callback_class),
+]
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_before_backward", "on_train_batch_end"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_in_the_middle_of_an_epoch_takes_effect_immediately(change, hook):
+    def make_module():
+        module = type("Changed", (Net,), {})()
+        module.seen = []
+        module.extra = Counts(module.seen)
+        return module
+
+    def make_callbacks():
+        return [Counts(), AtBatch(change, hook), Counts()]
+
+    actual, stock = (observe(uses_rankzero, make_module, make_callbacks) for uses_rankzero in (True, False))
+    assert differences(actual, stock) == []
+
+
+class HasExtra(Net):
+    def __init__(self):
+        super().__init__()
+        self.extra = Counts()
+        self.seen = self.extra.seen
+
+
+def test_all_hooks_are_called_as_by_lightning_while_callbacks_change():
+    def make_callbacks():
+        return [AtBatch(remove_itself), AtBatch(append_another, "on_before_zero_grad")]
+
+    assert_equals_stock(observe, HasExtra, make_callbacks, has_every_hook=True)
+
+
+class SwitchesToManual(Net):
+    """Module that switches to manual optimization in the middle of an epoch."""
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        if not self.automatic_optimization:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        self.log("loss", loss)
+        return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        if self.trainer.current_epoch == 0:
+            self.automatic_optimization = batch_idx < 3
+
+
+def test_manual_optimization_may_begin_in_the_middle_of_an_epoch():
+    assert_equals_stock(observe, SwitchesToManual)
 
 
 def test_step_makes_no_lightning_hook_calls_without_subscribers():
@@ -44,38 +152,30 @@ def test_step_makes_no_lightning_hook_calls_without_subscribers():
     }
 
 
-class ReadsMetrics(Net):
-    """Module that reads metrics in the same step, and from dictionaries that it has stored."""
+class StoresMetrics(Net):
+    """Module that reads metrics from dictionaries that it has stored."""
 
     def on_train_start(self):
-        self.stored_metrics = (
-            self.trainer.callback_metrics,
-            self.trainer.logged_metrics,
-            self.trainer.progress_bar_metrics,
-        )
-        self.seen = []
+        trainer, self.seen = self.trainer, []
+        self.stored_metrics = trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.seen += [{name: float(value) for name, value in metrics.items()} for metrics in self.stored_metrics]
+
+
+class ReadsMetrics(StoresMetrics):
+    """Module that also reads metrics in the same step."""
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.seen.append({name: float(value) for name, value in self.trainer.callback_metrics.items()})
         return loss
 
-    def on_train_batch_start(self, batch, batch_idx):
-        self.seen += [{name: float(value) for name, value in metrics.items()} for metrics in self.stored_metrics]
 
-
-@pytest.mark.parametrize("reads", [True, False])
-def test_metrics_are_as_current_as_in_lightning(reads):
-    def observe(uses_rankzero):
-        module = ReadsMetrics()
-        if not reads:
-            module.training_step = functools.partial(Net.training_step, module)
-        result, _ = train(uses_rankzero, module, log_every_n_steps=5)
-        return result, module.seen
-
-    (actual, seen), (stock, stock_seen) = observe(True), observe(False)
-    assert are_equal(actual, stock)
-    assert seen == stock_seen and len(seen) == BATCHES * 2 * (4 if reads else 3)
+@pytest.mark.parametrize(("make_module", "reads"), [(ReadsMetrics, 4), (StoresMetrics, 3)])
+def test_metrics_are_as_current_as_in_lightning(make_module, reads):
+    actual = assert_equals_stock(observe, make_module, log_every_n_steps=5)
+    assert len(actual["seen"][0]) == BATCHES * 2 * reads
 
 
 def test_unobserved_metrics_are_updated_only_at_logging_steps(monkeypatch):
@@ -95,30 +195,6 @@ def trainer():
     train(True, module, max_epochs=1, limit_train_batches=2, limit_val_batches=0)
     module.trainer.datamodule = LightningDataModule()
     return module.trainer
-
-
-REPLACED_FUNCTIONS = {
-    "convert_input": lambda trainer: (trainer.precision_plugin, "convert_input"),
-    "batch_to_device": lambda trainer: (trainer.strategy, "batch_to_device"),
-    "batch_to_device of the class": lambda trainer: (Strategy, "batch_to_device"),
-    "training_step of the strategy": lambda trainer: (trainer.strategy, "training_step"),
-    "the transfer of the module's class": lambda trainer: (type(trainer.lightning_module), "_call_batch_hook"),
-    "profile of the profiler": lambda trainer: (trainer.profiler, "profile"),
-    "step of the wrapped optimizer": lambda trainer: (trainer.strategy._lightning_optimizers[0], "step"),
-    "log of the module's class": lambda trainer: (LightningModule, "log"),
-    "the connector's class": lambda trainer: (_LoggerConnector, "log_metrics"),
-    "the loop's class": lambda trainer: (_TrainingEpochLoop, "advance"),
-    **{f"{hook} of the module": lambda trainer, hook=hook: (trainer.lightning_module, hook) for hook in TRANSFER_HOOKS},
-    **{f"{hook} of the data": lambda trainer, hook=hook: (trainer.datamodule, hook) for hook in TRANSFER_HOOKS},
-}
-
-
-@pytest.mark.parametrize("change", REPLACED_FUNCTIONS)
-def test_dependencies_include_each_function(trainer, monkeypatch, change):
-    before = dependencies_of(trainer)
-    assert dependencies_of(trainer) == before
-    monkeypatch.setattr(*REPLACED_FUNCTIONS[change](trainer), lambda *arguments: None)
-    assert dependencies_of(trainer) != before
 
 
 @pytest.mark.parametrize("name", ["strategy", "profiler", "datamodule", "automatic_optimization", "_skip_backward"])

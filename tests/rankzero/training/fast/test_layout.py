@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from stock import differences
 from torch import nn
 
 from rankzero.training.fast import layout as layout_module
@@ -161,30 +162,25 @@ def test_a_narrow_network_keeps_its_layout(cwd, capsys):
     assert weights(cwd / "runs/x")["network.layer1.0.conv1.weight"].is_contiguous()
 
 
-def test_run_without_the_fast_flag_is_unchanged(cwd, capsys, has_bf16):
-    assert fit_in_process(*SMALL[:-2], "--epochs", "1") == 0
-    assert "--fast" not in capsys.readouterr().out and config(cwd)["trainer"]["precision"] is None
+@pytest.mark.parametrize(
+    ("arguments", "precision"), [(SMALL[:-2], "None"), ((*SMALL, "--precision", "32"), "32")], ids=["no --fast", "32"]
+)
+def test_precision_is_kept_without_the_flag_or_if_it_is_requested(cwd, capsys, has_bf16, arguments, precision):
+    assert fit_in_process(*arguments, "--epochs", "1") == 0
+    assert ("--fast" in capsys.readouterr().out) == ("--fast" in arguments)
+    assert str(config(cwd)["trainer"]["precision"]) == precision
 
 
-def test_requested_precision_is_kept(cwd, has_bf16):
-    assert fit_in_process(*SMALL, "--precision", "32", "--epochs", "1") == 0
-    assert str(config(cwd)["trainer"]["precision"]) == "32"
-
-
-def test_resumed_fast_run_ends_with_the_same_weights(cwd, has_bf16, capsys):
+def test_resumed_fast_run_ends_with_the_same_weights_and_reports_a_changed_precision(
+    cwd, has_bf16, monkeypatch, capsys
+):
     fit_in_process(*SMALL, "--epochs", "2", "--model.schedule", "Constant")
-    uninterrupted = weights(cwd / "runs/x")
     for epochs in ("1", "2"):
         fit_in_process(*SMALL, "--run", "y", "--epochs", epochs, "--model.schedule", "Constant")
     assert "precision" not in capsys.readouterr().out.partition("changed since the checkpoint")[2].partition("\n")[0]
-    resumed = weights(cwd / "runs/y")
-    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
-
-
-def test_resume_without_bf16_reports_the_changed_precision(cwd, has_bf16, monkeypatch, capsys):
-    fit_in_process(*SMALL, "--epochs", "1")
+    assert differences(weights(cwd / "runs/x"), weights(cwd / "runs/y")) == []
     monkeypatch.setattr(layout_module, "computes_in_bf16", lambda accelerator: False)
-    fit_in_process(*SMALL, "--epochs", "2")
+    fit_in_process(*SMALL, "--run", "y", "--epochs", "3", "--model.schedule", "Constant")
     assert "--trainer.precision bf16-mixed -> None" in capsys.readouterr().out
 
 

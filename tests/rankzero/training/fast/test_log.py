@@ -7,7 +7,7 @@ import pytest
 import torch
 import torchmetrics
 from lightning.pytorch import LightningModule
-from stock import BATCHES, Net, are_equal, train
+from stock import BATCHES, Net, assert_equals_stock, observe, observe_error, train, with_methods
 
 from rankzero.training.fast.log import FastLog
 
@@ -19,6 +19,7 @@ class KeepsLog(Net):
         log = self.stored_log = self.log
         loss = super().training_step(batch, batch_idx)
         loss.register_hook(lambda gradient: log("gradient", gradient * 2))
+        loss.register_hook(lambda gradient: self.log("current gradient", gradient * 2))
         return loss
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
@@ -29,11 +30,17 @@ class KeepsLog(Net):
         self.stored_log("of the epoch", 3.0)
 
 
+def observe_results(uses_rankzero, make_module, *arguments, **settings):
+    """Trains a module; returns the results, the module's `seen`, and the values gathered in the epoch, by their key."""
+    module = make_module(*arguments)
+    result, trainer = train(uses_rankzero, module, **settings)
+    gathered = {key: metric.value for key, metric in trainer.fit_loop.epoch_loop._results.items()}
+    return result, getattr(module, "seen", None), gathered
+
+
 def test_stored_log_logs_for_the_hook_that_calls_it():
-    (actual, trainer), (stock, stock_trainer) = (train(uses_rankzero, KeepsLog()) for uses_rankzero in (True, False))
-    assert are_equal(actual, stock)
-    keys = [list(each_trainer.fit_loop.epoch_loop._results) for each_trainer in (trainer, stock_trainer)]
-    assert keys[0] == keys[1] and "backward.gradient" in keys[0] and "on_train_batch_end.at the end" in keys[0]
+    keys = [*assert_equals_stock(observe_results, KeepsLog)[2]]
+    assert {"backward.gradient", "backward.current gradient", "on_train_batch_end.at the end"} <= {*keys}
 
 
 def test_copy_of_a_module_made_within_its_step_uses_its_own_log():
@@ -49,18 +56,6 @@ def test_copy_of_a_module_made_within_its_step_uses_its_own_log():
 
     train(True, Copies(), max_epochs=1)
     assert copies[0].log.__self__ is copies[0] and copies[0].log.__func__ is LightningModule.log
-
-
-class LogsInBackward(Net):
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        loss.register_hook(lambda gradient: self.log("gradient", gradient * 2))
-        return loss
-
-
-def test_value_logged_in_the_backward_pass_equals_lightnings():
-    actual, stock = (train(uses_rankzero, LogsInBackward())[0] for uses_rankzero in (True, False))
-    assert are_equal(actual, stock)
 
 
 class Subclass(torch.Tensor):
@@ -102,7 +97,7 @@ class LogsValues(Net):
 
     def __init__(self, settings):
         super().__init__()
-        self.settings, self.seen = settings, []
+        self.settings, self.seen = SETTINGS[settings], []
 
     def training_step(self, batch, batch_idx):
         for name, value in VALUES.items():
@@ -114,33 +109,26 @@ class LogsValues(Net):
         return self.loss(batch)
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        metrics = self.trainer.callback_metrics
-        self.seen.append({name: (value.dtype, value.shape, value.tolist()) for name, value in metrics.items()})
+        self.seen.append({name: value.clone() for name, value in self.trainer.callback_metrics.items()})
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_logged_values_equal_lightnings(settings):
-    def observe(uses_rankzero):
-        module = LogsValues(SETTINGS[settings])
-        result, trainer = train(uses_rankzero, module, max_epochs=2, limit_train_batches=5, limit_val_batches=0)
-        gathered = {key: metric.value for key, metric in trainer.fit_loop.epoch_loop._results.items()}
-        return result, list(map(repr, module.seen)), gathered
+    assert_equals_stock(observe_results, LogsValues, settings, limit_train_batches=5, limit_val_batches=0)
 
-    assert are_equal(observe(True), observe(False))
+
+def observe_with_double_as_default(uses_rankzero):
+    torch.set_default_dtype(torch.float64)
+    try:
+        return observe_results(uses_rankzero, LogsValues, "both", max_epochs=1)[0]["metrics"]
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_logged_values_equal_lightnings_with_another_default_dtype():
-    torch.set_default_dtype(torch.float64)
-    try:
-        results = [
-            train(uses_rankzero, LogsValues(SETTINGS["both"]), max_epochs=1)[0]["metrics"]
-            for uses_rankzero in (True, False)
-        ]
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert are_equal(*results)
+    assert_equals_stock(observe_with_double_as_default)
 
 
 def calls_of(function, work):
@@ -176,47 +164,23 @@ def test_lightnings_log_is_called_once_per_epoch_for_each_plain_value():
     assert (calls.count("loss"), calls.count("number"), calls.count("whole")) == (2, 2, 2 * BATCHES)
 
 
-class LogsAMetric(Net):
-    """Module that logs a metric under the name of a number, and then a number again."""
+LOGS = {
+    "other settings": lambda self, batch_idx: self.log("x", 1.0, on_epoch=batch_idx == 2),
+    "two numbers": lambda self, batch_idx: self.log("x", torch.ones(2 if batch_idx == 2 else 1)),
+    "nowhere": lambda self, batch_idx: self.log("x", 1.0, on_step=batch_idx < 2, on_epoch=False),
+    "text": lambda self, batch_idx: self.log("x", "text" if batch_idx == 2 else 1.0),
+    "a metric under the name of a number": lambda self, batch_idx: self.log("x", self.error if batch_idx == 2 else 1.0),
+}
 
+
+@pytest.mark.parametrize("case", LOGS)
+def test_log_errors_in_a_later_batch_equal_lightnings(case):
     def training_step(self, batch, batch_idx):
-        self.log("x", self.error if batch_idx == 2 else 1.0)
+        LOGS[case](self, batch_idx)
         return self.loss(batch)
 
-
-class ChangesSettings(Net):
-    def training_step(self, batch, batch_idx):
-        self.log("x", 1.0, on_epoch=batch_idx == 2)
-        return self.loss(batch)
-
-
-class LogsTwoNumbers(Net):
-    def training_step(self, batch, batch_idx):
-        self.log("x", torch.ones(2 if batch_idx == 2 else 1))
-        return self.loss(batch)
-
-
-class LogsNowhere(Net):
-    def training_step(self, batch, batch_idx):
-        self.log("x", 1.0, on_step=batch_idx < 2, on_epoch=False)
-        return self.loss(batch)
-
-
-class LogsText(Net):
-    def training_step(self, batch, batch_idx):
-        self.log("x", "text" if batch_idx == 2 else 1.0)
-        return self.loss(batch)
-
-
-@pytest.mark.parametrize("module_class", [LogsAMetric, ChangesSettings, LogsTwoNumbers, LogsNowhere, LogsText])
-def test_log_errors_in_a_later_batch_equal_lightnings(module_class):
-    errors = []
-    for uses_rankzero in (True, False):
-        module = module_class()
-        with pytest.raises(Exception) as error:
-            train(uses_rankzero, module)
-        errors.append((type(error.value), str(error.value), module.trainer.global_step))
-    assert errors[0] == errors[1] and errors[0][2] == 2
+    _, _, step, _ = assert_equals_stock(observe_error, with_methods("Logs", training_step=training_step))
+    assert step == 2
 
 
 class OverridesLog(Net):
@@ -225,8 +189,7 @@ class OverridesLog(Net):
 
 
 def test_log_overridden_in_the_class_or_instance_is_called():
-    actual, stock = (train(uses_rankzero, OverridesLog())[0] for uses_rankzero in (True, False))
-    assert are_equal(actual, stock) and "own loss" in actual["metrics"]
+    assert "own loss" in assert_equals_stock(observe, OverridesLog)["metrics"]
     module = Net()
     logged_names = []
     module.log = lambda name, value, **settings: logged_names.append(name)
@@ -247,13 +210,13 @@ def test_module_log_is_restored_after_the_block_and_after_an_error():
     assert module.log is print
 
 
-def test_logged_torchmetrics_metric_equals_lightnings():
-    class LogsMetrics(Net):
-        def training_step(self, batch, batch_idx):
-            loss = self.loss(batch)
-            self.log("error", self.error, on_step=True, on_epoch=True)
-            self.log("fresh", torchmetrics.MeanMetric()(loss.detach()))
-            return loss
+class LogsMetrics(Net):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.log("error", self.error, on_step=True, on_epoch=True)
+        self.log("fresh", torchmetrics.MeanMetric()(loss.detach()))
+        return loss
 
-    actual, stock = (train(uses_rankzero, LogsMetrics())[0] for uses_rankzero in (True, False))
-    assert are_equal(actual, stock)
+
+def test_logged_torchmetrics_metric_equals_lightnings():
+    assert_equals_stock(observe, LogsMetrics)

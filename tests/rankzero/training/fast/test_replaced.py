@@ -4,18 +4,12 @@ import contextlib
 import functools
 import inspect
 import io
+import pkgutil
 from types import ModuleType
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.core import hooks as core_hooks
-from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.plugins.precision import Precision
-from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.trainer import call
-from stock import AtBatch, Counts, Net, are_equal, log_calls, train
+from stock import AtBatch, Counts, Net, differences, log_calls, observe, of_stock
 
 from rankzero.training.fast import known_sources, replaced
 from rankzero.training.fast.known_sources import KNOWN_SOURCES
@@ -27,58 +21,52 @@ from rankzero.training.fast.replaced import (
     source_digest,
 )
 
-PATCHES = {
-    "Tensor.backward": (torch.Tensor, "backward"),
-    "torch.autograd.backward": (torch.autograd, "backward"),
-    "Optimizer.zero_grad": (torch.optim.Optimizer, "zero_grad"),
-    "SGD.step": (torch.optim.SGD, "step"),
-    "LightningOptimizer.step": (LightningOptimizer, "step"),
-    "LightningModule.backward": (LightningModule, "backward"),
-    "LightningModule.optimizer_step": (LightningModule, "optimizer_step"),
-    "LightningModule.optimizer_zero_grad": (LightningModule, "optimizer_zero_grad"),
-    "LightningModule.lr_scheduler_step": (LightningModule, "lr_scheduler_step"),
-    "LightningModule.log": (LightningModule, "log"),
-    "LightningModule.configure_gradient_clipping": (LightningModule, "configure_gradient_clipping"),
-    "LightningModule.on_train_batch_start": (LightningModule, "on_train_batch_start"),
-    "Strategy.backward": (Strategy, "backward"),
-    "Strategy.optimizer_step": (Strategy, "optimizer_step"),
-    "Strategy.batch_to_device": (Strategy, "batch_to_device"),
-    "Precision.convert_input": (Precision, "convert_input"),
-    "Precision.optimizer_step": (Precision, "optimizer_step"),
-    "Precision.backward": (Precision, "backward"),
-    "move_data_to_device": (core_hooks, "move_data_to_device"),
-    "_call_callback_hooks": (call, "_call_callback_hooks"),
-    "_call_strategy_hook": (call, "_call_strategy_hook"),
-    "_TrainingEpochLoop.advance": (_TrainingEpochLoop, "advance"),
-}
+CORE, STRATEGY = "lightning.pytorch.core", "lightning.pytorch.strategies.Strategy"
+MODULE, PRECISION = f"{CORE}.LightningModule", "lightning.pytorch.plugins.precision.Precision"
+SCHEDULED = f"{MODULE}.lr_scheduler_step"
+"""This function is called only with a schedule; a schedule hides later replacements of the optimizer's `step`."""
+PATCHES = [
+    *("torch.Tensor.backward", "torch.autograd.backward", "torch.optim.Optimizer.zero_grad", "torch.optim.SGD.step"),
+    *(f"{CORE}.optimizer.LightningOptimizer.step", f"{CORE}.hooks.move_data_to_device"),
+    *(f"{MODULE}.{name}" for name in ("backward", "optimizer_step", "optimizer_zero_grad", "log")),
+    *(f"{MODULE}.{name}" for name in ("lr_scheduler_step", "configure_gradient_clipping", "on_train_batch_start")),
+    *(f"{STRATEGY}.{name}" for name in ("backward", "optimizer_step", "batch_to_device")),
+    *(f"{PRECISION}.{name}" for name in ("convert_input", "optimizer_step", "backward")),
+    *(f"lightning.pytorch.trainer.call.{name}" for name in ("_call_callback_hooks", "_call_strategy_hook")),
+    "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop.advance",
+]
 
 
-@pytest.mark.parametrize("moment", ["before fit", "in an epoch"])
-@pytest.mark.parametrize("patch", PATCHES)
-def test_a_patched_function_is_called_as_often_as_by_lightning(patch, moment, monkeypatch):
-    owner, name = PATCHES[patch]
+def make_module(names):
+    schedule = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=3) if SCHEDULED in names else None
+    return Net(schedule=schedule, interval="step")
 
-    def observe(uses_rankzero):
-        calls = []
-        with monkeypatch.context() as context:
 
-            def install_wrapper(*arguments):
-                context.setattr(owner, name, log_calls(getattr(owner, name), calls, patch))
+def observe_patched(uses_rankzero, is_within_epoch, *names):
+    """Trains with wrapped functions; returns the results and the names of all calls of these functions."""
+    calls = []
+    with pytest.MonkeyPatch.context() as context:
 
-            module = Net()
-            if patch == "LightningModule.lr_scheduler_step":
-                module = Net(schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3), interval="step")
-            if moment == "before fit":
-                install_wrapper()
-                callbacks = []
-            else:
-                callbacks = [AtBatch(install_wrapper)]
-            result, _ = train(uses_rankzero, module, [*callbacks, Counts()], max_epochs=1, limit_val_batches=0)
-        return result, calls
+        def install_wrappers(*arguments):
+            for name in names:
+                context.setattr(name, log_calls(pkgutil.resolve_name(name), calls, name))
 
-    (actual, calls), (stock, stock_calls) = observe(True), observe(False)
-    assert are_equal(actual, stock)
-    assert calls == stock_calls and calls
+        if not is_within_epoch:
+            install_wrappers()
+        callbacks = [AtBatch(install_wrappers)] * is_within_epoch + [Counts()]
+        make = functools.partial(make_module, names)
+        result = observe(uses_rankzero, make, lambda: callbacks, max_epochs=1, limit_val_batches=0)
+    return result, calls
+
+
+@pytest.mark.parametrize("is_within_epoch", [False, True], ids=["before fit", "in an epoch"])
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_patched_function_is_called_as_often_as_by_lightning(name, is_within_epoch):
+    actual, calls = observe_patched(True, is_within_epoch, name)
+    names = [name] if name == SCHEDULED else [other for other in PATCHES if other != SCHEDULED]
+    stock, stock_calls = of_stock(observe_patched, is_within_epoch, *names)
+    assert differences(actual, stock) == []
+    assert len(calls) == stock_calls.count(name) > 0
 
 
 class Owner:

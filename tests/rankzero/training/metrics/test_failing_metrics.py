@@ -57,9 +57,18 @@ class Net(BoringModel):
         self.log_failing("val", loss)
 
 
-@pytest.mark.parametrize("stage", ["train", "val"])
-def test_the_value_of_a_metric_that_raises_is_nan_with_one_warning(script_folder, stage):
-    trainer = Trainer(**SETTINGS)
+class RecordsValues(Callback):
+    """Records the value of the failing metric at the end of each epoch in which it is known, and at the end."""
+
+    def __init__(self, name, hook):
+        self.seen = []
+        setattr(self, hook, lambda trainer, *_: self.seen.append(float(trainer.callback_metrics[name])))
+
+
+@pytest.mark.parametrize(("stage", "hook"), [("train", "on_fit_end"), ("val", "on_train_epoch_end")])
+def test_the_value_of_a_metric_that_raises_is_nan_with_one_warning(script_folder, stage, hook):
+    recorder = RecordsValues(f"{stage}/failing", hook)
+    trainer = Trainer(**SETTINGS, callbacks=[recorder])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.fit(Net(stage))
@@ -71,27 +80,16 @@ def test_the_value_of_a_metric_that_raises_is_nan_with_one_warning(script_folder
     assert trainer.current_epoch == 4
     curves = scalars_of(script_folder / "runs/x")
     assert len(curves["val/loss"]) == 4
-    values = curves[f"{stage}/failing"]
-    assert list(values) == [2, 5, 8, 11]
-    assert [math.isnan(value) for value in values.values()] == [False, True, True, False]
+    values, is_nan = curves[f"{stage}/failing"], [False, True, True, False]
+    assert list(values) == [2, 5, 8, 11] and [*map(math.isnan, values.values())] == is_nan
+    assert [*map(math.isnan, recorder.seen)] == (is_nan if hook == "on_train_epoch_end" else is_nan[-1:])
 
 
-@pytest.mark.parametrize("stage", ["train", "val"])
-def test_callbacks_see_nan_and_not_the_value_of_the_previous_epoch(script_folder, stage):
-    seen = []
-
-    class Observer(Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            if stage == "val":
-                seen.append(float(trainer.callback_metrics["val/failing"]))
-
-        def on_fit_end(self, trainer, pl_module):
-            seen.append(float(trainer.callback_metrics[f"{stage}/failing"]))
-
+def test_callbacks_see_nan_at_the_end_and_not_the_value_of_the_previous_epoch(script_folder):
+    recorder = RecordsValues("train/failing", "on_fit_end")
     with pytest.warns(UserWarning, match="cannot be computed"):
-        Trainer(**{**SETTINGS, "max_epochs": 3}, callbacks=[Observer()]).fit(Net(stage))
-    assert math.isnan(seen[-1])
-    assert [math.isnan(value) for value in seen[:3]] == ([False, True, True] if stage == "val" else [True])
+        Trainer(**{**SETTINGS, "max_epochs": 3}, callbacks=[recorder]).fit(Net("train"))
+    assert [*map(math.isnan, recorder.seen)] == [True]
 
 
 @pytest.mark.parametrize(
@@ -115,18 +113,12 @@ def test_lost_ranks_and_a_lack_of_memory_end_training(script_folder, error):
         Trainer(**SETTINGS).fit(net)
 
 
-def test_a_metric_that_raises_before_training_ends_the_run(script_folder):
+@pytest.mark.parametrize("function", ["fit", "validate"])
+def test_a_metric_that_raises_outside_of_training_ends_the_run(script_folder, function):
     net = Net("val")
     net.failing.computed = 1
     with pytest.raises(ArithmeticError):
-        Trainer(**{**SETTINGS, "num_sanity_val_steps": 1}).fit(net)
-
-
-def test_a_metric_that_raises_ends_an_evaluation_as_in_stock_lightning(script_folder):
-    net = Net("val")
-    net.failing.computed = 1
-    with pytest.raises(ArithmeticError):
-        Trainer(**SETTINGS).validate(net)
+        getattr(Trainer(**{**SETTINGS, "num_sanity_val_steps": 1}), function)(net)
 
 
 def test_a_metric_whose_value_is_not_a_tensor_ends_training_as_in_stock_lightning(script_folder):

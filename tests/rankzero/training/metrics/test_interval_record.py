@@ -17,20 +17,14 @@ def trainer():
     return SimpleNamespace(fit_loop=loop, strategy=strategy)
 
 
-def test_every_nth_step_ends_the_interval(trainer):
-    record = IntervalRecord(trainer)
-    record.interval = 3
-    due = []
+@pytest.mark.parametrize(("settings", "ends"), [({"interval": 3}, [2, 5]), ({}, [])])
+def test_every_nth_step_ends_the_interval_and_none_does_without_logging(trainer, settings, ends):
+    record, due = IntervalRecord(trainer), []
+    vars(record).update(settings)
     for step in range(7):
         record.begin_batch(step)
-        due.append(record.is_due)
-    assert due == [False, False, True, False, False, True, False]
-
-
-def test_no_step_ends_an_interval_without_logging(trainer):
-    record = IntervalRecord(trainer)
-    record.begin_batch(0)
-    assert not record.is_due
+        due += [step] * record.is_due
+    assert due == ends
 
 
 def test_losses_are_weighted_by_their_samples(trainer):

@@ -75,9 +75,12 @@ class Rank:
         """Logs an epoch with at most one read, decides whether later values are deferred, and resets the counter."""
         self.averages.decide_deferral()
         self.train(read_at=read_at)
+        self.end_epoch()
+        self.strategy.reductions = 0
+
+    def end_epoch(self):
         self.averages.record_epoch()
         self.averages.decide_deferral()
-        self.strategy.reductions = 0
 
     @property
     def values(self):
@@ -150,8 +153,7 @@ def test_unread_values_are_averaged_together_at_the_end_of_the_interval(on_ranks
         before = rank.strategy.reductions
         rank.train()
         results = [before, rank.strategy.reductions, rank.averages.defers, rank.equals_stock()]
-        rank.averages.record_epoch()
-        rank.averages.decide_deferral()
+        rank.end_epoch()
         rank.train()
         rank.results.reduce()  # without deferred values
         return results + [rank.strategy.reductions, rank.equals_stock()]
@@ -177,8 +179,7 @@ def test_read_on_one_rank_in_the_first_epoch_prevents_deferral_on_all_ranks(on_r
         rank.observe(read_at=1 if rank.rank == reader else None)
         rank.log(0)
         results = [rank.averages.defers, rank.equals_stock()]
-        rank.averages.record_epoch()
-        rank.averages.decide_deferral()  # even after an epoch without a read
+        rank.end_epoch()  # even after an epoch without a read
         return results + [rank.averages.defers]
 
     assert on_ranks(2, work) == [[False, True, False]] * 2
@@ -217,8 +218,7 @@ def test_read_of_already_averaged_values_does_not_end_deferral(on_ranks):
         rank.averages.record_read()
         rank.train()
         rank.averages.record_read()  # after the end of an interval
-        rank.averages.record_epoch()
-        rank.averages.decide_deferral()
+        rank.end_epoch()
         rank.train()
         rank.averages.record_read()
         rank.train()

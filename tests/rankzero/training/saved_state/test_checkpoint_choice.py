@@ -3,36 +3,14 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
+from boring_models import DropoutNet as Net
+from boring_models import samples
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import DataLoader, TensorDataset
+from stock import QUIET
 
 from rankzero import Trainer
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.manifest import MANIFEST
-
-QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False}
-
-
-class Net(BoringModel):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = torch.nn.Linear(32, 2)
-
-    def training_step(self, batch, batch_idx):
-        return self.loss(self(batch[0]))
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.loss(self(batch[0])))
-
-    def test_step(self, batch, batch_idx):
-        self.log("test_loss", self.loss(self(batch[0])))
-
-
-def samples():
-    data = TensorDataset(torch.randn(21, 32, generator=torch.Generator().manual_seed(1)))
-    return DataLoader(data, batch_size=4)
 
 
 def trained(kind, **settings):

@@ -1,6 +1,9 @@
+import functools
+
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.optim import lr_scheduler as schedules
 
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.saved_state.optimizer_overrides import OptimizerOverrides
@@ -9,22 +12,13 @@ from running import train_in_process
 
 
 class Model(BoringModel):
-    def __init__(self, schedule, **settings):
+    def __init__(self, make_schedule, **settings):
         super().__init__()
-        self.schedule, self.settings = schedule, settings
+        self.make_schedule, self.settings = make_schedule, settings
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), **{"lr": 0.1, "momentum": 0.9, **self.settings})
-        schedules = {
-            "none": None,
-            "step": lambda: torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5),
-            "cosine": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10),
-            "lambda": lambda: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch)),
-        }
-        schedule = self.schedule if callable(self.schedule) else schedules[self.schedule]
-        if callable(self.schedule):
-            return {"optimizer": optimizer, "lr_scheduler": schedule(optimizer)}
-        return {"optimizer": optimizer, **({"lr_scheduler": schedule()} if schedule else {})}
+        return [optimizer], [self.make_schedule(optimizer)] if self.make_schedule else []
 
 
 def train_and_get_group(tmp_path, schedule, epochs, resume=None, **settings):
@@ -41,13 +35,22 @@ def train_and_get_group(tmp_path, schedule, epochs, resume=None, **settings):
     return model.trainer.optimizers[0].param_groups[0], file
 
 
-@pytest.mark.parametrize("schedule", ["none", "step", "cosine", "lambda"])
+SCHEDULES = {
+    "none": None,
+    "step": lambda optimizer: schedules.StepLR(optimizer, step_size=2, gamma=0.5),
+    "cosine": lambda optimizer: schedules.CosineAnnealingLR(optimizer, T_max=10),
+    "lambda": lambda optimizer: schedules.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch)),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_changed_setting_is_used_and_the_schedule_continues_in_proportion(tmp_path, schedule):
-    uninterrupted, _ = train_and_get_group(tmp_path, schedule, 5)
-    _, file = train_and_get_group(tmp_path, schedule, 2)
-    resumed, _ = train_and_get_group(tmp_path, schedule, 5, resume=file)
+    make_schedule = SCHEDULES[schedule]
+    uninterrupted, _ = train_and_get_group(tmp_path, make_schedule, 5)
+    _, file = train_and_get_group(tmp_path, make_schedule, 2)
+    resumed, _ = train_and_get_group(tmp_path, make_schedule, 5, resume=file)
     assert resumed["lr"] == pytest.approx(uninterrupted["lr"], rel=1e-12)
-    halved, _ = train_and_get_group(tmp_path, schedule, 5, resume=file, lr=0.05, momentum=0.5)
+    halved, _ = train_and_get_group(tmp_path, make_schedule, 5, resume=file, lr=0.05, momentum=0.5)
     assert halved["momentum"] == 0.5 and resumed["momentum"] == 0.9
     assert halved["lr"] == pytest.approx(uninterrupted["lr"] / 2, rel=1e-12)
 
@@ -62,40 +65,35 @@ class Warmup:
         return min(float(self.maximum), (epoch + 1) / self.steps)
 
 
-def sequential(optimizer, first, decay):
-    parts = [torch.optim.lr_scheduler.LambdaLR(optimizer, Warmup(first)), StepLR(optimizer, 1, gamma=decay)]
-    return torch.optim.lr_scheduler.SequentialLR(optimizer, parts, milestones=[3])
+def sequential(optimizer, decay):
+    parts = [schedules.LambdaLR(optimizer, Warmup(2)), schedules.StepLR(optimizer, 1, gamma=decay)]
+    return schedules.SequentialLR(optimizer, parts, milestones=[3])
 
 
-StepLR = torch.optim.lr_scheduler.StepLR
 NESTED = {
-    "phases": (
-        lambda steps: lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps),
-        (4, 8),
-    ),
-    "milestones": (
-        lambda milestone: lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [milestone]),
-        (3, 5),
-    ),
-    "an object": (lambda steps: lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, Warmup(steps)), (3, 9)),
+    "phases": (lambda optimizer, steps: schedules.OneCycleLR(optimizer, 0.1, total_steps=steps), 4, 8),
+    "milestones": (lambda optimizer, milestone: schedules.MultiStepLR(optimizer, [milestone]), 3, 5),
+    "an object": (lambda optimizer, steps: schedules.LambdaLR(optimizer, Warmup(steps)), 3, 9),
     "an object within": (
-        lambda steps: (
-            lambda optimizer: torch.optim.lr_scheduler.CyclicLR(optimizer, 0.1, 0.2, 2, scale_fn=Warmup(steps))
-        ),
-        (3, 9),
+        lambda optimizer, steps: schedules.CyclicLR(optimizer, 0.1, 0.2, 2, scale_fn=Warmup(steps)),
+        3,
+        9,
     ),
-    "within another": (lambda decay: lambda optimizer: sequential(optimizer, 2, decay), (0.5, 0.1)),
+    "within another": (sequential, 0.5, 0.1),
 }
+"""Schedule with one setting, and the setting before and after a change."""
 
 
 @pytest.mark.parametrize("kind", NESTED)
 def test_changed_settings_nested_in_a_schedule_are_used(tmp_path, kind):
-    schedule, (before, after) = NESTED[kind]
-    configured_from_start, _ = train_and_get_group(tmp_path, schedule(after), 5)
-    _, file = train_and_get_group(tmp_path, schedule(before), 2)
-    changed, _ = train_and_get_group(tmp_path, schedule(after), 5, resume=file)
-    assert changed["lr"] == pytest.approx(configured_from_start["lr"], rel=1e-12)
-    kept, _ = train_and_get_group(tmp_path, schedule(before), 4, resume=file)
-    assert kept["lr"] == pytest.approx(train_and_get_group(tmp_path, schedule(before), 4)[0]["lr"], rel=1e-12)
+    schedule, *settings = NESTED[kind]
+    before, after = (
+        functools.partial(lambda setting, optimizer: schedule(optimizer, setting), each) for each in settings
+    )
+    _, file = train_and_get_group(tmp_path, before, 2)
+    for make_schedule, epochs in ((after, 5), (before, 4)):
+        uninterrupted, _ = train_and_get_group(tmp_path, make_schedule, epochs)
+        resumed, _ = train_and_get_group(tmp_path, make_schedule, epochs, resume=file)
+        assert resumed["lr"] == pytest.approx(uninterrupted["lr"], rel=1e-12)
     state = torch.load(file, weights_only=True)
     assert state["configured"]["schedules"]

@@ -32,14 +32,13 @@ def test_each_group_lists_its_parameters_in_the_order_of_the_optimizer():
     assert group_names(module, optimizer) == [HEAD, ["0.bias"]]
 
 
-def test_a_parameter_of_another_module_has_no_name():
-    assert group_names(net(), SGD([*net()[2].parameters()], lr=0.1)) == [["", ""]]
-
-
-def test_a_shared_parameter_has_its_first_name():
+def test_names_of_unknown_shared_and_unusual_parameters():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     module[1].weight = module[0].weight
-    assert group_names(module, SGD(module.parameters(), lr=0.1)) == [["0.weight", "0.bias", "1.bias"]]
+    module.register_parameter("scale_orig", nn.Parameter(torch.ones(1)))
+    groups = [[*net()[2].parameters()], [module[1].weight, module[1].bias], [module.scale_orig]]
+    optimizer = SGD([{"params": parameters} for parameters in groups], lr=0.1)
+    assert group_names(module, optimizer) == [["", ""], ["0.weight", "1.bias"], ["scale_orig"]]
 
 
 def test_pruned_parameter_has_the_same_name_as_without_pruning():
@@ -90,22 +89,9 @@ def test_no_group_is_added_without_the_name_of_every_parameter(saved):
     assert names_of(module, optimizer) == [HEAD]
 
 
-def test_each_optimizer_gets_its_own_groups():
+def test_each_optimizer_gets_its_own_groups_and_others_are_ignored():
     module = net()
     optimizers = [head_only(module), SGD([module[0].bias], lr=0.1)]
-    add_missing_groups(module, optimizers, [[HEAD], [["0.bias"], ["0.weight"]]])
+    add_missing_groups(module, optimizers, [[HEAD], [["0.bias"], ["0.weight"]], [BACKBONE]])
     assert [names_of(module, optimizer) for optimizer in optimizers] == [[HEAD], [["0.bias"], ["0.weight"]]]
-
-
-def test_groups_of_an_optimizer_that_no_longer_exists_are_ignored():
-    module = net()
-    optimizer = head_only(module)
-    add_missing_groups(module, [optimizer], [[HEAD, BACKBONE], [["0.bias"]]])
-    assert names_of(module, optimizer) == [HEAD, BACKBONE]
     add_missing_groups(module, [], [[HEAD]])
-
-
-def test_orig_suffix_in_a_users_parameter_name_is_kept():
-    module = net()
-    module.register_parameter("scale_orig", torch.nn.Parameter(torch.ones(1)))
-    assert group_names(module, SGD([module.scale_orig], lr=0.1)) == [["scale_orig"]]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelPruning
+from stock import differences
 from torch import nn
 from torch.nn.utils import prune
 
@@ -60,10 +61,6 @@ def state_without_masks(module, method):
     return dict(sorted(module.state_dict().items()))
 
 
-def are_equal(first, second):
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
 def test_a_module_without_masks_has_no_pruned_parameters():
     module = net()
     assert pruned_parameters(module) == {}
@@ -79,9 +76,7 @@ def test_pruned_parameters_are_those_that_have_masks_in_the_state_dict(method):
     found = pruned_parameters(module)
     assert {*found} == {name.removesuffix("_mask") for name in state if name.endswith("_mask")}
     for name, tensors in found.items():
-        assert torch.equal(tensors["orig"], state[f"{name}_orig"]) and torch.equal(
-            tensors["mask"], state[f"{name}_mask"]
-        )
+        assert differences([tensors["orig"], tensors["mask"]], [state[f"{name}_orig"], state[f"{name}_mask"]]) == []
         assert not tensors["orig"].requires_grad
 
 
@@ -100,7 +95,7 @@ def test_state_without_masks_fits_a_new_model(method):
     expected = state_without_masks(module, method)
     for state in (module.state_dict(), expected):  # masks stored separately, or multiplied into the parameters
         found = without_pruning(state, pruned_parameters(module), masked=True)
-        assert are_equal(found, {name: expected[name] for name in found}) and found.keys() == expected.keys()
+        assert differences(dict(sorted(found.items())), expected) == []
         net().load_state_dict(found)
         original = without_pruning(state, pruned_parameters(module), masked=False)
         assert original.keys() == expected.keys()
@@ -116,13 +111,13 @@ def test_model_that_is_pruned_again_computes_and_trains_as_before(method):
     saved = pruned_parameters(module)
     resumed.load_state_dict(without_pruning(module.state_dict(), saved, masked=False))
     prune_again(resumed, saved)
-    assert are_equal(dict(sorted(resumed.state_dict().items())), dict(sorted(module.state_dict().items())))
+    assert differences(*(dict(sorted(pruned.state_dict().items())) for pruned in (resumed, module))) == []
     for trained_module in (module, resumed):
         trained_module(torch.ones(2, 4)).sum().backward()
         torch.optim.SGD(trained_module.parameters(), lr=0.1).step()
     inputs = torch.ones(1, 4)
     assert torch.equal(module(inputs), resumed(inputs))
-    assert are_equal(state_without_masks(resumed, method), state_without_masks(module, method))
+    assert differences(state_without_masks(resumed, method), state_without_masks(module, method)) == []
 
 
 def test_a_parameter_that_no_longer_exists_is_not_pruned():

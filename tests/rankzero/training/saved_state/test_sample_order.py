@@ -1,9 +1,7 @@
 import json
 
 import pytest
-import torch
-from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from boring_models import ShuffledNet
 
 from rankzero.sampling.batch_sampler import Position
 from rankzero.sampling.plan import SamplingPlan
@@ -11,29 +9,6 @@ from rankzero.sampling.resumed_order import resume_order
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.saved_state.sample_order import order_of
 from running import train_in_process
-
-
-class SampleStream(IterableDataset):
-    def __iter__(self):
-        return iter(torch.rand(4, 32))
-
-
-def loader(count=29, **settings):
-    return DataLoader(TensorDataset(torch.rand(count, 32)), **{"batch_size": 8, "shuffle": True, **settings})
-
-
-class Net(BoringModel):
-    def __init__(self, loaders):
-        super().__init__()
-        self.loaders = loaders
-
-    def training_step(self, batch, batch_idx):
-        while isinstance(batch, list):
-            batch = batch[0]
-        return self.step(batch)
-
-    def train_dataloader(self):
-        return self.loaders
 
 
 class RecordOrders(LoopCallback):
@@ -46,10 +21,10 @@ class RecordOrders(LoopCallback):
         self.orders.append(json.loads(json.dumps(order_of(trainer, self.plan))))
 
 
-def orders(plan, loaders=None, **settings):
-    recorder, loaders = RecordOrders(plan), loader() if loaders is None else loaders
+def orders(plan, *loaders, **settings):
+    recorder = RecordOrders(plan)
     settings = {"max_epochs": 2, "limit_val_batches": 0, **settings}
-    train_in_process(recorder, model=Net(loaders), plan=plan, **settings)
+    train_in_process(recorder, model=ShuffledNet(*loaders), plan=plan, **settings)
     return recorder.orders
 
 
@@ -80,7 +55,7 @@ def test_accumulated_batches_are_one_step():
 
 
 def test_each_loader_has_its_own_position():
-    found = orders(SamplingPlan(), [loader(), loader(count=8, batch_size=4)], max_epochs=1)
+    found = orders(SamplingPlan(), ShuffledNet.loader(), ShuffledNet.loader(count=8, batch_size=4), max_epochs=1)
     assert found[0]["global_batch_sizes"] == [8, 4]
     steps_and_passes = [[(start["step"], start["pass_index"]) for start in order["positions"]] for order in found[1:4]]
     assert steps_and_passes == [
@@ -95,7 +70,7 @@ def test_each_loader_has_its_own_position():
 )
 def test_unmanaged_loader_has_no_saved_order():
     plan = SamplingPlan()
-    assert set(map(str, orders(plan, DataLoader(SampleStream(), batch_size=2), max_epochs=1))) == {"None"}
+    assert set(map(str, orders(plan, ShuffledNet.stream(), max_epochs=1))) == {"None"}
     assert plan.order is None
 
 

@@ -1,0 +1,83 @@
+"""Variants of Lightning's BoringModel, with their data."""
+
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+
+
+class ShuffledNet(BoringModel):
+    """BoringModel that trains on 29 shuffled samples, or on the given loaders."""
+
+    def __init__(self, *loaders, **settings):
+        super().__init__()
+        self.loaders = loaders or [self.loader(**settings)]
+
+    @staticmethod
+    def loader(count=29, **settings):
+        return DataLoader(TensorDataset(torch.rand(count, 32)), **{"batch_size": 8, "shuffle": True, **settings})
+
+    @staticmethod
+    def stream():
+        return DataLoader(Stream(), batch_size=2)
+
+    def training_step(self, batch, batch_idx):
+        while isinstance(batch, list):
+            batch = batch[0]
+        return self.step(batch)
+
+    def train_dataloader(self):
+        return list(self.loaders) if len(self.loaders) > 1 else self.loaders[0]
+
+
+class WeightedNet(ShuffledNet):
+    """Draws samples by weight, and records the epoch, the batch and the step of each batch."""
+
+    positions = []  # noqa: RUF012
+
+    def __init__(self):
+        super().__init__(self.loader(32, batch_size=4, shuffle=None, sampler=WeightedRandomSampler(torch.ones(32), 32)))
+
+    def training_step(self, batch, batch_idx):
+        self.positions.append((self.current_epoch, batch_idx, self.global_step))
+        return super().training_step(batch, batch_idx)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.rand(4, 32))
+
+
+class DropoutNet(BoringModel):
+    """BoringModel that logs its losses and draws random numbers in dropout."""
+
+    stops_at = None
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(32, 2)
+        self.dropout = nn.Dropout(0.2)
+
+    def training_step(self, batch, batch_idx):
+        torch.manual_seed(self.global_step)  # stock Lightning's loaders draw from the same generator
+        loss = self.loss(self.dropout(self(batch[0])))
+        if self.global_step == self.stops_at:
+            self.trainer.session.coordinator.control_channel.request_stop("the test")
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss(self(batch[0])))
+
+    def test_step(self, batch, batch_idx):
+        self.log("test_loss", self.loss(self(batch[0])))
+
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0])
+
+
+def samples(count=21, shuffle=False):
+    """Returns a loader for `DropoutNet`."""
+    data = TensorDataset(torch.randn(count, 32, generator=torch.Generator().manual_seed(1)))
+    return DataLoader(data, batch_size=4, shuffle=shuffle)
