@@ -37,7 +37,11 @@ class TextModule(pl.LightningDataModule):
     def val_dataloader(self):
         return DataLoader(self.val, self.batch_size)
 
-    test_dataloader = predict_dataloader = val_dataloader
+    def test_dataloader(self):
+        return DataLoader(self.val, self.batch_size)
+
+    def predict_dataloader(self):
+        return DataLoader(self.val, self.batch_size)
 
 
 class GPT(pl.LightningModule):

@@ -34,7 +34,11 @@ class Regression(pl.LightningModule):
     def val_dataloader(self):
         return DataLoader(self.val_set, batch_size=self.hparams.batch_size)
 
-    test_dataloader = predict_dataloader = val_dataloader
+    def test_dataloader(self):
+        return DataLoader(self.val_set, batch_size=self.hparams.batch_size)
+
+    def predict_dataloader(self):
+        return DataLoader(self.val_set, batch_size=self.hparams.batch_size)
 
     def forward(self, x):
         return self.net(x)

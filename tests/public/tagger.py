@@ -61,7 +61,11 @@ class SentenceData(pl.LightningDataModule):
     def val_dataloader(self):
         return self.loader(self.held_out)
 
-    test_dataloader = predict_dataloader = val_dataloader
+    def test_dataloader(self):
+        return self.loader(self.held_out)
+
+    def predict_dataloader(self):
+        return self.loader(self.held_out)
 
 
 class Tagger(pl.LightningModule):

@@ -58,6 +58,7 @@ MODULES = {
         stock={"profiler": "simple"},
         list_metrics=("g_loss_of_rank",),
     ),
+    "vae": Module("vae.VAE", "vae.BlobData", 16, 5, fixed={"data.shuffle": False, "data.noise": 0.0}),
     "language model": Module(
         "language_model.GPT",
         "language_model.TextModule",
@@ -89,6 +90,7 @@ MODULES = {
     "contrastive": Module(
         "contrastive.SimCLR", "contrastive.ViewData", 16, 5, fixed={"data.shuffle": False, "data.noise": 0.0}
     ),
+    "fine-tuning": Module("finetuning.TransferLearning", "finetuning.FakeImages", 4, 10),
     "tabular": Module(
         "tabular.Regression",
         None,
@@ -108,6 +110,9 @@ MODULES = {
                 LearningRateMonitor("step"),
             ]
         },
+    ),
+    "autoencoder": Module(
+        "autoencoder.LitAutoEncoder", "autoencoder.DigitsDataModule", 20, 8, list_metrics=("counted",)
     ),
     "stream": Module(
         "stream.OnlineRegressor",

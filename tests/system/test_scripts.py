@@ -15,7 +15,7 @@ from system.public import difference
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 PUBLIC = Path(__file__).parent.parent / "public"
-EXAMPLES = {"boring": 11, "classifier": 10, "gan": 14, "transformer": 15}
+EXAMPLES = {"autoencoder": 19, "boring": 11, "classifier": 10, "gan": 14, "transformer": 15}
 """Example -> batch after which one process is killed; two processes are killed after half as many, in epoch one."""
 
 
