@@ -3,8 +3,10 @@
 import atexit
 import multiprocessing
 import os
+import shutil
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 
 import pytest
 
@@ -12,7 +14,7 @@ from rankzero.distributed import session
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.session import Session
 from rankzero.messages import is_peer_failure, set_quiet, set_spelling
-from running import as_rank, reserved_port, restore_process_state
+from running import TOY, as_rank, fit_in_folder, reserved_port, restore_process_state
 
 
 @pytest.fixture
@@ -50,6 +52,28 @@ def lines_of(root, capsys):
         return (printed.out if code == 0 else printed.err).splitlines()
 
     return call
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """Returns a function that trains the run `x`, once for the same flags, and returns the folder of its runs."""
+
+    @cache
+    def train(*flags):
+        return fit_in_folder(tmp_path_factory.mktemp("trained"), *flags, "--run", "x")
+
+    return train
+
+
+@pytest.fixture
+def finished(trained, cwd):
+    """Returns a function that copies a finished run `x` with the flags `TOY` to `runs`, and returns its directory."""
+
+    def copy(epochs=1):
+        shutil.copytree(trained(*TOY, "--epochs", str(epochs)), cwd / "runs")
+        return cwd / "runs/x"
+
+    return copy
 
 
 @pytest.fixture(scope="session")
