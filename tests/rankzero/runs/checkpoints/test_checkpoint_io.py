@@ -31,15 +31,6 @@ def test_a_saved_checkpoint_is_read_with_its_content_and_manifest_until_it_is_re
     assert names(saved) == ["step-00000020"]
 
 
-def test_the_manifest_lists_classes_that_need_trust_and_loading_requires_trust(saved, tmp_path, monkeypatch):
-    path = save(saved, 30, own={"batches": range(3)})
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another user"))
-    assert read_manifest(path)["needs"] == ["builtins.range"]
-    with pytest.raises(ValueError, match=r"builtins\.range(.|\n)*--trust_checkpoint yes"):
-        load(path)
-    assert DirectoryCheckpointIO(trusted=True).load_checkpoint(path)["own"] == {"batches": range(3)}
-
-
 def test_a_ckpt_checkpoint_is_one_file_as_in_stock_lightning(tmp_path, io):
     for value in (4, 5):
         io.save_checkpoint({"w": value}, tmp_path / "deep" / "best.ckpt")

@@ -44,14 +44,6 @@ def test_a_damaged_checkpoint_is_removed_if_the_step_has_another_checkpoint(save
     assert newest_valid(saved) == (target, [])
 
 
-def test_a_replaced_checkpoint_is_valid_until_the_new_checkpoint_exists(saved):
-    (saved / "step-00000020").rename(saved / "step-00000020.replaced")
-    assert newest_valid(saved) == (saved / "step-00000020.replaced", [])
-    assert clean(saved) == []
-    save(saved, 20)
-    assert newest_valid(saved) == (saved / "step-00000020", [])
-
-
 @pytest.mark.parametrize(
     ("entries", "error"),
     [
