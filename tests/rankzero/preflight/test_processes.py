@@ -32,9 +32,6 @@ def test_all_processes_are_listed(on_ranks):
     assert check.summary == "all 2 processes on 1 host have connected, after 1.2 s"
     assert [row["rank"] for row in check.values["ranks"]] == [0, 1]
     assert all(f"rank {rank} on " in line and ", cpu, process " in line for rank, line in enumerate(check.details))
-
-
-def test_a_single_process_is_named(on_ranks):
     (check,) = on_ranks(run_check_processes, 1, None)
     assert check.summary.startswith("one process on ")
 

@@ -45,12 +45,9 @@ def test_every_attempt_keeps_its_configuration_and_removes_partial_files_of_a_ki
     assert not list(run.path.glob(".*"))
 
 
-def test_discarding_the_first_attempt_removes_the_run_and_its_root(tmp_path):
+def test_discarding_an_attempt_leaves_earlier_attempts_unchanged_or_removes_the_run_and_its_root(tmp_path):
     begin(tmp_path / "runs", None).discard_attempt()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_discarding_an_attempt_leaves_earlier_attempts_unchanged(tmp_path):
     begin(tmp_path)
     before = contents(tmp_path)
     begin(tmp_path, text="a: 2").discard_attempt()
