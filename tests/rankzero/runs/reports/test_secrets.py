@@ -50,7 +50,7 @@ def test_a_value_that_cannot_be_a_secret_is_shown(value):
     ids=lambda value: str(value)[:20],
 )
 def test_values_without_secrets_are_unchanged(value):
-    assert without_secrets(value) == without_secrets({"x": [value]})["x"][0] == value
+    assert without_secrets({"x": [value]}) == {"x": [value]}
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,10 @@ def test_eight_runs_have_different_colors_and_neighbors_different_styles():
     assert all(STYLES[index] != STYLES[index + 1] for index in range(7))
 
 
-@pytest.mark.parametrize(("runs", "panels"), [(1, 1), (8, 1), (2, 3), (1, 6), (8, 6)])
+@pytest.mark.parametrize(
+    ("runs", "panels"),
+    [(1, 1), (8, 6), *(pytest.param(*size, marks=pytest.mark.soak) for size in ((8, 1), (2, 3), (1, 6)))],
+)
 def test_nothing_is_cut_off_and_the_legend_covers_no_panel(runs, panels):
     labels = [f"resnet50-imagenet-lr0.1-weight-decay-1e-4-mixup-cosine-warmup-seed{number}" for number in range(runs)]
     titles = [f"val/a_rather_long_metric_{number}_accuracy" for number in range(panels)]
