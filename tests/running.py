@@ -42,6 +42,9 @@ INTERPRETER_BIN = Path(sys.executable).parent
 BIN = INTERPRETER_BIN
 """Programs for all other tests: in system tests those of `system/preloaded.py`, which start in a tenth of the time."""
 
+TOY = ("--model", "MLP", "--data", "Toy", "--save_every", "10steps")
+"""Flags of a short training: 64 steps an epoch, less than a second."""
+
 REQUIREMENTS = {
     "slurm": ("srun", "make system-tools"),
     "openmpi": ("mpirun.openmpi", "make system-tools"),
@@ -218,6 +221,7 @@ def small_figures() -> Iterator[None]:
 def train_in_process(
     *callbacks: Callback,
     model: LightningModule | None = None,
+    data: Any = None,
     loops: bool = False,
     resume: Path | None = None,
     plan: SamplingPlan | None = None,
@@ -228,6 +232,7 @@ def train_in_process(
     Args:
         callbacks: Callbacks of the Trainer.
         model: The model; None for Lightning's BoringModel.
+        data: A data module or a training loader; None for the loaders of the model.
         loops: Whether Rankzero's loops replace Lightning's.
         resume: Checkpoint to resume from.
         plan: Order of samples, which replaces the loaders' order.
@@ -250,7 +255,7 @@ def train_in_process(
         )
         if loops or plan is not None:
             trainer.callbacks.insert(0, install(trainer, plan or SamplingPlan()))
-        trainer.fit(model or BoringModel(), ckpt_path=resume)
+        trainer.fit(model or BoringModel(), data, ckpt_path=resume)
 
 
 def as_rank(work: Callable[..., Any], launch: Launch, *arguments: Any) -> Any:
@@ -302,8 +307,8 @@ def evaluate_in_process(*arguments: str) -> int:
         )
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    """Returns the model's weights from the newest checkpoint of a run."""
-    newest = sorted((run / "checkpoints").glob("step-*"))[-1]
-    state = torch.load(newest / "state.pt", weights_only=True)["state_dict"]
+def weights(run: Path, checkpoint: str = "") -> dict[str, torch.Tensor]:
+    """Returns the model's weights from a checkpoint of a run, by default from the newest."""
+    folder = run / "checkpoints" / checkpoint if checkpoint else sorted((run / "checkpoints").glob("step-*"))[-1]
+    state = torch.load(folder / "state.pt", weights_only=True)["state_dict"]
     return dict(state)

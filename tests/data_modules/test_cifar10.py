@@ -32,11 +32,14 @@ def test_converted_files_need_verify_false(tmp_path):
     assert images.shape == (8, 3, 32, 32) and labels.dtype is torch.int64
 
 
-def test_channels_are_the_first_dimension_of_an_image(tmp_path):
-    data = np.arange(3072, dtype=np.uint16).astype(np.uint8)[None]
-    (tmp_path / "b").write_bytes(pickle.dumps({b"data": data, b"labels": [3]}))
-    images, labels = read_batch(tmp_path / "b")
-    assert images[0, 1, 0, 0] == 1024 % 256 and images[0, 0, 1, 0] == 32 and labels.tolist() == [3]
+def batch(folder, **content):
+    """Writes a batch of images without values, or other content; returns its path."""
+    (folder / "b").write_bytes(pickle.dumps(content))
+    return folder / "b"
+
+
+def images(count):
+    return np.zeros((count, 3072), np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -47,30 +50,6 @@ def test_the_error_names_a_damaged_batch(tmp_path, content):
     (tmp_path / "data_batch_1").write_bytes(content)
     with pytest.raises(ValueError, match="corrupt: .*data_batch_1"):
         read_batch(tmp_path / "data_batch_1")
-
-
-def test_a_batch_that_would_run_code_is_refused(tmp_path, capsys):
-    class RunsCode:
-        def __reduce__(self):
-            return (print, ("ran",))
-
-    (tmp_path / "b").write_bytes(pickle.dumps({"data": RunsCode()}))
-    with pytest.raises(ValueError, match=r"builtins\.print, which is not an array"):
-        read_batch(tmp_path / "b")
-    assert "ran" not in capsys.readouterr().out
-
-
-def test_existing_files_stay_when_a_download_fails(tmp_path, no_network):
-    (tmp_path / "notes").write_text("x")
-    with pytest.raises(FileNotFoundError):
-        CIFAR10(root=str(tmp_path)).prepare_data()
-    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
-
-
-def test_without_a_network_the_error_names_the_missing_files_and_the_archive(tmp_path, no_network):
-    with pytest.raises(FileNotFoundError, match=r"data_batch_1.*cifar-10-python\.tar\.gz"):
-        CIFAR10(root=str(tmp_path / "new")).prepare_data()
-    assert not (tmp_path / "new").exists()
 
 
 class Stock(torchvision.datasets.CIFAR10):
@@ -116,14 +95,10 @@ def test_the_archives_folder_takes_precedence_over_the_root(tmp_path):
     assert CIFAR10(root=str(tmp_path)).folder == tmp_path
 
 
-def test_loading_without_the_files_raises_an_error_that_names_them(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"^missing: data_batch_1, .*, test_batch in "):
-        CIFAR10(root=str(tmp_path)).load()
-
-
 def test_pickles_of_older_versions_of_numpy_are_read(tmp_path):
+    """Channels are the first dimension of an image."""
     data = np.arange(2 * 3072).astype(np.uint8).reshape(2, 3072)
-    content = pickle.dumps({"data": data, "labels": [3, np.int64(4)]}, protocol=2)
+    content = pickle.dumps({b"data": data, b"labels": [3, np.int64(4)]}, protocol=2)
     older = content.replace(b"numpy._core", b"numpy.core")  # numpy 1 writes this itself
     assert b"numpy.core" in older
     (tmp_path / "b").write_bytes(older)
@@ -132,33 +107,24 @@ def test_pickles_of_older_versions_of_numpy_are_read(tmp_path):
 
 
 def test_a_batch_without_images_is_read(tmp_path):
-    (tmp_path / "b").write_bytes(pickle.dumps({"data": np.zeros((0, 3072), np.uint8), "labels": []}))
-    images, labels = read_batch(tmp_path / "b")
-    assert images.shape == (0, 3, 32, 32) and labels.shape == (0,)
+    found, labels = read_batch(batch(tmp_path, data=images(0), labels=[]))
+    assert found.shape == (0, 3, 32, 32) and labels.shape == (0,)
 
 
 @pytest.mark.parametrize("labels", [[], [1], [1, 2, 3], [-1, 0], [0, 10]])
 def test_labels_that_do_not_fit_the_images_are_refused(tmp_path, labels):
-    (tmp_path / "b").write_bytes(pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": labels}))
     with pytest.raises(ValueError, match="^corrupt: .*b has 2 images, but its labels do not match them$"):
-        read_batch(tmp_path / "b")
+        read_batch(batch(tmp_path, data=images(2), labels=labels))
 
 
 @pytest.mark.parametrize(
     "name",
-    ["posix\nsystem", "builtins\neval", "numpy\nload", "numpy.core.multiarray\nfromfile", "numpy._core\nabsolute"],
+    ["posix\nsystem", "builtins\neval", "numpy\nload", "numpy.core.multiarray\nfromfile", "loaded_by_pickle\nname"],
 )
-def test_a_pickle_that_names_anything_but_arrays_is_refused(tmp_path, name):
-    (tmp_path / "b").write_bytes(f"c{name}\n(S'touch {tmp_path}/ran'\ntR.".encode())
-    with pytest.raises(ValueError, match="which is not an array"):
-        read_batch(tmp_path / "b")
-    assert not (tmp_path / "ran").exists()
-
-
-def test_reading_a_pickle_imports_no_module(tmp_path, monkeypatch):
+def test_a_pickle_that_names_anything_but_arrays_is_refused_and_imports_no_module(tmp_path, monkeypatch, name):
     (tmp_path / "loaded_by_pickle.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "b").write_bytes(b"cloaded_by_pickle\nname\n.")
-    with pytest.raises(ValueError, match=r"loaded_by_pickle\.name, which is not an array"):
+    (tmp_path / "b").write_bytes(f"c{name}\n(S'touch {tmp_path}/ran'\ntR.".encode())
+    with pytest.raises(ValueError, match=rf"\.{name.split()[1]}, which is not an array"):
         read_batch(tmp_path / "b")
-    assert "loaded_by_pickle" not in sys.modules
+    assert not (tmp_path / "ran").exists() and "loaded_by_pickle" not in sys.modules

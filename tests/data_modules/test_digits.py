@@ -5,25 +5,20 @@ from sklearn.datasets import load_digits
 from data_modules.digits import MEAN, SIZES, STD, Digits
 
 
-def set_up(module):
-    module.setup("fit")
-    return module
-
-
 def test_the_split_depends_only_on_the_split_seed():
-    first, same_seed, other_seed = (set_up(Digits(split_seed=seed)).splits for seed in (0, 0, 1))
+    first, same_seed, other_seed = (Digits(split_seed=seed).load() for seed in (0, 0, 1))
     assert [len(first[split]) for split in ("train", "val", "test")] == [1437, 180, 180]
     assert torch.equal(first["val"].inputs, same_seed["val"].inputs)
     assert not torch.equal(first["val"].inputs, other_seed["val"].inputs)
 
 
 def test_only_augmented_training_digits_are_shifted():
-    splits = set_up(Digits()).splits
+    splits = Digits().load()
     torch.manual_seed(0)
     indices = list(range(20))
     assert not torch.equal(*(splits["train"].__getitems__(indices)[0] for _ in range(2)))
     assert torch.equal(*(splits["val"].__getitems__(indices)[0] for _ in range(2)))
-    assert torch.equal(*(set_up(Digits(augment=False)).splits["train"].__getitems__(indices)[0] for _ in range(2)))
+    assert torch.equal(*(Digits(augment=False).load()["train"].__getitems__(indices)[0] for _ in range(2)))
 
 
 def test_the_splits_together_contain_each_scikit_learn_digit_once():

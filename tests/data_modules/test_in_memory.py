@@ -20,23 +20,13 @@ def test_splits_never_overlap_and_leave_nothing_out(sizes, seed):
     assert parts == [part.tolist() for part in split_indices(sizes, seed)]
 
 
-def test_a_gathered_batch_equals_the_stacked_single_samples():
-    data = InMemory(torch.rand(10, 3), torch.arange(10))
-    inputs, targets = next(iter(DataLoader(data, batch_size=4, collate_fn=tuple)))
-    assert torch.equal(inputs, torch.stack([data[i][0] for i in range(4)])) and targets.tolist() == [0, 1, 2, 3]
-
-
-def set_up(module):
-    module.setup("fit")
-    return module
-
-
 MODULES = [Toy, Digits, lambda: SyntheticImages(count=300, image_size=12, in_channels=2, num_classes=5)]
 
 
 @pytest.mark.parametrize("make_module", MODULES)
 def test_the_attributes_of_a_module_match_the_shape_of_its_data(make_module):
-    module = set_up(make_module())
+    module = make_module()
+    module.setup("fit")
     for loader in (module.train_dataloader(), module.val_dataloader(), module.test_dataloader()):
         inputs, targets = next(iter(loader))
         assert inputs.dtype is torch.float32 and inputs[0].numel() == module.in_features
@@ -49,31 +39,50 @@ def test_the_attributes_of_a_module_match_the_shape_of_its_data(make_module):
 
 @pytest.mark.parametrize("make_module", MODULES)
 def test_a_batch_shares_no_memory_with_later_batches_or_the_data(make_module):
-    data = set_up(make_module()).splits["train"]
+    data = make_module().load()["train"]
+    stored = data.inputs if hasattr(data, "inputs") else data.images
     inputs, labels = data.__getitems__(range(8))
-    original = inputs.clone()
+    original, all_stored = inputs.clone(), stored.clone()
     data.__getitems__(range(8, 16))
     assert torch.equal(inputs, original)
-    stored = (data.inputs if hasattr(data, "inputs") else data.images).clone()
     inputs.zero_(), labels.zero_()
-    assert torch.equal(data.inputs if hasattr(data, "inputs") else data.images, stored)
+    assert torch.equal(stored, all_stored)
 
 
 def test_an_augmented_image_depends_on_its_key_and_not_on_its_batch():
     class Keyed(list):
         random_keys = property(lambda self: np.array(self, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
-    data = set_up(Digits()).splits["train"]
+    data = Digits().load()["train"]
     first, second = data.__getitems__(Keyed([1, 2, 3]))[0], data.__getitems__(Keyed([3, 9]))[0]
     assert torch.equal(first[2], second[0])
 
 
+@pytest.mark.parametrize(("count", "held_out"), [(1, 1), (7, 1), (8, 1), (16, 2), (2048, 256)])
+@pytest.mark.parametrize("make_module", [Toy, lambda **settings: SyntheticImages(image_size=1, **settings)])
+def test_val_and_test_have_an_eighth_of_the_count_and_at_least_one_sample(make_module, count, held_out):
+    splits = make_module(count=count).load()
+    assert {split: len(data) for split, data in splits.items()} == {"train": count, "val": held_out, "test": held_out}
+
+
 @pytest.mark.parametrize(
-    "make_module", [lambda: Toy(batch_size=0), lambda: Toy(count=0), lambda: Digits(num_workers=-1)]
+    ("make_module", "settings"),
+    [
+        *((make, {name: 0}) for make in (Toy, SyntheticImages) for name in ("count", "batch_size")),
+        (Toy, {"count": -1}),
+        *(
+            (SyntheticImages, {name: value})
+            for name in ("image_size", "in_channels", "num_classes")
+            for value in (0, -1)
+        ),
+    ],
 )
-def test_invalid_counts_are_refused(make_module):
+def test_the_error_names_a_size_below_one(make_module, settings):
+    ((name, value),) = settings.items()
+    with pytest.raises(ValueError, match=f"^--data.{name} is {value}; it must be 1 or more$"):
+        make_module(**settings)
     with pytest.raises(ValueError, match="or more"):
-        make_module()
+        Digits(num_workers=-1)
 
 
 def planned_loader(data, **settings):
@@ -107,24 +116,20 @@ def test_a_data_set_that_mixes_samples_is_read_batch_by_batch():
     assert found.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.bool])
-def test_less_common_dtypes_are_kept(dtype):
-    data = InMemory(torch.arange(6).view(6, 1).to(dtype), torch.arange(6))
-    inputs, _ = data.__getitems__([4, 0])
-    assert torch.equal(inputs, data.inputs[[4, 0]])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.bool, torch.float32])
+def test_a_gathered_batch_equals_the_stacked_single_samples(dtype):
+    data = InMemory(torch.arange(30).view(10, 3).to(dtype), torch.arange(10))
+    inputs, targets = next(iter(DataLoader(data, batch_size=4, collate_fn=tuple)))
+    assert torch.equal(inputs, torch.stack([data[i][0] for i in range(4)])) and targets.tolist() == [0, 1, 2, 3]
+    assert torch.equal(data.__getitems__([4, 0])[0], data.inputs[[4, 0]])
 
 
 def test_a_tensor_dataset_is_gathered_as_torch_collates_it():
     dataset = TensorDataset(torch.rand(9, 3), torch.arange(9), torch.rand(9, 2, 2).double())
     for data in (dataset, Subset(dataset, [5, -1, 0, 7, -9]), Subset(Subset(dataset, [8, 2, 4, 6]), [3, 0, 1])):
-        expected = list(DataLoader(data, batch_size=2))
-        found = list(planned_loader(data))
-        assert [type(batch) for batch in found] == [type(batch) for batch in expected]
-        for found_batch, expected_batch in zip(found, expected, strict=True):
-            assert all(
-                torch.equal(found_tensor, expected_tensor) and found_tensor.dtype == expected_tensor.dtype
-                for found_tensor, expected_tensor in zip(found_batch, expected_batch, strict=True)
-            )
+        for found, expected in zip(planned_loader(data), DataLoader(data, batch_size=2), strict=True):
+            assert type(found) is type(expected)
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_a_data_module_without_load_names_the_missing_method():

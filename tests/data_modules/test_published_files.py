@@ -5,9 +5,12 @@ import gzip
 import hashlib
 import socket
 import threading
+import urllib.error
+import urllib.request
 
 import pytest
 
+from data_modules import CIFAR10, FashionMNIST
 from data_modules.published_files import TIMEOUT_SECONDS, PublishedFile, download, find_folder, verify_checksums
 
 
@@ -35,19 +38,17 @@ def test_concurrent_requests_download_once(tmp_path):
     assert {path.name for path in (tmp_path / "x").iterdir()} - {".download.lock"} == {"a", "b"}
 
 
-def test_a_download_with_a_wrong_checksum_leaves_no_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match="checksum differs"):
-        download([A], tmp_path / "x", lambda folder: (folder / "a").write_text("other"), "")
-    assert not (tmp_path / "x").exists()
-
-
 def test_a_recompressed_gz_is_verified_by_its_content(tmp_path):
     file = PublishedFile("a.gz", md5(b"as published"), hashlib.sha256(b"content").hexdigest())
-    (tmp_path / "a.gz").write_bytes(gzip.compress(b"content"))
+    packed = gzip.compress(b"content", mtime=0)
+    for data in (gzip.compress(b"other"), packed[:-4], packed[:10], b"", b"x"):
+        (tmp_path / "a.gz").write_bytes(data)
+        with pytest.raises(ValueError, match="corrupt"):
+            verify_checksums([file], tmp_path, "")
+    (tmp_path / "a.gz").write_bytes(packed)
     verify_checksums([file], tmp_path, "")
-    (tmp_path / "a.gz").write_bytes(gzip.compress(b"other"))
-    with pytest.raises(ValueError, match="corrupt"):
-        verify_checksums([file], tmp_path, "")
+    assert PublishedFile("a.gz", md5(packed)).matches_checksum(tmp_path)  # without a checksum of the content
+    assert not PublishedFile("a.gz", md5(b"content")).matches_checksum(tmp_path)
 
 
 def write_files(folder, **contents):
@@ -81,35 +82,16 @@ def test_the_error_names_each_damaged_file_and_what_to_do(tmp_path):
         verify_checksums([A, B], write_files(tmp_path, a=""), "")
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda data: data[:-4], lambda data: data[:10], lambda data: b"", lambda data: b"x"]
-)
-def test_a_gz_that_cannot_be_decompressed_is_damaged(tmp_path, damage):
-    file = PublishedFile("a.gz", md5(b"as published"), hashlib.sha256(b"content").hexdigest())
-    (tmp_path / "a.gz").write_bytes(damage(gzip.compress(b"content")))
-    assert not file.matches_checksum(tmp_path)
-
-
-def test_a_gz_without_a_content_checksum_must_equal_the_published_file(tmp_path):
-    packed = gzip.compress(b"content", mtime=0)
-    (tmp_path / "a.gz").write_bytes(packed)
-    assert PublishedFile("a.gz", md5(packed)).matches_checksum(tmp_path)
-    assert not PublishedFile("a.gz", md5(b"content")).matches_checksum(tmp_path)
-
-
-def test_existing_files_are_not_downloaded_again(tmp_path):
-    download([A], write_files(tmp_path, a="a"), lambda folder: pytest.fail("downloaded"), "")
-    assert (tmp_path / "a").read_text() == "a"
-
-
-def test_a_download_is_written_to_the_file_system_of_its_folder(tmp_path):
+def test_a_download_is_written_to_the_file_system_of_its_folder_and_not_repeated(tmp_path):
     """Within one file system, a single rename moves each file to its folder."""
 
     def fetch(folder):
         assert folder.parent == tmp_path / "x"
         write_files(folder, a="a")
 
-    download([A], tmp_path / "x", fetch, "")
+    for fetch_files in (fetch, lambda folder: pytest.fail("downloaded")):
+        download([A], tmp_path / "x", fetch_files, "")
+        assert (tmp_path / "x" / "a").read_text() == "a"
 
 
 def failing_fetch(folder):
@@ -117,18 +99,43 @@ def failing_fetch(folder):
     raise OSError("no network")
 
 
-@pytest.mark.parametrize("fetch", [failing_fetch, lambda folder: None, lambda folder: write_files(folder, a="a")])
-def test_an_incomplete_download_leaves_no_file(tmp_path, fetch):
-    with pytest.raises(FileNotFoundError, match=r"^missing: a, b; downloading failed \("):
+@pytest.mark.parametrize(
+    ("fetch", "error"),
+    [
+        (failing_fetch, r"^missing: a, b; downloading failed \("),
+        (lambda folder: None, r"^missing: a, b; downloading failed \("),
+        (lambda folder: write_files(folder, a="a"), r"^missing: a, b; downloading failed \("),
+        (lambda folder: write_files(folder, a="other", b="b"), "checksum differs"),
+    ],
+)
+def test_an_incomplete_or_damaged_download_leaves_no_file(tmp_path, fetch, error):
+    with pytest.raises(FileNotFoundError, match=error):
         download([A, B], tmp_path / "x" / "y", fetch, "")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_folder_below_a_file_is_refused_and_the_file_stays(tmp_path):
     (tmp_path / "file").write_text("kept")
     with pytest.raises(FileNotFoundError, match="missing: a; downloading failed"):
         download([A], tmp_path / "file" / "x", failing_fetch, "")
     assert (tmp_path / "file").read_text() == "kept"
+
+
+DATA_SETS = {
+    CIFAR10: r"data_batch_1, .*test_batch.*cifar-10-python\.tar\.gz",
+    FashionMNIST: r"train-images-idx3-ubyte\.gz, .*t10k-labels-idx1-ubyte\.gz.*apt-get install dataset-fashion-mnist",
+}
+
+
+@pytest.mark.parametrize("data", DATA_SETS)
+def test_without_a_network_the_error_names_the_missing_files_and_how_to_get_them(tmp_path, monkeypatch, data):
+    def refuse(*arguments, **options):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    folder = tmp_path / "new" / "data"
+    with pytest.raises(FileNotFoundError, match=DATA_SETS[data]) as error:
+        data(root=str(folder)).prepare_data()
+    assert str(folder) in str(error.value) and not (tmp_path / "new").exists()
+    with pytest.raises(FileNotFoundError, match=r"^missing: (data_batch_1|train-images-idx3-ubyte\.gz), .* in "):
+        data(root=str(tmp_path)).load()
 
 
 def test_the_error_of_a_failed_download_names_missing_files_and_what_to_do(tmp_path):

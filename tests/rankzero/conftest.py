@@ -2,14 +2,16 @@
 
 import multiprocessing
 import os
+import shutil
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import is_peer_failure
-from running import as_rank, reserved_port, script_process
+from running import TOY, as_rank, fit_in_folder, reserved_port, script_process
 
 
 @pytest.fixture
@@ -57,6 +59,28 @@ def without_permission(tmp_path):
             folder.chmod(0o755)
 
     return closed
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """Returns a function that trains the run `x`, once for the same flags, and returns the folder of its runs."""
+
+    @cache
+    def train(*flags):
+        return fit_in_folder(tmp_path_factory.mktemp("trained"), *flags, "--run", "x")
+
+    return train
+
+
+@pytest.fixture
+def finished(trained, cwd):
+    """Returns a function that copies a finished run `x` with the flags `TOY` to `runs`, and returns its directory."""
+
+    def copy(epochs=1):
+        shutil.copytree(trained(*TOY, "--epochs", str(epochs)), cwd / "runs")
+        return cwd / "runs/x"
+
+    return copy
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,8 @@ def test_a_full_preflight_on_one_process_trains_a_copy(script_folder, capsys):
     assert fit("full") == fit("off")
     printed = capsys.readouterr().out
     assert "verdict: fit to train" in printed and "skipped  links            there is only one process" in printed
+    with pytest.raises(RequestError, match='preflight="fast"'):
+        trainer(preflight="fast")
 
 
 def test_a_failed_preflight_refuses_the_run(script_folder, monkeypatch):
@@ -70,48 +72,39 @@ def test_a_failed_preflight_refuses_the_run(script_folder, monkeypatch):
     assert model.calls == [] and not (script_folder / "runs").exists()
 
 
-def test_an_unknown_mode_is_refused(script_folder):
-    with pytest.raises(RequestError, match='preflight="fast"'):
-        trainer(preflight="fast")
+CASES = [("environment", OK), ("environment", WARN), ("environment", FAIL), ("launcher", FAIL)]
 
 
-def compare(coordinator, name, status):
-    """Returns the refusal and the output of a comparison in which one check has this status."""
+def compare(coordinator):
+    """Returns the refusal and the output of a comparison for each case: a check and its status."""
     session = Session(RequestedWorld(), coordinator, WorldInfo("cpu", size=2), "")
-    check = Check(name, status, "torch differs between ranks", ["torch: 1; 2"], ["install the same"])
-    fine = Check("other", OK, "fine")
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(printed):
-        patch.setattr(all_checks, "check_environment", lambda *_: check if name == "environment" else fine)
-        patch.setattr(all_checks, "check_launcher", lambda *_: check if name == "launcher" else fine)
-        run = PlannedRun(BoringModel(), None, SamplingPlan(), {}, Path("runs"), 3, {})
-        try:
-            check_before_fit("quick", session, run)
-        except RequestError as error:
-            return [error.asked, error.found, error.instead], printed.getvalue()
-        return None, printed.getvalue()
+    fine, results = Check("other", OK, "fine"), []
+    for name, status in CASES:
+        check = Check(name, status, "torch differs between ranks", ["torch: 1; 2"], ["install the same"])
+        printed, refusal = io.StringIO(), None
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(printed):
+            for other in ("environment", "launcher"):
+                patch.setattr(all_checks, f"check_{other}", lambda *_, found=check if name == other else fine: found)
+            try:
+                check_before_fit("quick", session, planned_run())
+            except RequestError as error:
+                refusal = [error.asked, error.found, error.instead]
+        results.append((refusal, printed.getvalue()))
+    return results
 
 
-@pytest.mark.parametrize("name", ["environment", "launcher"])
-def test_a_failed_comparison_refuses_the_run_on_all_ranks(on_ranks, name):
+def planned_run(plan=None):
+    return PlannedRun(BoringModel(), None, plan or SamplingPlan(), {}, Path("runs"), 3, {})
+
+
+def test_a_failed_comparison_refuses_the_run_on_all_ranks_and_a_warning_is_printed_once(on_ranks):
     found, advice = "torch: 1; 2", "install the same"
-    if name == "environment":
-        found = f"torch differs between ranks\n{found}"
-        advice += "\nor, if the difference is intended, --preflight off"
-    assert on_ranks(compare, 2, name, FAIL) == [(["training on 2 ranks", found, advice], "")] * 2
-
-
-def test_a_warning_and_its_advice_are_printed_once_and_the_run_begins(on_ranks):
-    first, second = on_ranks(compare, 2, "environment", WARN)
-    assert first == (
-        None,
-        "rankzero: warning: torch differs between ranks\n  torch: 1; 2\n  install the same\n",
-    )
-    assert second == (None, "")
-
-
-def test_equal_ranks_print_nothing(on_ranks):
-    assert on_ranks(compare, 2, "environment", OK) == [(None, "")] * 2
+    extended = f"torch differs between ranks\n{found}", f"{advice}\nor, if the difference is intended, --preflight off"
+    refusals = [["training on 2 ranks", *extended], ["training on 2 ranks", found, advice]]
+    warning = "rankzero: warning: torch differs between ranks\n  torch: 1; 2\n  install the same\n"
+    for rank, (equal, warned, *failed) in enumerate(on_ranks(compare, 2)):
+        assert equal == (None, "") and warned == (None, "" if rank else warning)
+        assert failed == [(refusal, "") for refusal in refusals]
 
 
 def test_a_model_that_cannot_be_copied_is_not_tried_and_trains(script_folder, capsys):
@@ -134,32 +127,33 @@ def test_a_data_module_of_an_earlier_trainer_is_copied(script_folder, capsys):
     assert capsys.readouterr().out.count("64 samples, the same on all ranks") == 2
 
 
-def check_with_a_missing_rank(coordinator):
+def check_with_a_missing_rank(coordinator, ended):
     if coordinator.launch.rank == 1:
-        time.sleep(2)
+        while not ended.exists():
+            time.sleep(0.01)
         return None
     session = Session(RequestedWorld(), coordinator, WorldInfo("cpu", size=2), "")
     report = Report(prints=False)
     coordinator.timeout = 0.5
     try:
-        run = PlannedRun(BoringModel(), None, SamplingPlan(), {}, Path("runs"), 3, {})
-        check_all(session, run, NetworkOptions(), report)
+        check_all(session, planned_run(), NetworkOptions(), report)
     except AnotherRankFailed:
         return report.checks["launcher"].summary
+    finally:
+        ended.touch()
 
 
-def test_a_rank_that_stops_responding_fails_the_check_in_progress(on_ranks):
+def test_a_rank_that_stops_responding_fails_the_check_in_progress(on_ranks, tmp_path):
     host = socket.gethostname()
-    assert on_ranks(check_with_a_missing_rank, 2)[0] == f"rank 1 on {host} did not respond within 0.5 s"
+    found = on_ranks(check_with_a_missing_rank, 2, tmp_path / "ended")[0]
+    assert found == f"rank 1 on {host} did not respond within 0.5 s"
 
 
 def check_with_own_options(coordinator):
+    rank, report = coordinator.launch.rank, Report(prints=False)
     session = Session(RequestedWorld(), coordinator, WorldInfo("cpu", size=2), "")
-    run = PlannedRun(
-        BoringModel(), None, SamplingPlan(rank=coordinator.launch.rank, world_size=2), {}, Path("runs"), 3, {}
-    )
-    report = Report(prints=False)
-    code = check_all(session, run, NetworkOptions(pairs=("off", "all")[coordinator.launch.rank]), report)
+    run = planned_run(SamplingPlan(rank=rank, world_size=2))
+    code = check_all(session, run, NetworkOptions(pairs=("off", "all")[rank]), report)
     return code, {check.name: check.status for check in report.checks.values()}
 
 

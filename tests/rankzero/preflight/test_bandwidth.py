@@ -9,45 +9,56 @@ from rankzero.preflight.check import FAIL, OK, WARN
 ROWS = [{"bytes": 1 << 20, "seconds": 0.01}, {"bytes": 1 << 26, "seconds": 0.5}]
 
 
-def test_sizes_range_from_1_kib_to_256_mib():
-    assert SIZES[0] == 1 << 10 and SIZES[-1] == 1 << 28
-
-
 @pytest.mark.parametrize(
     ("count", "seconds"), [(1 << 20, 0.01), (1 << 27, 1.0), (1000, 0.01), ((1 << 19) + (1 << 25), 0.255)]
 )
 def test_the_time_of_a_step_is_interpolated_between_the_measured_sizes(count, seconds):
     assert step_seconds(count, ROWS) == pytest.approx(seconds)
+    assert SIZES[0] == 1 << 10 and SIZES[-1] == 1 << 28
 
 
-def measure(coordinator, warn_gbps, fail_gbps, corrupted="", hosts=1):
-    coordinator.launch = coordinator.launch._replace(num_nodes=hosts)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bandwidth, "SIZES", (1 << 10, 1 << 16))
-        patch.setattr(bandwidth, "SECONDS_PER_SIZE", 0.01)
-        if corrupted:
-            patch.setattr(dist, corrupted, lambda *_: None)
-        return check_collectives(coordinator, torch.device("cpu"), warn_gbps, fail_gbps, 100_000, "MLP")
+def measure(coordinator, cases):
+    """Measures collectives for each case: both thresholds, the name of a collective to corrupt, and hosts."""
+    launch, checks = coordinator.launch, []
+    for warn_gbps, fail_gbps, corrupted, hosts in cases:
+        coordinator.launch = launch._replace(num_nodes=hosts)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bandwidth, "SIZES", (1 << 10, 1 << 16))
+            patch.setattr(bandwidth, "SECONDS_PER_SIZE", 0.01)
+            if corrupted:
+                patch.setattr(dist, corrupted, lambda *_: None)
+            arguments = torch.device("cpu"), warn_gbps, fail_gbps, 100_000, "MLP"
+            checks.append(check_collectives(coordinator, *arguments))
+    return checks
 
 
-@pytest.mark.parametrize(
-    ("limits", "hosts", "status"),
-    [((0, 0), 2, OK), ((1e6, 0), 2, WARN), ((1e6, 1e6), 2, FAIL), ((0, 1e6), 2, FAIL), ((0, 1e6), 1, WARN)],
-)
-def test_the_bus_bandwidth_is_compared_with_the_thresholds(on_ranks, limits, hosts, status):
-    for check in on_ranks(measure, 2, *limits, "", hosts):
-        assert check.status == status and not check.blocks
-        rows = check.values["all_reduce"]
-        assert [row["bytes"] for row in rows] == [1 << 10, 1 << 16]
-        for row in rows:
-            assert row["algorithm_gbps"] == pytest.approx(8e-9 * row["bytes"] / row["seconds"])
-            assert row["bus_gbps"] == pytest.approx(row["algorithm_gbps"])  # 2 (n - 1) / n is 1 for two ranks
-        assert check.details[-1].startswith("MLP sends 0.1 MB per step: ")
-        assert bool(check.advice) is (status != OK)
+LIMITS = {
+    (0, 0, "", 2): OK,
+    (1e6, 0, "", 2): WARN,
+    (1e6, 1e6, "", 2): FAIL,
+    (0, 1e6, "", 2): FAIL,
+    (0, 1e6, "", 1): WARN,
+}
+CORRUPTED = ["all_gather", "broadcast", "all_reduce"]
+
+
+def test_the_bus_bandwidth_is_compared_with_the_thresholds_and_wrong_results_are_named(on_ranks):
+    for checks in on_ranks(measure, 2, [*LIMITS, *((0, 0, name, 1) for name in CORRUPTED)]):
+        for check, status in zip(checks, LIMITS.values(), strict=False):
+            assert check.status == status and not check.blocks
+            rows = check.values["all_reduce"]
+            assert [row["bytes"] for row in rows] == [1 << 10, 1 << 16]
+            for row in rows:
+                assert row["algorithm_gbps"] == pytest.approx(8e-9 * row["bytes"] / row["seconds"])
+                assert row["bus_gbps"] == pytest.approx(row["algorithm_gbps"])  # 2 (n - 1) / n is 1 for two ranks
+            assert check.details[-1].startswith("MLP sends 0.1 MB per step: ")
+            assert bool(check.advice) is (status != OK)
+        for check, name in zip(checks[len(LIMITS) :], CORRUPTED, strict=True):
+            assert check.status == FAIL and check.blocks and f"wrong result of {name}" in check.details[0]
 
 
 def test_the_bus_bandwidth_of_three_ranks_is_four_thirds_of_the_algorithm_bandwidth(on_ranks):
-    for check in on_ranks(measure, 3, 0, 0):
+    for (check,) in on_ranks(measure, 3, [(0, 0, "", 1)]):
         row = check.values["all_reduce"][0]
         assert row["bus_gbps"] == pytest.approx(row["algorithm_gbps"] * 4 / 3)
 
@@ -63,9 +74,3 @@ def test_the_buffers_fit_into_the_available_memory_of_each_machine(on_ranks):
     first, second = on_ranks(measure_with_little_memory, 2)
     assert [row["bytes"] for row in first.values["all_reduce"]] == [row["bytes"] for row in second.values["all_reduce"]]
     assert first.values["all_reduce"][-1]["bytes"] < 1 << 22
-
-
-@pytest.mark.parametrize("name", ["all_gather", "broadcast", "all_reduce"])
-def test_a_collective_with_a_wrong_result_is_named(on_ranks, name):
-    for check in on_ranks(measure, 2, 0, 0, name):
-        assert check.status == FAIL and check.blocks and f"wrong result of {name}" in check.details[0]

@@ -2,6 +2,7 @@ import os
 import platform
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,15 +25,20 @@ CONFIG = {
 }
 
 
-def compare(coordinator, change=None, config=()):
-    """Checks two ranks, of which the second is changed."""
-    second, settings = coordinator.launch.rank == 1, dict(CONFIG)
-    with pytest.MonkeyPatch.context() as patch:
-        if second:
-            settings |= dict(config)
-            if change:
+def compare(coordinator, cases, folder):
+    """Checks two ranks for each case, of which the second rank is changed."""
+    checks = []
+    for change, config, *_ in cases:
+        with pytest.MonkeyPatch.context() as patch:
+            is_second, settings = coordinator.launch.rank == 1, dict(CONFIG)
+            if is_second:
+                settings |= config
+            if change in (own_module, other_module, other_data_module):
+                change(patch, folder, is_second)
+            elif change and is_second:
                 change(patch)
-        return check_environment(coordinator, WorldInfo("cpu", size=2), settings)
+            checks.append(check_environment(coordinator, WorldInfo("cpu", size=2), settings))
+    return checks
 
 
 def other_torch(patch):
@@ -55,91 +61,65 @@ def other_variable(patch):
     patch.setenv("NCCL_ALGO", "Ring")
 
 
-def own_module(patch):
-    add_module(patch, "only_here", "x = 1")
+def own_module(patch, folder, is_second):
+    if is_second:
+        add_module(patch, folder, "only_here", "x = 1")
 
 
-def add_module(patch, name, text):
-    file = os.path.join(os.environ["MODULES"], f"{name}.{os.getpid()}.py")  # noqa: PTH118
-    with open(file, "w") as stream:  # noqa: PTH123
-        stream.write(text)
+def other_module(patch, folder, is_second):
+    add_module(patch, folder, "my_model", f"x = {is_second}")
+
+
+def other_data_module(patch, folder, is_second):
+    add_module(patch, folder, "data.transforms", f"x = {is_second}")
+
+
+def add_module(patch, folder, name, text):
     module = types.ModuleType(name)
-    module.__file__ = file
+    module.__file__ = str(folder / f"{name}.{os.getpid()}.py")
+    Path(module.__file__).write_text(text)
     patch.setitem(sys.modules, name, module)
 
 
-def changed_module(coordinator, name):
-    with pytest.MonkeyPatch.context() as patch:
-        add_module(patch, name, f"x = {coordinator.launch.rank}")
-        return compare(coordinator)
+CASES = [
+    (None, {}, OK, ""),
+    (other_torch, {}, FAIL, f"torch: {torch.__version__} on rank 0 "),
+    (other_python, {}, FAIL, "Python: 3."),
+    (other_patch_level, {}, WARN, "Python patch level: 3."),
+    (other_virtual_environment, {}, WARN, f"virtual environment: {sys.prefix} on rank 0 "),
+    (other_variable, {}, WARN, "NCCL_ALGO: none on rank 0 "),
+    (own_module, {}, OK, ""),
+    (other_module, {}, FAIL, "my_model: "),
+    (other_data_module, {}, FAIL, "data.transforms: "),
+    (None, {"trainer.max_epochs": 4}, FAIL, "trainer.max_epochs: 3 on rank 0 "),
+    (None, {"model.depth": 1}, FAIL, "model.depth: none on rank 0 "),
+    (None, {"data.folder": "/scratch"}, WARN, "data.folder: /data on rank 0 "),
+    (None, {"trainer.logger": False}, OK, ""),
+    (None, {"trainer.logger.class_path": "x"}, OK, ""),
+    (None, {"model.logger": 2}, FAIL, "model.logger: none on rank 0 "),
+    (None, {"seed": 2, "log_every_n_steps": 5, "json": "b.json"}, OK, ""),
+    (None, {"model.weights": "/local/n2/x.pt"}, WARN, "model.weights: none on rank 0 "),
+    (None, {"local_rank": 1}, WARN, "local_rank: none on rank 0 "),
+    (None, {"batch_size": 64}, FAIL, "batch_size: none on rank 0 "),
+    (None, {"trainer.max_time": "00:01:00:00"}, WARN, "trainer.max_time: none on rank 0 "),
+    (None, {"model.backbone": "google/vit"}, FAIL, "model.backbone: none on rank 0 "),
+    (None, {"model.token": "def"}, FAIL, "model.token: ... (different secrets)"),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "text"),
-    [
-        (None, OK, ""),
-        (other_torch, FAIL, f"torch: {torch.__version__} on rank 0 "),
-        (other_python, FAIL, "Python: 3."),
-        (other_patch_level, WARN, "Python patch level: 3."),
-        (other_virtual_environment, WARN, f"virtual environment: {sys.prefix} on rank 0 "),
-        (other_variable, WARN, "NCCL_ALGO: none on rank 0 "),
-        (own_module, OK, ""),
-    ],
-)
-def test_differences_between_ranks_are_named(on_ranks, tmp_path, monkeypatch, change, status, text):
-    monkeypatch.setenv("MODULES", str(tmp_path))
-    for check in on_ranks(run_compare, 2, change, (), str(tmp_path)):
-        assert check.status == status, check
-        assert not check.details if status == OK else check.details[0].startswith(text) and "; " in check.details[0]
-
-
-def run_compare(coordinator, change, config, folder):
-    os.environ["MODULES"] = folder
-    return compare(coordinator, change, config)
-
-
-@pytest.mark.parametrize(
-    ("config", "status", "details"),
-    [
-        ({"trainer.max_epochs": 4}, FAIL, "trainer.max_epochs: 3 on rank 0 "),
-        ({"model.depth": 1}, FAIL, "model.depth: none on rank 0 "),
-        ({"data.folder": "/scratch"}, WARN, "data.folder: /data on rank 0 "),
-        ({"trainer.logger": False}, OK, None),
-        ({"trainer.logger.class_path": "x"}, OK, None),
-        ({"model.logger": 2}, FAIL, "model.logger: none on rank 0 "),
-        ({"seed": 2, "log_every_n_steps": 5, "json": "b.json"}, OK, None),
-        ({"model.weights": "/local/n2/x.pt"}, WARN, "model.weights: none on rank 0 "),
-        ({"local_rank": 1}, WARN, "local_rank: none on rank 0 "),
-        ({"batch_size": 64}, FAIL, "batch_size: none on rank 0 "),
-        ({"trainer.max_time": "00:01:00:00"}, WARN, "trainer.max_time: none on rank 0 "),
-        ({"model.backbone": "google/vit"}, FAIL, "model.backbone: none on rank 0 "),
-        ({"model.token": "def"}, FAIL, "model.token: ... (different secrets)"),
-    ],
-)
-def test_different_settings_are_named_unless_they_may_differ(on_ranks, tmp_path, config, status, details):
-    for check in on_ranks(run_compare, 2, None, config, str(tmp_path)):
-        assert check.status == status, check
-        assert check.details[0].startswith(details) if details else not check.details
-
-
-def run_changed_module(coordinator, folder, name):
-    os.environ["MODULES"] = folder
-    return changed_module(coordinator, name)
-
-
-@pytest.mark.parametrize("name", ["my_model", "data.transforms"])
-def test_a_changed_module_of_the_user_is_named(on_ranks, tmp_path, name):
-    for check in on_ranks(run_changed_module, 2, str(tmp_path), name):
-        assert check.status == FAIL and check.details[0].startswith(f"{name}: "), check
-        assert check.advice == ["use the same files on all hosts"]
+def test_differences_between_ranks_are_named_unless_they_are_allowed(on_ranks, tmp_path):
+    for checks in on_ranks(compare, 2, CASES, tmp_path):
+        for check, (change, _, status, text) in zip(checks, CASES, strict=True):
+            assert check.status == status, check
+            assert check.details[0].startswith(text) if text else not check.details, check
+            assert change is None or status == OK or "; " in check.details[0], check
+            if change in (other_module, other_data_module):
+                assert check.advice == ["use the same files on all hosts"]
 
 
 def test_the_clocks_of_ranks_are_compared_from_readings_that_bound_the_difference():
     assert clock_differences([(100.0, 100.1), (100.05, 100.2), (190.0, 190.1), (10.0, 10.1)]) == [0, 0, 90.0, -90.0]
-
-
-def test_a_delayed_rank_is_not_reported_as_a_wrong_clock():
-    assert clock_differences([(100.0, 100.1), (95.0, 103.0), (100.0, 130.0)]) == [0, 0, 0]
+    assert clock_differences([(100.0, 100.1), (95.0, 103.0), (100.0, 130.0)]) == [0, 0, 0]  # delayed ranks
 
 
 def test_missing_names_are_different_unless_they_are_ignored():

@@ -5,20 +5,22 @@ from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN
 from rankzero.preflight.processes import check_imports, check_launcher, check_processes
 
 
-def run_check_launcher(coordinator, interface):
-    with pytest.MonkeyPatch.context() as patch:
-        if coordinator.launch.rank == 1:
-            patch.setenv("GLOO_SOCKET_IFNAME", interface)
-        return check_launcher(coordinator, WorldInfo("cpu", size=2))
+def run_check_launcher(coordinator):
+    checks = []
+    for interface in ("^lo", "lo"):
+        with pytest.MonkeyPatch.context() as patch:
+            if coordinator.launch.rank == 1:
+                patch.setenv("GLOO_SOCKET_IFNAME", interface)
+            checks.append(check_launcher(coordinator, WorldInfo("cpu", size=2)))
+    return checks
 
 
 def test_a_setting_of_one_rank_is_named_on_all_ranks(on_ranks):
-    for check in on_ranks(run_check_launcher, 2, "^lo"):
-        assert check.status == FAIL and "rank 1" in check.details[0] and "rank 0" not in check.details[0]
-    checks = on_ranks(run_check_launcher, 2, "lo")
-    for check in checks:
-        assert check.status == OK and not check.details and "1 thread and " in check.summary
-    assert len(checks[0].values["ranks"]) == 2  # the report of rank zero
+    results = on_ranks(run_check_launcher, 2)
+    for wrong, right in results:
+        assert wrong.status == FAIL and "rank 1" in wrong.details[0] and "rank 0" not in wrong.details[0]
+        assert right.status == OK and not right.details and "1 thread and " in right.summary
+    assert len(results[0][1].values["ranks"]) == 2  # the report of rank zero
 
 
 def run_check_processes(coordinator, seconds):
@@ -30,23 +32,16 @@ def test_all_processes_are_listed(on_ranks):
     assert check.summary == "all 2 processes on 1 host have connected, after 1.2 s"
     assert [row["rank"] for row in check.values["ranks"]] == [0, 1]
     assert all(f"rank {rank} on " in line and ", cpu, process " in line for rank, line in enumerate(check.details))
-
-
-def test_a_single_process_is_named(on_ranks):
     (check,) = on_ranks(run_check_processes, 1, None)
     assert check.summary.startswith("one process on ")
 
 
-def run_check_imports(coordinator, seconds):
-    return check_imports(coordinator, None if seconds is None else seconds * (coordinator.launch.rank + 1))
+def run_check_imports(coordinator, times):
+    rank = coordinator.launch.rank
+    return [check_imports(coordinator, None if seconds is None else seconds * (rank + 1)) for seconds in times]
 
 
-@pytest.mark.parametrize(("seconds", "status"), [(5.0, OK), (15.0, WARN)])
-def test_the_slowest_import_is_named(on_ranks, seconds, status):
-    for check in on_ranks(run_check_imports, 2, seconds):
-        assert check.status == status and "the slowest: rank 1" in check.summary
-
-
-def test_an_unknown_time_of_import_is_skipped(on_ranks):
-    (check,) = on_ranks(run_check_imports, 1, None)  # several ranks that exchange nothing may exit while others connect
-    assert check.status == SKIPPED
+def test_the_slowest_import_is_named_and_an_unknown_time_is_skipped(on_ranks):
+    for *known, unknown in on_ranks(run_check_imports, 2, [5.0, 15.0, None]):
+        assert [check.status for check in known] == [OK, WARN] and unknown.status == SKIPPED
+        assert all("the slowest: rank 1" in check.summary for check in known)

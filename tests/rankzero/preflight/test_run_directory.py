@@ -8,29 +8,24 @@ from rankzero.preflight.run_directory import check_run_directory
 from rankzero.runs import shared_folder
 
 
-def run_check(coordinator, folder, checkpoint_bytes):
-    return check_run_directory(coordinator, folder, checkpoint_bytes, keep=3)
+def run_checks(coordinator, cases):
+    return [check_run_directory(coordinator, *case, keep=3) for case in cases]
 
 
-def test_a_shared_writable_folder_with_space_is_ok_and_no_file_or_new_folder_remains(on_ranks, tmp_path):
-    for check in on_ranks(run_check, 2, tmp_path / "new/runs", 1000):
-        assert check.status == OK and "shared, writable, " in check.summary
-        assert check.values["needed_bytes"] == 4000 and len(check.values["ranks"]) == 2
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("needed", "status"), [(4.0, FAIL), (0.5, WARN)])
-def test_too_little_space_fails_for_one_checkpoint_and_warns_for_all(on_ranks, tmp_path, needed, status):
-    checkpoint_bytes = int(needed * shutil.disk_usage(tmp_path).free)
-    for check in on_ranks(run_check, 2, tmp_path, checkpoint_bytes):
-        assert check.status == status and "are free, and 4 checkpoints need " in check.details[0]
-        assert check.advice == ["delete files, --keep N with a smaller N, or --root DIR on another disk"]
-
-
-def test_a_root_that_is_a_file_fails_with_advice(on_ranks, tmp_path):
-    (tmp_path / "runs").write_text("")
-    for check in on_ranks(run_check, 2, tmp_path / "runs", 1000):
-        assert check.status == FAIL and "cannot write in " in check.summary and "--root DIR" in check.advice[0]
+def test_folders_are_checked_for_space_and_permission_and_no_file_or_new_folder_remains(on_ranks, tmp_path):
+    free = shutil.disk_usage(tmp_path).free
+    (tmp_path / "file").write_text("")
+    cases = (tmp_path / "new/runs", 1000), (tmp_path, 4 * free), (tmp_path, free // 2), (tmp_path / "file", 1000)
+    for shared, *full, unwritable in on_ranks(run_checks, 2, cases):
+        assert shared.status == OK and "shared, writable, " in shared.summary
+        assert shared.values["needed_bytes"] == 4000 and len(shared.values["ranks"]) == 2
+        assert [check.status for check in full] == [FAIL, WARN]  # not even one checkpoint, and not all
+        for check in full:
+            assert "are free, and 4 checkpoints need " in check.details[0]
+            assert check.advice == ["delete files, --keep N with a smaller N, or --root DIR on another disk"]
+        assert unwritable.status == FAIL and "cannot write in " in unwritable.summary
+        assert "--root DIR" in unwritable.advice[0]
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
 def run_separate(coordinator, folder):
@@ -41,12 +36,8 @@ def run_separate(coordinator, folder):
 
 def test_different_folders_on_two_ranks_are_named(on_ranks, tmp_path):
     for check in on_ranks(run_separate, 2, tmp_path):
-        assert (
-            check.status == FAIL
-            and "on rank 1 (" in check.details[0]
-            and "is not the same folder as on rank 0" in check.details[0]
-        )
-        assert len(check.details) == 1
+        (line,) = check.details
+        assert check.status == FAIL and "on rank 1 (" in line and "is not the same folder as on rank 0" in line
 
 
 def run_unreadable(coordinator, folder):

@@ -27,31 +27,31 @@ def test_the_data_of_all_ranks_is_compared(fingerprints, errors, status, text):
     assert bool(check.advice) is (status != OK)
 
 
-def run_check_workers(coordinator, workers, prefetched_bytes, free):
+def run_check_workers(coordinator, cases):
     own_cores = {coordinator.launch.rank * 2, coordinator.launch.rank * 2 + 1}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda folder: Usage(free, 0, free))
-        patch.setattr(training, "usable_cores", lambda: frozenset(own_cores))
-        return check_workers(coordinator, workers, prefetched_bytes)
+    checks = []
+    for workers, free, *_ in cases:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shutil, "disk_usage", lambda folder, free=free: Usage(free, 0, free))
+            patch.setattr(training, "usable_cores", lambda: frozenset(own_cores))
+            checks.append(check_workers(coordinator, workers, 4 * 10**6))
+    return checks
 
 
-@pytest.mark.parametrize(
-    ("workers", "prefetched_bytes", "free", "status", "text"),
-    [
-        (2, 4 * 10**6, 10**7, OK, ""),
-        (3, 4 * 10**6, 10**9, WARN, "has 6 loader processes on 4 cores"),
-        (2, 4 * 10**6, 7 * 10**6, WARN, "has 7 MB free, and the loader processes of this host need up to 8 MB"),
-        (2, 4 * 10**6, 3 * 10**6, FAIL, "has 3 MB free, and the loader processes of this host need up to 8 MB"),
-    ],
-)
-def test_the_loader_processes_of_a_host_are_compared_with_its_cores_and_its_shared_memory(
-    on_ranks, workers, prefetched_bytes, free, status, text
-):
-    for check in on_ranks(run_check_workers, 2, workers, prefetched_bytes, free):
-        assert check.status == status and (text in check.details[0] if text else not check.details)
-        assert bool(check.advice) is (status != OK)
-        if workers == 3:
-            assert check.advice == ["--data.num_workers 2, or more cores per rank"]
+WORKERS = [
+    (2, 10**7, OK, ""),
+    (3, 10**9, WARN, "has 6 loader processes on 4 cores"),
+    (2, 7 * 10**6, WARN, "has 7 MB free, and the loader processes of this host need up to 8 MB"),
+    (2, 3 * 10**6, FAIL, "has 3 MB free, and the loader processes of this host need up to 8 MB"),
+]
+
+
+def test_the_loader_processes_of_a_host_are_compared_with_its_cores_and_its_shared_memory(on_ranks):
+    for checks in on_ranks(run_check_workers, 2, WORKERS):
+        for check, (_, _, status, text) in zip(checks, WORKERS, strict=True):
+            assert check.status == status and (text in check.details[0] if text else not check.details)
+            assert bool(check.advice) is (status != OK)
+        assert checks[1].advice == ["--data.num_workers 2, or more cores per rank"]
 
 
 NO_GROUP = "Default process group has not been initialized, please make sure to call init_process_group."
@@ -71,26 +71,25 @@ class FakeTrial:
         return {"seconds": self.result, "peak_bytes": 10**9}
 
 
-def run_check_steps(coordinator, results):
-    return check_steps(coordinator, FakeTrial(results[coordinator.launch.rank]))
+def run_check_steps(coordinator, cases):
+    return [check_steps(coordinator, FakeTrial(results[coordinator.launch.rank])) for results, *_ in cases]
 
 
-@pytest.mark.parametrize(
-    ("results", "status", "text"),
-    [
-        ((0.010, 0.011, 0.010), OK, None),
-        ((0.010, 0.030, 0.010), WARN, "takes 30.0 ms, 3.0 times the median"),
-        ((0.010, "CUDA out of memory", 0.010), FAIL, "RuntimeError: CUDA out of memory"),
-        ((0.010, "wrong shape", 0.010), FAIL, "RuntimeError: wrong shape"),
-        ((0.010, NO_GROUP, 0.010), WARN, "process group has not been initialized"),
-        ((0.010, None, 0.010), OK, None),
-        ((None, None, None), WARN, None),
-    ],
-)
-def test_slow_and_failing_ranks_are_named(on_ranks, results, status, text):
-    for check in on_ranks(run_check_steps, 3, results):
-        assert check.status == status
-        assert not check.details if text is None else check.details[0].startswith("rank 1 ")
-        assert text is None or text in check.details[0]
-        if status == FAIL:
-            assert ("--batch_size" in check.advice[0]) is ("memory" in text)
+STEPS = [
+    ((0.010, 0.011, 0.010), OK, None),
+    ((0.010, 0.030, 0.010), WARN, "takes 30.0 ms, 3.0 times the median"),
+    ((0.010, "CUDA out of memory", 0.010), FAIL, "RuntimeError: CUDA out of memory"),
+    ((0.010, "wrong shape", 0.010), FAIL, "RuntimeError: wrong shape"),
+    ((0.010, NO_GROUP, 0.010), WARN, "process group has not been initialized"),
+    ((0.010, None, 0.010), OK, None),
+    ((None, None, None), WARN, None),
+]
+
+
+def test_slow_and_failing_ranks_are_named(on_ranks):
+    for checks in on_ranks(run_check_steps, 3, STEPS):
+        for check, (_, status, text) in zip(checks, STEPS, strict=True):
+            assert check.status == status
+            assert not check.details if text is None else check.details[0].startswith("rank 1 ")
+            assert text is None or text in check.details[0]
+            assert status != FAIL or ("--batch_size" in check.advice[0]) is ("memory" in text)

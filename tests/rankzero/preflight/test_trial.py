@@ -1,5 +1,7 @@
 import signal
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, random_split
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
+from rankzero.preflight import trial as trial_module
 from rankzero.preflight.trial import SECONDS, STEPS, Trial, _Repeated
 from rankzero.sampling.plan import SamplingPlan
 
@@ -51,16 +54,17 @@ class Model(BoringModel):
         return super().training_step(batch, batch_idx)
 
 
-def start(model, data, **sizes):
+def start(model, data, max_epochs=3, **sizes):
+    """Starts a trial of rank 1 of 4 and loads its batch; returns the trial and a description of the batch."""
     plan = SamplingPlan(rank=1, world_size=4, **sizes)
-    return Trial(LAUNCH, WorldInfo("cpu", size=4, devices=4), model, data, plan, {"max_epochs": 3})
+    trial = Trial(LAUNCH, WorldInfo("cpu", size=4, devices=4), model, data, plan, {"max_epochs": max_epochs})
+    trial.prepare_data()
+    return trial, trial.load_batch()
 
 
 def test_hooks_are_called_once_and_see_the_rank_of_the_run():
     model, data = Model(), Data()
-    trial = start(model, data, batch_size=5)
-    trial.prepare_data()
-    loaded = trial.load_batch()
+    trial, loaded = start(model, data, batch_size=5)
     result = trial.train()
     assert [call for call in data.calls if call != "on_after_batch_transfer"] == [
         "setup fit as rank 1 of 4",
@@ -75,61 +79,65 @@ def test_only_the_first_rank_of_a_machine_prepares_data():
     data = Data()
     plan = SamplingPlan(world_size=4)
     first = Trial(Launch(rank=2, local_rank=0, world_size=4), WorldInfo("cpu", size=4), Model(), data, plan, {})
-    first.prepare_data()
-    assert data.calls == ["prepare_data"]
-    data.prepare_data_per_node = False
-    first.prepare_data()
-    assert data.calls == ["prepare_data"]
+    for per_node in (True, False):
+        data.prepare_data_per_node = per_node
+        first.prepare_data()
+        assert data.calls == ["prepare_data"]
 
 
-def test_a_trial_accepts_loaders_instead_of_a_data_module():
-    class PlainModel(BoringModel):
-        count = 0
+class Pairs(BoringModel):
+    """Trains with batches of two loaders, of which it uses the first."""
 
-        def training_step(self, batch, batch_idx):
-            self.count += 1
-            assert set(batch) == {"a", "b"} and len(batch["a"]) == 3
-            return super().training_step(batch["a"], batch_idx)
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
 
-    model, loaders = PlainModel(), {name: DataLoader(torch.randn(40, 32), batch_size=3) for name in ("a", "b")}
-    trial = start(model, loaders)
-    trial.prepare_data()
-    assert trial.load_batch()["workers"] == 0
-    trial.train()
-    assert model.count == 12  # three epochs of 40 / (4 * 3)
+    def training_step(self, batch, batch_idx):
+        first, second = batch.values() if isinstance(batch, dict) else batch
+        assert len(first) == len(second)
+        self.sizes.append(len(first))
+        return super().training_step(first, batch_idx)
 
 
-def test_a_trial_reads_the_loaders_of_a_model():
-    model = BoringModel()
-    trial = start(model, None)
-    trial.prepare_data()
-    assert trial.load_batch()["workers"] == 0
-    assert trial.train()["seconds"] > 0
+def loaders(size):
+    return [DataLoader(torch.randn(40, 32), batch_size=size) for _ in range(2)]
 
 
-def test_loader_processes_are_counted():
-    trial = start(Model(), Data(workers=2))
-    loaded = trial.load_batch()
+@pytest.mark.parametrize("data", [dict(zip("ab", loaders(3), strict=True)), CombinedLoader(loaders(3), "min_size")])
+def test_a_trial_accepts_loaders_instead_of_a_data_module(data):
+    model = Pairs()
+    trial, loaded = start(model, data)
+    assert loaded["workers"] == 0 and trial.train()["seconds"] > 0
+    assert model.sizes == [3] * 12  # three epochs of 40 / (4 * 3)
+
+
+def test_a_trial_reads_the_loaders_of_a_model_and_counts_loader_processes():
+    trial, loaded = start(BoringModel(), None)
+    assert loaded["workers"] == 0 and trial.train()["seconds"] > 0
+    _, loaded = start(Model(), Data(workers=2))
     assert loaded["workers"] == 2 and loaded["prefetched_bytes"] == 2 * 2 * 2 * 32 * 4
 
 
-def test_an_error_of_the_model_is_raised():
+@pytest.mark.parametrize("error", [ValueError("wrong shape"), KeyboardInterrupt()])
+def test_an_error_of_the_model_or_an_interrupt_is_raised_and_can_be_repeated(error):
     class Broken(Model):
         def training_step(self, batch, batch_idx):
-            raise ValueError("wrong shape")
+            raise error
 
-    trial = start(Broken(), Data())
-    trial.load_batch()
-    with pytest.raises(ValueError, match="wrong shape"):
+    handler = signal.getsignal(signal.SIGINT)
+    trial, _ = start(Broken(), Data())
+    with pytest.raises(type(error), match=str(error)):
         trial.train()
+    assert signal.getsignal(signal.SIGINT) == handler
 
 
 class OneCycle(Model):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        return [optimizer], [
-            torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, epochs=self.trainer.max_epochs, steps_per_epoch=10)
-        ]
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, 0.1, epochs=self.trainer.max_epochs, steps_per_epoch=10
+        )
+        return [optimizer], [schedule]
 
 
 class Plateau(Model):
@@ -144,14 +152,9 @@ class NeedsValidation(Model):
         raise KeyError(self.trainer.callback_metrics["val/loss"])
 
 
-class WritesToTensorBoard(Model):
+class WritesToItsLogger(Model):
     def training_step(self, batch, batch_idx):
         self.logger.experiment.add_scalar("x", 1.0, batch_idx)
-        return super().training_step(batch, batch_idx)
-
-
-class WritesToItsFolder(Model):
-    def training_step(self, batch, batch_idx):
         assert Path(self.trainer.log_dir).is_dir() and Path(self.logger.log_dir).is_dir()
         return super().training_step(batch, batch_idx)
 
@@ -168,23 +171,31 @@ class Gathers(Model):
         return super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize(
-    "model", [OneCycle, Plateau, NeedsValidation, WritesToTensorBoard, WritesToItsFolder, SavesCheckpoints, Gathers]
-)
+SIGTERM_HANDLER = signal.getsignal(signal.SIGTERM)
+
+
+class SeesTheHandlerOfSigterm(Model):
+    def training_step(self, batch, batch_idx):
+        assert signal.getsignal(signal.SIGTERM) == SIGTERM_HANDLER
+        return super().training_step(batch, batch_idx)
+
+
+MODELS = OneCycle, Plateau, NeedsValidation, WritesToItsLogger, SavesCheckpoints, Gathers, SeesTheHandlerOfSigterm
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_a_model_that_trains_in_a_run_is_tried_without_error(model):
-    trial = start(model(), Data())
-    trial.prepare_data()
-    trial.load_batch()
+    trial, _ = start(model(), Data())
     assert trial.train()["seconds"] > 0
 
 
-def test_fast_steps_are_tried_for_a_second():
+def test_fast_steps_are_tried_for_a_second(monkeypatch):
+    clock = SimpleNamespace(perf_counter=count(0, 1 / 64).__next__)  # each step takes 1/64 s
+    monkeypatch.setattr(trial_module, "time", clock)
     model = Model()
-    trial = start(model, Data(), batch_size=2)
-    trial.trainer.fit_loop.max_epochs = 1_000
-    trial.load_batch()
+    trial, _ = start(model, Data(), max_epochs=1_000, batch_size=2)
     trial.train()
-    assert len(model.sizes) > STEPS and sum(trial._timer.seconds) >= SECONDS
+    assert len(model.sizes) == 64 > STEPS and sum(trial._timer.seconds) == SECONDS
 
 
 def test_a_data_set_without_a_length_is_tried_for_thirty_steps():
@@ -192,9 +203,7 @@ def test_a_data_set_without_a_length_is_tried_for_thirty_steps():
         def __iter__(self):
             return iter(torch.randn(40, 32))
 
-    model = BoringModel()
-    trial = start(model, DataLoader(Stream(), batch_size=2))
-    trial.load_batch()
+    trial, _ = start(BoringModel(), DataLoader(Stream(), batch_size=2))
     trial.train()
     assert len(trial._timer.seconds) == STEPS
 
@@ -209,21 +218,8 @@ def test_a_trial_has_no_more_steps_than_its_run():
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     model = EndsWithTheRun()
-    trial = start(model, Data(), batch_size=2)
-    trial.load_batch()
+    trial, _ = start(model, Data(), batch_size=2)
     assert trial.train()["seconds"] > 0 and len(model.sizes) == 15
-
-
-def test_a_combined_loader_is_tried():
-    class Paired(BoringModel):
-        def training_step(self, batch, batch_idx):
-            assert len(batch) == 2
-            return super().training_step(batch[0], batch_idx)
-
-    loaders = CombinedLoader([DataLoader(torch.randn(40, 32), batch_size=2) for _ in range(2)], "min_size")
-    trial = start(Paired(), loaders)
-    trial.load_batch()
-    assert trial.train()["seconds"] > 0
 
 
 def test_each_step_gets_its_own_copy_of_the_batch():
@@ -234,8 +230,7 @@ def test_each_step_gets_its_own_copy_of_the_batch():
 
 
 def test_a_rank_without_samples_has_no_time():
-    trial = start(Model(), Data(), global_batch_size=1)
-    trial.load_batch()
+    trial, _ = start(Model(), Data(), global_batch_size=1)
     assert trial.train() == {"seconds": None, "peak_bytes": 0}
 
 
@@ -248,31 +243,5 @@ def test_random_splits_are_equal_on_all_ranks():
     fingerprints = []
     for _ in range(2):
         torch.seed()
-        fingerprints.append(start(BoringModel(), Split()).load_batch()["data"])
+        fingerprints.append(start(BoringModel(), Split())[1]["data"])
     assert fingerprints[0] == fingerprints[1]
-
-
-def test_an_interrupt_is_raised_and_can_be_repeated():
-    class Interrupted(Model):
-        def training_step(self, batch, batch_idx):
-            raise KeyboardInterrupt
-
-    handler = signal.getsignal(signal.SIGINT)
-    trial = start(Interrupted(), Data())
-    trial.load_batch()
-    with pytest.raises(KeyboardInterrupt):
-        trial.train()
-    assert signal.getsignal(signal.SIGINT) == handler
-
-
-def test_sigterm_does_not_end_a_trial():
-    handlers = signal.getsignal(signal.SIGTERM)
-
-    class Observes(Model):
-        def training_step(self, batch, batch_idx):
-            assert signal.getsignal(signal.SIGTERM) == handlers
-            return super().training_step(batch, batch_idx)
-
-    trial = start(Observes(), Data())
-    trial.load_batch()
-    assert trial.train()["seconds"] > 0

@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 import torch
+from checkpoint_files import save
 
 from rankzero.messages import CannotStart
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
@@ -17,6 +18,14 @@ def valid_checkpoint(tmp_path):
     content = {"epoch": 1, "global_step": 20, "state_dict": {"w": torch.arange(64.0)}, "rankzero": {"run": "x"}}
     write_directory(content, tmp_path / "step-00000020")
     return tmp_path / "step-00000020"
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A folder with the checkpoints of steps 10 and 20."""
+    for step in (10, 20):
+        save(tmp_path, step)
+    return tmp_path
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 import io
 import json
 import logging
+import os
 import pickle
 import re
 import socket
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,9 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 
-from rankzero.distributed import network
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.rendezvous.client import rendezvous
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.messages import CannotStart, LeftEarlyError, RequestError, Stopped
@@ -36,7 +34,7 @@ from rankzero.runs.resume import RunOptions
 from rankzero.runs.summary import TrainingCounts
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.strategies import OneProcess
-from running import fit_in_process, reserved_port
+from running import TOY, fit_in_process
 
 CONFIG = {"model": {"class_path": "Net"}}
 QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
@@ -93,10 +91,19 @@ def is_free():
     return not list(Path("runs").glob(".x.lock*"))
 
 
+def stop(run_attempt, work=lambda: None):
+    """Runs an attempt that a signal stops."""
+    with pytest.raises(Stopped), run_attempt:
+        work()
+        raise Stopped("SIGTERM")
+
+
 def test_a_finished_attempt_leaves_summary_log_and_no_lock(attempt, capsys):
     with attempt() as run_attempt:
         assert Path("runs/.x.lock").exists() and run_attempt.checkpoint is None
         logging.getLogger("rankzero").info("in between")
+        with pytest.raises(RequestError, match="has been training run x since"):
+            attempt()
     assert read("summary.json")["status"] == "finished" and len(read("run.json")["attempts"]) == 1
     assert "INFO attempt 1: local (" in log() and "INFO in between" in log() and "Traceback" not in log()
     origin = rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d{{3}} rank 0 on {re.escape(socket.gethostname())} INFO "
@@ -122,17 +129,15 @@ def test_an_attempt_restores_the_users_logging_settings_at_its_end(attempt, monk
 
 def test_attempts_share_one_log_and_write_each_message_once(attempt):
     for number in (1, 2):
-        with pytest.raises(Stopped), attempt():
-            logging.getLogger("rankzero").info(f"message {number}")
-            raise Stopped("SIGTERM")
+        stop(attempt(), lambda number=number: logging.getLogger("rankzero").info(f"message {number}"))
     assert [log().count(text) for text in ("attempt 1: ", "message 1", "attempt 2: ", "message 2")] == [1, 1, 1, 1]
     assert read("summary.json")["attempts"] == 2
 
 
-@pytest.mark.parametrize("reported", [False, True])
-def test_a_failure_is_logged_once(attempt, reported):
+@pytest.mark.parametrize(("reported", "has_trained"), [(False, True), (True, True), (False, False)])
+def test_a_failure_is_logged_once_and_keeps_the_attempt(attempt, reported, has_trained):
     """`ReportFailure` has already logged the error stored in the outcome."""
-    with pytest.raises(RuntimeError, match="no such layer"), attempt() as run_attempt:
+    with pytest.raises(RuntimeError, match="no such layer"), attempt(has_trained=has_trained) as run_attempt:
         error = RuntimeError("no such layer")
         run_attempt.outcome.error = error if reported else None
         raise error
@@ -146,10 +151,7 @@ def test_a_failure_is_logged_once(attempt, reported):
 def test_the_summary_of_a_stopped_attempt_states_if_another_attempt_follows(
     attempt, settings, saved, another_attempt, capsys
 ):
-    with pytest.raises(Stopped), attempt(**settings):
-        if saved:
-            save()
-        raise Stopped("SIGTERM")
+    stop(attempt(**settings), lambda: saved and save())
     summary = read("summary.json")
     assert (summary["status"], summary["another_attempt"]) == ("stopped", another_attempt)
     assert "0: SIGTERM" in log() and "Traceback" not in log()
@@ -163,12 +165,6 @@ def test_an_explained_error_undoes_the_attempt_only_before_the_first_batch(attem
         raise kind("no such strategy")
     assert Path("runs").exists() == has_trained and ("run x: failed" in capsys.readouterr().out) == has_trained
     assert not has_trained or read("summary.json")["status"] == "failed"
-
-
-def test_an_unexplained_error_before_the_first_batch_keeps_the_attempt(attempt):
-    with pytest.raises(ZeroDivisionError), attempt(has_trained=False):
-        raise ZeroDivisionError
-    assert read("summary.json")["status"] == "failed" and "ZeroDivisionError" in log()
 
 
 def test_an_impossible_attempt_leaves_earlier_attempts_unchanged(attempt):
@@ -198,37 +194,20 @@ def test_a_summary_that_cannot_be_written_is_reported(attempt, capsys):
     assert is_free()
 
 
-def test_a_run_is_locked_until_its_attempt_ends(attempt):
-    with attempt():
-        with pytest.raises(RequestError, match="has been training run x since"):
-            attempt()
-        assert len(read("run.json")["attempts"]) == 1
-    with attempt():
-        pass
-
-
-def test_a_resumed_attempt_begins_after_its_checkpoint(attempt, capsys):
+def test_a_resumed_attempt_begins_after_its_checkpoint_and_reports_another_batch_size(attempt, capsys):
     save(5)
-    with attempt(plan := SamplingPlan()) as run_attempt:
+    with attempt(plan := SamplingPlan(batch_size=16)) as run_attempt:
         assert run_attempt.checkpoint.name == "step-00000005" and run_attempt.resume_plan.step == 5
     assert plan.start_positions[0].step == 5 and plan.kept_sizes == [8]
-    assert "resuming from step-00000005" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "resuming from step-00000005" in out and "rankzero: --batch_size 16 would be 16 samples a step" in out
 
 
 def test_a_refused_order_undoes_the_attempt_and_unlocks_the_run(attempt):
-    with pytest.raises(Stopped), attempt():
-        save(5)
-        raise Stopped("SIGTERM")
+    stop(attempt(), save)
     with pytest.raises(RequestError, match="--seed 1"), attempt(SamplingPlan(seed=1)):
         raise AssertionError("the attempt has begun")
     assert len(read("run.json")["attempts"]) == 1 and is_free()
-
-
-def test_another_batch_size_is_reported(attempt, capsys):
-    save(5)
-    with attempt(SamplingPlan(batch_size=16)):
-        pass
-    assert "rankzero: --batch_size 16 would be 16 samples a step" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3, -1])
@@ -248,18 +227,24 @@ def test_a_finished_run_trains_again_only_if_more_epochs_are_requested(attempt, 
     assert is_free()
 
 
+def raises(error):
+    """Returns a function that raises an error."""
+
+    def fit():
+        raise error
+
+    return fit
+
+
 @pytest.mark.parametrize("may_exit", [False, True])
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 def test_an_exit_of_the_users_code_is_an_error_unless_allowed(attempt, kind, may_exit):
-    def fit():
-        raise kind
-
     with pytest.raises(kind if may_exit else LeftEarlyError):
-        attempt().train(fit, may_exit)
+        attempt().train(raises(kind), may_exit)
     assert read("summary.json")["status"] == "failed" and is_free()
 
 
-def test_train_raises_the_first_error_of_this_rank(attempt):
+def test_train_raises_the_first_error_of_this_rank_and_a_stop_unchanged(attempt):
     run_attempt = attempt()
 
     def fit():
@@ -268,14 +253,8 @@ def test_train_raises_the_first_error_of_this_rank(attempt):
 
     with pytest.raises(LookupError, match="the first"):
         run_attempt.train(fit, may_exit=False)
-
-
-def test_train_raises_a_stop_unchanged(attempt):
-    def fit():
-        raise Stopped("SIGTERM")
-
     with pytest.raises(Stopped, match="SIGTERM"):
-        attempt().train(fit, may_exit=False)
+        attempt().train(raises(Stopped("SIGTERM")), may_exit=False)
     assert read("summary.json")["status"] == "stopped"
 
 
@@ -285,18 +264,22 @@ def test_a_finished_run_without_a_checkpoint_of_its_last_step_trains_again(attem
     Path("runs/x/summary.json").write_text(json.dumps({**read("summary.json"), "steps": 6}))
     with attempt() as run_attempt:
         assert not run_attempt.already_finished and run_attempt.run.attempt == 2
-    assert (
-        "run x is finished, but has no checkpoint of its last step; it resumes from the newest"
-        in capsys.readouterr().out
-    )
+    note = "run x is finished, but has no checkpoint of its last step; it resumes from the newest"
+    assert note in capsys.readouterr().out
 
 
 def save_slowly(run_attempt):
-    """Starts a background save that takes at least 50 ms."""
+    """Starts a background save that ends once something waits for it."""
     io, may_end = run_attempt.trainer.strategy.checkpoint_io, threading.Event()
-    io.on_committed = lambda path: may_end.wait(10) and path.rename(path.with_name("step-00000007"))
+    io.on_committed = lambda path: may_end.wait() and path.rename(path.with_name("step-00000007"))
     io.save_checkpoint({"w": torch.ones(2)}, Path("runs/x/checkpoints/step-00000006"))
-    threading.Timer(0.05, may_end.set).start()
+    wait = io.wait
+
+    def release_and_wait(*arguments):
+        may_end.set()
+        return wait(*arguments)
+
+    io.wait = release_and_wait
 
 
 def test_the_end_of_an_attempt_waits_for_a_background_save(attempt):
@@ -305,23 +288,18 @@ def test_the_end_of_an_attempt_waits_for_a_background_save(attempt):
     verify(Path("runs/x/checkpoints/step-00000007"))
 
 
-def test_an_attempt_aborted_by_another_rank_is_logged_saved_and_unlocked(attempt):
+def test_an_attempt_aborted_by_another_rank_is_logged_saved_reported_and_unlocked(attempt):
     """The control channel calls `on_abort` in a separate thread before it terminates the process."""
-    run_attempt = attempt()
-    with run_attempt:
+    save(5)
+    cause = "rank 1 on a failed: <IndexError>"
+    with attempt() as run_attempt:
         save_slowly(run_attempt)
-        thread = threading.Thread(target=run_attempt.control_channel.on_abort, args=("rank 1 on a failed",))
+        thread = threading.Thread(target=run_attempt.control_channel.on_abort, args=(cause,))
         thread.start()
         thread.join()
         verify(Path("runs/x/checkpoints/step-00000007"))
-        assert "ERROR rank 1 on a failed" in log() and read("summary.json")["status"] == "failed" and is_free()
-
-
-def test_an_aborted_attempt_writes_the_report_of_a_run_that_has_trained(attempt):
-    save(5)
-    with attempt() as run_attempt:
-        run_attempt.control_channel.on_abort("rank 1 on a failed: <IndexError>")
-        assert "rank 1 on a failed: &lt;IndexError&gt;</pre>" in Path("runs/x/report.html").read_text() and is_free()
+        assert f"ERROR {cause}" in log() and read("summary.json")["status"] == "failed" and is_free()
+        assert "rank 1 on a failed: &lt;IndexError&gt;</pre>" in Path("runs/x/report.html").read_text()
 
 
 def test_the_report_is_written_after_all_that_the_next_attempt_needs(attempt, monkeypatch, capsys):
@@ -335,10 +313,9 @@ def test_the_report_is_written_after_all_that_the_next_attempt_needs(attempt, mo
         reported.append(read("summary.json") == summary)
 
     monkeypatch.setattr(attempt_module, "write_report", write_report)
-    with pytest.raises(Stopped), attempt() as run_attempt:
-        save(5)
-        save_slowly(run_attempt)
-        raise Stopped("SIGTERM")
+    save(5)
+    run_attempt = attempt()
+    stop(run_attempt, lambda: save_slowly(run_attempt))
     assert reported == [True] and "run x: stopped" in capsys.readouterr().out
 
 
@@ -356,8 +333,7 @@ def test_the_next_attempt_may_begin_while_the_report_is_written(attempt, monkeyp
 
     monkeypatch.setattr(report_module, "render", render_slowly)
     save(5)
-    with pytest.raises(Stopped), attempt():
-        raise Stopped("SIGTERM")
+    stop(attempt())
     assert began == [1] and read("summary.json")["attempts"] == 2 and "could not be" not in capsys.readouterr().err
     assert Path("runs/x/report.html").read_text() == "of attempt 2"
 
@@ -392,58 +368,39 @@ def test_a_later_failure_does_not_change_the_summary_of_an_attempt_that_ended(at
 
 
 def test_other_ranks_follow_rank_zero_and_write_only_their_log(attempt, capsys):
+    def changes():
+        return {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*.*") if path != rank_log}
+
+    rank_log, plan = Path("runs/x/logs/rank-001.log"), SamplingPlan(rank=1)
     save(5)
-    with pytest.raises(Stopped), attempt():
-        raise Stopped("SIGTERM")
-    before, _ = {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*.*")}, capsys.readouterr()
-    plan = SamplingPlan(rank=1)
+    stop(attempt())
+    before, _ = changes(), capsys.readouterr()
     with attempt(plan, rank=1) as run_attempt:
-        assert (run_attempt.run.attempt, run_attempt.run.id) == (1, read("run.json")["id"]) and not Path(
-            "runs/.x.lock"
-        ).exists()
+        assert (run_attempt.run.attempt, run_attempt.run.id) == (1, read("run.json")["id"])
+        assert not Path("runs/.x.lock").exists()
         assert run_attempt.checkpoint.name == "step-00000005" and plan.start_positions[0].step == 5
-    rank_log = Path("runs/x/logs/rank-001.log")
-    assert "attempt 1: local" in rank_log.read_text() and capsys.readouterr().out == ""
-    assert {path: path.stat().st_mtime_ns for path in Path("runs").rglob("*.*") if path != rank_log} == before
+    assert "attempt 1: local" in rank_log.read_text() and capsys.readouterr().out == "" and changes() == before
 
 
-@contextmanager
-def coordinators(world):
-    """Yields the coordinators of a run's ranks, which are threads here, and the thread pool."""
-    with reserved_port() as port, ThreadPoolExecutor(world) as pool:
-        launch = Launch(
-            launcher="env", world_size=world, local_world_size=world, port=port, world_id="k", externally_created=True
-        )
-
-        def make(rank):
-            return Coordinator(rendezvous(launch._replace(rank=rank, local_rank=rank), 10), RequestedWorld())
-
-        members = list(pool.map(make, range(world)))
-        yield members, pool
-        list(pool.map(lambda member: member.control_channel.close(), members))
+def agree(coordinator, folder):
+    os.chdir(folder)
+    root = "runs" if coordinator.launch.rank == 0 else "elsewhere"
+    runs = [agree_on_run(root, name, "MLP-Toy", coordinator) for name in (None, "x")]
+    return [(str(run.path), run.title) for run in runs]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_all_ranks_agree_on_the_directory_that_rank_zero_chooses(cwd, monkeypatch, world):
-    monkeypatch.setattr(network, "use_interface", lambda requested, detected: detected)
+@pytest.mark.parametrize("world", [1, 3])
+def test_all_ranks_agree_on_the_directory_that_rank_zero_chooses(cwd, on_ranks, world):
     (cwd / "runs/MLP-Toy-1").mkdir(parents=True)
-    with coordinators(world) as (members, pool):
-        for name, expected in ((None, ("runs/MLP-Toy-2", "MLP-Toy")), ("x", ("runs/x", None))):
-
-            def agree(member, name=name):
-                return agree_on_run("runs" if member.launch.rank == 0 else "elsewhere", name, "MLP-Toy", member)
-
-            runs = list(pool.map(agree, members))
-            assert [(str(run.path), run.title) for run in runs] == [expected] * world
+    assert on_ranks(agree, world, cwd) == [[("runs/MLP-Toy-2", "MLP-Toy"), ("runs/x", None)]] * world
     assert [path.name for path in (cwd / "runs").iterdir()] == ["MLP-Toy-1"]
 
 
-def test_the_summary_is_written_even_if_the_disk_of_the_log_is_full(cwd):
-    toy = ("--model", "MLP", "--data", "Toy", "--data.count", "64", "--name", "x")
-    assert fit_in_process(*toy, "--epochs", "1") == 0
-    log = cwd / "runs/x/logs/rank-000.log"
+def test_the_summary_is_written_even_if_the_disk_of_the_log_is_full(finished):
+    run = finished()
+    log = run / "logs/rank-000.log"
     log.unlink()
     log.symlink_to("/dev/full")
-    assert fit_in_process(*toy, "--epochs", "2") == 0
-    summary = json.loads((cwd / "runs/x/summary.json").read_text())
+    assert fit_in_process(*TOY, "--name", "x", "--epochs", "2") == 0
+    summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["epochs"]) == ("finished", 2)

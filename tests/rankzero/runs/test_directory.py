@@ -7,13 +7,22 @@ from rankzero.messages import RequestError, TakenOverError
 from rankzero.runs.directory import RunDirectory, choose_run
 
 
-def test_unnamed_runs_are_numbered(tmp_path):
-    names = []
-    for _ in range(3):
-        run = choose_run(str(tmp_path), None, "MLP-Toy", None)
-        run.begin_attempt("a: 1")
-        names.append(run.name)
-    assert names == ["MLP-Toy-1", "MLP-Toy-2", "MLP-Toy-3"]
+def begin(root, name="x", text="a: 1", job=None):
+    """Begins an attempt at a run and returns its directory."""
+    run = choose_run(str(root), name, "MLP-Toy", job)
+    run.begin_attempt(text)
+    return run
+
+
+def contents(folder):
+    return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
+
+
+def test_unnamed_runs_are_numbered_and_a_job_finds_its_own_run_again(tmp_path):
+    assert [begin(tmp_path, None).name for _ in range(3)] == ["MLP-Toy-1", "MLP-Toy-2", "MLP-Toy-3"]
+    first = begin(tmp_path, None, job="4711")
+    second = choose_run(str(tmp_path), None, "MLP-Toy", "4711")
+    assert second.path == first.path == tmp_path / "MLP-Toy-4711" and second.exists
 
 
 def test_concurrent_starts_never_share_a_number(tmp_path):
@@ -27,44 +36,22 @@ def test_concurrent_starts_never_share_a_number(tmp_path):
     assert all(len(run.read("run.json")["attempts"]) == 1 for run in runs)
 
 
-def test_a_job_finds_its_own_run_again(tmp_path):
-    first = choose_run(str(tmp_path), None, "MLP-Toy", "4711")
-    first.begin_attempt("a: 1")
-    second = choose_run(str(tmp_path), None, "MLP-Toy", "4711")
-    assert second.path == first.path == tmp_path / "MLP-Toy-4711" and second.exists
-
-
-def test_every_attempt_keeps_its_configuration(tmp_path):
-    for text in ("a: 1", "a: 2"):
-        run = choose_run(str(tmp_path), "x", "MLP-Toy", None)
-        run.begin_attempt(text)
+def test_every_attempt_keeps_its_configuration_and_removes_partial_files_of_a_killed_attempt(tmp_path):
+    (begin(tmp_path).path / ".summary.json.17.saving").write_text("half")
+    run = begin(tmp_path, text="a: 2")
     assert (run.path / "config.yaml").read_text() == "a: 2"
     assert (run.path / "attempts/0001/config.yaml").read_text() == "a: 1"
     assert [attempt["number"] for attempt in run.read("run.json")["attempts"]] == [1, 2]
+    assert not list(run.path.glob(".*"))
 
 
-def test_partial_files_of_a_killed_attempt_are_removed(tmp_path):
-    run = choose_run(str(tmp_path), "x", "MLP-Toy", None)
-    run.begin_attempt("a: 1")
-    (run.path / ".summary.json.17.saving").write_text("half")
-    choose_run(str(tmp_path), "x", "MLP-Toy", None).begin_attempt("a: 1")
-    assert not [path for path in run.path.iterdir() if path.name.startswith(".")]
-
-
-def test_discarding_the_first_attempt_removes_the_run_and_its_root(tmp_path):
-    run = choose_run(str(tmp_path / "runs"), None, "MLP-Toy", None)
-    run.begin_attempt("a: 1")
-    run.discard_attempt()
+def test_discarding_an_attempt_leaves_earlier_attempts_unchanged_or_removes_the_run_and_its_root(tmp_path):
+    begin(tmp_path / "runs", None).discard_attempt()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_discarding_an_attempt_leaves_earlier_attempts_unchanged(tmp_path):
-    choose_run(str(tmp_path), "x", "MLP-Toy", None).begin_attempt("a: 1")
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    run = choose_run(str(tmp_path), "x", "MLP-Toy", None)
-    run.begin_attempt("a: 2")
-    run.discard_attempt()
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    begin(tmp_path)
+    before = contents(tmp_path)
+    begin(tmp_path, text="a: 2").discard_attempt()
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
@@ -83,9 +70,7 @@ def test_an_attempt_is_no_longer_the_owner_once_a_newer_attempt_has_begun(tmp_pa
 
 def test_earlier_runs_are_archived_under_different_names(tmp_path):
     for _ in range(2):
-        run = RunDirectory(tmp_path / "x")
-        run.begin_attempt("a: 1")
-        run.archive()
+        begin(tmp_path).archive()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.before-1", "x.before-2"]
 
 
@@ -118,23 +103,22 @@ def test_a_root_without_write_permission_is_refused(tmp_path, mode):
 
 @pytest.mark.parametrize("end", ["begun", "cannot begin"])
 def test_archived_files_are_restored_if_an_attempt_is_discarded_or_cannot_begin(tmp_path, end, monkeypatch):
-    RunDirectory(tmp_path / "x").begin_attempt("a: 1")
+    def refuse(descriptor):
+        raise OSError("full")
+
+    begin(tmp_path)
     for name in ("step-00000001", "step-00000002"):
         (tmp_path / "x/checkpoints" / name).mkdir(parents=True)
     before = sorted(tmp_path.rglob("*"))
     for archive in (lambda run: run.archive(), lambda run: run.archive_checkpoints(list(run.checkpoints.iterdir()))):
         run = RunDirectory(tmp_path / "x")
-        archived = archive(run)
-        assert archived.exists() and sorted(tmp_path.rglob("*")) != before
+        assert archive(run).exists() and sorted(tmp_path.rglob("*")) != before
         if end == "begun":
             run.begin_attempt("a: 2")
             run.discard_attempt()
         else:
             with monkeypatch.context() as patch, pytest.raises(RequestError):
-                patch.setattr(
-                    "rankzero.runs.checkpoints.atomic_files.os.fsync",
-                    lambda descriptor: (_ for _ in ()).throw(OSError("full")),
-                )
+                patch.setattr("rankzero.runs.checkpoints.atomic_files.os.fsync", refuse)
                 run.begin_attempt("a: 2")
         assert sorted(tmp_path.rglob("*")) == before
 

@@ -29,16 +29,10 @@ def request(run="x", objection=""):
     return request_next_attempt(RunDirectory(Path(run)), Launch(), objection)
 
 
-def test_the_scheduler_is_asked_to_requeue_the_run(requeued_runs):
-    assert request() == "requeued" and requeued_runs == ["x"]
-
-
-def test_a_refusal_by_the_scheduler_is_reported(requeued_runs):
-    assert request("refused") == "not requeued\n  asked  a requeue"
-
-
-def test_no_requeue_is_requested_if_another_attempt_would_not_help(requeued_runs):
+def test_the_scheduler_is_asked_to_requeue_the_run_unless_another_attempt_would_not_help(requeued_runs):
     assert request(objection="of this") == "not requeued: of this" and not requeued_runs
+    assert request() == "requeued" and requeued_runs == ["x"]
+    assert request("refused") == "not requeued\n  asked  a requeue"
 
 
 def test_without_a_scheduler_no_message_mentions_requeueing():
@@ -53,13 +47,12 @@ def objection(attempt=1, reason="SIGTERM", max_attempts=100, has_trained=True, s
     )
 
 
-def test_another_attempt_helps_after_a_signal_or_at_the_time_limit(cwd):
-    assert objection() == objection(has_trained=False) == objection(reason=TIME_LIMIT_REACHED) == ""
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
+        ({}, ""),
+        ({"has_trained": False}, ""),
+        ({"reason": TIME_LIMIT_REACHED}, ""),
         ({"attempt": 3, "max_attempts": 3}, "this was attempt 3, and --max_attempts is 3"),
         ({"reason": TIME_LIMIT_REACHED, "has_trained": False}, "the time limit is too short for a single step"),
         ({"saved": False}, "there is no checkpoint, so the next attempt would restart from the beginning"),

@@ -1,42 +1,33 @@
 import datetime
 import json
-import shutil
 
 import pytest
+import torch
 import yaml
 
 from rankzero.messages import CannotStart
+from rankzero.runs.checkpoints.manifest import read_manifest
 from rankzero.runs.stored_config import as_json, changes, dump_config, read_config, without_objects
-from running import evaluate_in_process, fit_in_process
+from running import TOY, evaluate_in_process, fit_in_process
 
 PARTIAL = """
 import functools
 
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
-from torch.utils.data import DataLoader
+from lightning.pytorch.demos.boring_classes import BoringModel
 
 
-class Net(LightningModule):
+class Net(BoringModel):
     def __init__(self, optimizer: OptimizerCallable = functools.partial(torch.optim.SGD, lr=0.25), act=torch.nn.ReLU()):
         super().__init__()
         self.save_hyperparameters()
-        self.layer = torch.nn.Linear(2, 1)
 
     def training_step(self, batch, batch_idx):
         return self.hparams.act(self.layer(batch)).mean()
 
-    def validation_step(self, batch, batch_idx):
-        self.log("val", self.layer(batch).mean())
-
     def configure_optimizers(self):
         return self.hparams.optimizer(self.parameters())
-
-    def train_dataloader(self):
-        return DataLoader(torch.rand(8, 2), batch_size=4)
-
-    val_dataloader = train_dataloader
 """
 
 
@@ -56,20 +47,18 @@ def nested(depth):
     return {"a": nested(depth - 1)} if depth else {}
 
 
-def test_default_values_that_are_objects_are_omitted_from_the_configuration(cwd, monkeypatch):
+def test_default_values_that_are_objects_are_omitted_from_configuration_and_checkpoint(cwd, monkeypatch):
     (cwd / "partial_default.py").write_text(PARTIAL)
     monkeypatch.syspath_prepend(cwd)
     assert fit_in_process("--model", "partial_default.Net", "--name", "x", "--epochs", "1") == 0
     stored = yaml.safe_load((cwd / "runs/x/config.yaml").read_text())
     assert "Unable to serialize" not in str(stored) and "optimizer" not in stored["model"].get("init_args", {})
+    (checkpoint,) = (cwd / "runs/x/checkpoints").iterdir()
+    state = torch.load(checkpoint / "state.pt", weights_only=True)
+    assert set(state["hyper_parameters_as_text"]) == {"act", "optimizer"} and read_manifest(checkpoint)["needs"] == []
     assert evaluate_in_process("--name", "x") == 0
     assert fit_in_process("--model", "partial_default.Net", "--name", "x", "--epochs", "2") == 0
     assert fit_in_process("--config", "runs/x/config.yaml", "--name", "again") == 0
-
-
-def test_without_objects_keeps_all_other_values():
-    config = {"a": {"b": "Unable to serialize instance <x>", "c": [1, "text"]}, "d": None}
-    assert without_objects(config) == {"a": {"c": [1, "text"]}, "d": None}
 
 
 @pytest.mark.parametrize(
@@ -84,11 +73,8 @@ def test_without_objects_keeps_all_other_values():
 )
 def test_yaml_values_are_converted_for_json(value, stored):
     assert as_json(value) == stored == json.loads(json.dumps(stored, allow_nan=False))
-
-
-def test_a_configuration_stored_as_yaml_by_an_earlier_version_is_read():
-    config = {"model": {"class_path": "mine.Net", "init_args": {"lr": 0.1}}, "trainer": {"max_time": None}}
-    assert read_config(dump_config(config)) == read_config(config) == config
+    config = {"a": {"b": "Unable to serialize instance <x>", "c": stored}, "d": None}
+    assert without_objects(config) == {"a": {"c": stored}, "d": None}
 
 
 @pytest.mark.parametrize(
@@ -100,21 +86,16 @@ def test_invalid_content_is_read_as_an_empty_configuration(stored):
     assert read_config(stored) == {}
 
 
-def test_changes_name_flags_and_both_values():
-    stored = {"model": {"class_path": "a.Net", "init_args": {"lr": 0.1, "depth": 3}}, "epochs": 2}
+def test_changes_name_flags_and_both_values_except_of_secrets():
+    stored = {"model": {"class_path": "a.Net", "init_args": {"lr": 0.1, "depth": 3}}, "logger": {"api_key": "abc"}}
     current = {
         "model": {"class_path": "a.Net", "init_args": {"lr": 0.2, "depth": 3}},
-        "epochs": 2,
+        "logger": {"api_key": "def"},
         "limit": float("inf"),
     }
-    assert changes(stored, current) == ["changed since the checkpoint: --model.lr 0.1 -> 0.2, --limit None -> .inf"]
-    assert changes(as_json(current), current) == []
-
-
-def test_changes_of_secrets_are_named_without_their_values():
-    stored, current = {"logger": {"api_key": "abc", "dir": "a"}}, {"logger": {"api_key": "def", "dir": "b"}}
-    expected = "changed since the checkpoint: --logger.api_key ... -> ..., --logger.dir a -> b"
+    expected = "changed since the checkpoint: --model.lr 0.1 -> 0.2, --logger.api_key ... -> ..., --limit None -> .inf"
     assert changes(stored, current) == [expected]
+    assert changes(as_json(current), current) == []
 
 
 def test_evaluation_reads_the_configuration_that_a_manifest_stores_as_an_object(cwd, monkeypatch):
@@ -127,21 +108,10 @@ def test_evaluation_reads_the_configuration_that_a_manifest_stores_as_an_object(
     assert evaluate_in_process("--name", "x") == 0  # the model asserts that it gets these arguments
 
 
-TOY = ("--model", "MLP", "--data", "Toy")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    root = tmp_path_factory.mktemp("stored") / "runs"
-    fit_in_process(*TOY, "--epochs", "1", "--root", str(root), "--run", "x")
-    return root
-
-
 @pytest.fixture
-def run(trained, cwd):
-    """Copies a finished run for the test; returns the run's checkpoint."""
-    shutil.copytree(trained, cwd / "runs")
-    return cwd / "runs/x/checkpoints/step-00000064"
+def run(finished):
+    """The checkpoint of a finished run."""
+    return finished() / "checkpoints/step-00000064"
 
 
 CONFIGS = [
@@ -153,6 +123,11 @@ CONFIGS = [
     + "model: {class_path: *a29}\ndata: {class_path: *a29}",
     *({}, [1], {"model": [1]}, {"model": {"class_path": 3}}, {"model": {"class_path": "os.mkdir"}}, nested(150)),
 ]
+
+
+def test_a_configuration_stored_as_yaml_by_an_earlier_version_is_read():
+    config = {"model": {"class_path": "mine.Net", "init_args": {"lr": 0.1}}, "trainer": {"max_time": None}}
+    assert read_config(dump_config(config)) == read_config(config) == config
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config)[:40])

@@ -1,6 +1,7 @@
 import json
 import math
 import traceback
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -77,21 +78,18 @@ def test_the_summary_of_a_run_has_all_fields(trainer, run):
 
 
 def test_a_summary_survives_a_round_trip_through_strict_json(trainer, run):
-    summary = summary_of(trainer, run, status="stopped", another_attempt=True)
+    summary = summary_of(trainer, run, status="stopped", another_attempt=True, metrics={"a": 1.0})
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
-    assert (summary["status"], summary["another_attempt"]) == ("stopped", True)
-
-
-@pytest.mark.parametrize(("size", "backend"), [(1, None), (2, "gloo"), (3, "gloo")])
-def test_the_backend_is_recorded_only_for_several_processes(trainer, run, size, backend):
-    summary = summary_of(trainer, run, WorldInfo("cpu", size=size, devices=size, backend="gloo"))
-    assert (summary["world_size"], summary["devices"], summary["backend"]) == (size, size, backend)
-
-
-def test_non_finite_metrics_are_null_and_names_are_sorted(trainer):
+    assert (summary["status"], summary["another_attempt"], summary["metrics"]) == ("stopped", True, {"a": 1.0})
     metrics = metrics_of(trainer)
     assert metrics == SHOWN and list(metrics) == sorted(SHOWN)
     assert all(value is None or type(value) is float for value in metrics.values())
+
+
+@pytest.mark.parametrize(("size", "backend"), [(1, None), (2, "gloo")])
+def test_the_backend_is_recorded_only_for_several_processes(trainer, run, size, backend):
+    summary = summary_of(trainer, run, WorldInfo("cpu", size=size, devices=size, backend="gloo"))
+    assert (summary["world_size"], summary["devices"], summary["backend"]) == (size, size, backend)
 
 
 class Counting(MeanMetric):
@@ -134,20 +132,6 @@ def test_metrics_on_an_accelerator_are_not_waited_for(trainer, monkeypatch):
     assert computed_metrics_of(trainer) == {"here": 1.5, "number": 2.0}
 
 
-def test_given_metrics_replace_those_of_the_trainer(trainer, run):
-    assert summary_of(trainer, run, metrics={"a": 1.0})["metrics"] == {"a": 1.0}
-
-
-class Channel:
-    """Control channel that knows why the run has failed, or that knows nothing."""
-
-    def __init__(self, cause=None):
-        self.cause = cause
-
-    def failure_cause(self, seconds):
-        return self.cause
-
-
 @pytest.mark.parametrize(
     ("error", "cause", "expected"),
     [
@@ -159,17 +143,19 @@ class Channel:
     ],
 )
 def test_the_reason_is_the_one_that_was_printed(error, cause, expected):
-    assert reason_of(error, Channel(cause)) == expected
+    channel = SimpleNamespace(failure_cause=lambda seconds: cause)
+    assert reason_of(error, channel) == expected
 
 
 def test_the_reason_of_an_unexpected_error_is_its_traceback_and_what_the_rank_was_doing():
+    channel = SimpleNamespace(failure_cause=lambda seconds: None)
     try:
         raise IndexError("no such layer")
     except IndexError as error:
         mark_place(error, "forward at step 7")
-        reason = reason_of(error, Channel())
+        reason = reason_of(error, channel)
     assert reason.startswith("Traceback") and reason.endswith("IndexError: no such layer\nin forward at step 7")
-    assert "AnotherRankFailed: lost" in reason_of(AnotherRankFailed("lost"), Channel())
+    assert "AnotherRankFailed: lost" in reason_of(AnotherRankFailed("lost"), channel)
 
 
 @pytest.mark.parametrize("end", ["", "; the main thread was at\n", "\n"])
@@ -185,19 +171,13 @@ def save(run, step, loss):
     return path
 
 
-def test_checkpoints_are_named_by_their_path_within_the_run(trainer, run):
+def test_checkpoints_are_named_by_their_path_within_the_run_and_incomplete_ones_are_not_reported(trainer, run):
     for step, loss in ((5, 2.0), (10, 1.0), (15, 3.0)):
-        save(run, step, loss)
+        path = save(run, step, loss)
     summary = summary_of(trainer, run, keep_best="min:val/loss")
     assert summary["checkpoint"] == "checkpoints/step-00000015" and summary["best"] == "checkpoints/step-00000010"
-    summary = summary_of(trainer, run, keep_best="max:val/loss")
-    assert summary["best"] == "checkpoints/step-00000015"
+    assert summary_of(trainer, run, keep_best="max:val/loss")["best"] == "checkpoints/step-00000015"
     assert summary_of(trainer, run)["best"] is None and summary_of(trainer, run, keep_best="min:other")["best"] is None
-
-
-def test_an_incomplete_checkpoint_is_not_reported_as_the_newest(trainer, run):
-    for step in (5, 10, 15):
-        path = save(run, step, 1.0)
     (path / MANIFEST).unlink()
     (run.checkpoints / ".step-00000020.saving").mkdir()
     assert summary_of(trainer, run)["checkpoint"] == "checkpoints/step-00000010"

@@ -28,18 +28,12 @@ def test_sums_wrap_modulo_2_to_the_64():
     assert Digest.of_all(count).sums[3] == (count * (count - 1) // 2) ** 2 % 2**64
 
 
-@given(st.integers(4, 500), st.data())
-def test_replacing_a_sample_by_another_changes_the_digest(count, data):
+@given(st.integers(8, 500), st.data())
+def test_replacing_a_sample_or_two_samples_with_the_same_sum_changes_the_digest(count, data):
     samples = list(range(count))
     lost, repeated = data.draw(st.permutations(samples))[:2]
-    samples[lost] = repeated
-    assert digest(samples) != Digest.of_all(count)
-
-
-@given(st.integers(8, 500), st.data())
-def test_replacing_two_samples_by_two_with_the_same_sum_changes_the_digest(count, data):
+    assert digest([*samples[:lost], repeated, *samples[lost + 1 :]]) != Digest.of_all(count)
     first = data.draw(st.integers(0, count - 4))
-    samples = list(range(count))
     samples[first : first + 4] = [first + 1, first + 1, first + 2, first + 2]
     assert sum(samples) == sum(range(count)) and digest(samples) != Digest.of_all(count)
 

@@ -21,17 +21,11 @@ def of_list(samples):
 
 @pytest.mark.parametrize("make", [of_list, of_array])
 @pytest.mark.parametrize("samples", BATCHES)
-def test_indices_are_a_list_of_plain_integers(make, samples):
+def test_indices_are_a_list_of_plain_integers_with_a_key_for_each_sample(make, samples):
     indices = make(samples)
     assert isinstance(indices, list) and indices == samples and len(indices) == len(samples)
     assert all(type(index) is int for index in indices)
     assert [*indices, 1] == [*samples, 1] and bool(indices) == bool(samples)
-
-
-@pytest.mark.parametrize("make", [of_list, of_array])
-@pytest.mark.parametrize("samples", BATCHES)
-def test_array_and_keys_have_an_entry_for_each_sample(make, samples):
-    indices = make(samples)
     assert indices.array.dtype == np.int64 and indices.array.tolist() == samples
     assert indices.random_keys.dtype == np.uint64 and indices.random_keys.shape == (len(samples),)
     assert np.array_equal(indices.random_keys, sample_keys(KEY, np.array(samples, dtype=np.int64)))
@@ -48,13 +42,8 @@ def test_samples_of_a_subset_have_the_keys_of_their_indices_in_the_loaders_data_
     indices = Indices([70, 71], KEY, loader_indices=[5, 9])
     assert indices == [70, 71] and indices.array.tolist() == [70, 71]
     assert np.array_equal(indices.random_keys, of_list([5, 9]).random_keys)
-    empty = Indices([], KEY, loader_indices=[])
-    assert empty.random_keys.shape == (0,)
-
-
-def test_indices_without_arguments_are_empty():
-    indices = Indices()
-    assert indices == [] and indices.array.shape == indices.random_keys.shape == (0,)
+    for empty in (Indices([], KEY, loader_indices=[]), Indices()):
+        assert empty == [] and empty.array.shape == empty.random_keys.shape == (0,)
 
 
 @pytest.mark.parametrize("indices", [of_list([5, 2]), of_array([5, 2]), Indices([7, 8], KEY, loader_indices=[5, 2])])

@@ -1,9 +1,10 @@
-import time
+from contextlib import nullcontext
+from functools import partial
 
 import psutil
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.demos.boring_classes import BoringModel
 from stock import SIZE, Loaders, Net, train
 from torch.utils.data import DataLoader, TensorDataset
@@ -11,9 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from rankzero.sampling.batch_sampler import ElasticBatchSampler
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.training.fit_loop import install
-from rankzero.training.strategies import OneProcess
-from running import restore_process_state
+from running import train_in_process
 
 
 class Tagged(DataLoader):
@@ -30,46 +29,26 @@ class Tagged(DataLoader):
         return self.count, self.tag, len(self.dataset), self.num_workers
 
 
+NAMES = ("batch_size", "drop_last", "num_workers", "pin_memory", "multiprocessing_context", "collate_fn")
+
+
 class AttributeRecorder(BoringModel):
     """Model that records the attributes of its training loader."""
 
     def on_train_batch_start(self, batch, batch_idx):
         loader = self.trainer.train_dataloader
-        self.attributes = (
-            *(isinstance(loader, DataLoader), isinstance(loader, Tagged), len(loader)),
-            *(
-                loader.batch_size,
-                loader.drop_last,
-                loader.num_workers,
-                loader.pin_memory,
-                loader.multiprocessing_context,
-            ),
-            *(len(loader.dataset), loader.collate_fn, loader.worker_init_fn, getattr(loader, "missing", "no such")),
-            loader.counted() if isinstance(loader, Tagged) else None,
-        )
+        attributes = [getattr(loader, name, "no such") for name in (*NAMES, "worker_init_fn", "missing")]
+        kinds = isinstance(loader, DataLoader), isinstance(loader, Tagged), len(loader), len(loader.dataset)
+        self.attributes = kinds, attributes, loader.counted() if isinstance(loader, Tagged) else None
 
 
 @pytest.mark.parametrize("loader_class", [DataLoader, Tagged])
 def test_a_module_sees_the_same_loader_attributes_as_in_stock_lightning(loader_class):
     def observe(with_rankzero):
         module, loader = AttributeRecorder(), loader_class(torch.rand(12, 32), batch_size=4, shuffle=True)
-        plan = SamplingPlan()
-        settings = {"strategy": OneProcess(plan, device="cpu")} if with_rankzero else {}
-        with restore_process_state():
-            trainer = Trainer(
-                accelerator="cpu",
-                max_epochs=1,
-                logger=False,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                limit_val_batches=0,
-                **settings,
-            )
-            if with_rankzero:
-                trainer.callbacks.insert(0, install(trainer, plan))
-            trainer.fit(module, loader)
-        assert isinstance(trainer.train_dataloader, ManagedLoader) == with_rankzero
+        plan = SamplingPlan() if with_rankzero else None
+        train_in_process(model=module, data=loader, plan=plan, max_epochs=1, limit_val_batches=0)
+        assert isinstance(module.trainer.train_dataloader, ManagedLoader) == with_rankzero
         return module.attributes, getattr(loader, "count", None)
 
     assert observe(True) == observe(False)
@@ -98,12 +77,11 @@ class ProcessCounter(Callback):
 
     def __init__(self, fails_in=None):
         self.counts, self.fails_in = [], fails_in
+        for hook in ("train_epoch_start", "validation_epoch_start", "validation_epoch_end", "train_epoch_end"):
+            setattr(self, f"on_{hook}", partial(self.record, hook))
 
-    def record(self, hook):
+    def record(self, hook, *arguments):
         self.counts.append((hook, len(living_children())))
-
-    def on_train_epoch_start(self, trainer, module):
-        self.record("epoch start")
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         if batch_idx == 1:
@@ -111,46 +89,24 @@ class ProcessCounter(Callback):
         if (trainer.current_epoch, batch_idx) == self.fails_in:
             raise ZeroDivisionError
 
-    def on_validation_epoch_start(self, trainer, module):
-        self.record("validation start")
-
-    def on_validation_epoch_end(self, trainer, module):
-        self.record("validation end")
-
-    def on_train_epoch_end(self, trainer, module):
-        self.record("epoch end")
-
 
 def living_children():
     return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
 
 
-def children_of(with_rankzero, persistent, fails_in=None):
-    counter = ProcessCounter(fails_in)
-    settings = {"num_workers": 2, "persistent_workers": persistent}
-    before = len(living_children())
-    try:
-        train(
-            with_rankzero,
-            Net(),
-            [counter],
-            Loaders(**settings),
-            Loaders(2 * SIZE, num_workers=1, persistent_workers=persistent),
-            max_epochs=4,
-            val_check_interval=0.5,
-        )
-    except ZeroDivisionError:
-        assert fails_in
-    deadline = time.monotonic() + 5
-    while len(living_children()) > before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return [(hook, count - before) for hook, count in counter.counts], len(living_children()) - before
+def children_of(with_rankzero, persistent, fails_in):
+    counter, settings = ProcessCounter(fails_in), {"persistent_workers": persistent}
+    before = living_children()
+    loaders = Loaders(num_workers=2, **settings), Loaders(2 * SIZE, num_workers=1, **settings)
+    with pytest.raises(ZeroDivisionError) if fails_in else nullcontext():
+        train(with_rankzero, Net(), [counter], *loaders, max_epochs=3, val_check_interval=0.5)
+    del loaders
+    remaining = [child for child in living_children() if child not in before]
+    psutil.wait_procs(remaining, timeout=None if with_rankzero else 5)
+    return [(hook, count - len(before)) for hook, count in counter.counts]
 
 
-@pytest.mark.parametrize("fails_in", [None, (1, 2)])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("persistent", "fails_in"), [(False, None), (True, None), (False, (1, 2)), (True, (1, 2))])
 def test_the_number_of_loader_processes_is_the_same_as_in_stock_lightning(persistent, fails_in):
-    (counts, remaining), (stock_counts, _) = (
-        children_of(with_rankzero, persistent, fails_in) for with_rankzero in (True, False)
-    )
-    assert counts == stock_counts and remaining == 0
+    counts = children_of(True, persistent, fails_in)
+    assert counts == children_of(False, persistent, fails_in) and max(count for _, count in counts) > 0

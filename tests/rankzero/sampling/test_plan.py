@@ -1,5 +1,6 @@
 import pytest
 import torch
+from lightning.fabric.utilities.data import _replace_dunder_methods
 from lightning.pytorch.utilities.combined_loader import _shutdown_workers_and_reset_iterator
 from torch.utils.data import (
     BatchSampler,
@@ -40,22 +41,21 @@ def test_other_attributes_of_the_loader_are_kept():
             super().__init__(data, **options)
             self.name = name
 
-    from lightning.fabric.utilities.data import _replace_dunder_methods
-
     with _replace_dunder_methods(DataLoader, "dataset"):  # as Lightning does while loaders are created
         loader = Loader(DATA, "mine", batch_size=8, collate_fn=collate, num_workers=1, persistent_workers=True)
+        positional = DataLoader(DATA, 32, True)
     managed = SamplingPlan(0, 2).wrap(loader, training=False)
     assert managed.name == "mine" and managed.collate_fn is collate
     assert managed.num_workers == 1 and managed.persistent_workers and managed.batch_size == 8
     assert sorted(index for (batch,) in managed for index in batch.tolist()) == list(range(0, 100, 2))
     _shutdown_workers_and_reset_iterator(managed)
+    batches = drawn(SamplingPlan().wrap(positional, training=True))
+    assert sorted(index for batch in batches for index in batch) == [*range(100)]
 
 
-def test_a_loader_without_shuffle_reads_samples_in_order():
-    assert drawn(SamplingPlan().wrap(DataLoader(DATA, batch_size=50), training=True)) == [
-        [*range(50)],
-        [*range(50, 100)],
-    ]
+def test_a_loader_without_shuffle_reads_samples_in_order_even_in_batches_larger_than_the_data_set():
+    for size, batches in ((50, [[*range(50)], [*range(50, 100)]]), (512, [[*range(100)]])):
+        assert drawn(SamplingPlan().wrap(DataLoader(DATA, batch_size=size), training=True)) == batches
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,6 @@ def test_a_loader_without_shuffle_reads_samples_in_order():
 def test_the_global_batch_size_follows_from_flags_loader_and_world_size(plan, size):
     plan.wrap(DataLoader(DATA, batch_size=8, shuffle=True), training=True)
     assert plan.order.global_batch_size == size
-
-
-def test_a_loader_with_positional_arguments_is_wrapped(monkeypatch):
-    from lightning.fabric.utilities.data import _replace_dunder_methods
-
-    with _replace_dunder_methods(DataLoader, "dataset"):
-        loader = DataLoader(DATA, 32, True)
-    assert sorted(index for batch in drawn(SamplingPlan().wrap(loader, training=True)) for index in batch) == [
-        *range(100)
-    ]
 
 
 class Stream(IterableDataset):
@@ -133,9 +123,13 @@ def test_a_batch_larger_than_the_data_set_is_refused(plan, asked, instead):
     assert (error.value.asked, error.value.instead) == (asked, instead)
 
 
-def test_drop_last_without_any_full_batch_is_refused():
-    with pytest.raises(RequestError, match="100 training samples"):
-        SamplingPlan(0, 2).wrap(DataLoader(DATA, batch_size=64, drop_last=True), training=True)
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [(DATA, "100 training samples"), (TensorDataset(torch.empty(0)), "the training data set is empty")],
+)
+def test_a_loader_without_any_batch_is_refused(data, message):
+    with pytest.raises(RequestError, match=message):
+        SamplingPlan(0, 2).wrap(DataLoader(data, batch_size=64, drop_last=True), training=True)
 
 
 def resumed_plan(data, **settings):
@@ -177,11 +171,15 @@ def test_a_resume_with_another_global_batch_size_continues_after_the_consumed_sa
     assert len(order) == 4 and not order.has_changed_batch_size
 
 
-def test_several_training_loaders_are_padded_and_keep_their_batch_sizes():
+def test_several_training_loaders_are_padded_keep_their_batch_sizes_and_replace_those_of_an_earlier_training():
     plan = SamplingPlan(0, 2)
     loaders = [plan.wrap(DataLoader(DATA, batch_size=size), training=True) for size in (9, 33)]
     assert plan.order.global_batch_size == 18 and [len(loader) for loader in loaders] == [6, 2]
     assert all(order.is_padded for order in plan.training_orders)
+    plan = SamplingPlan()
+    for _ in range(2):
+        list(plan.wrap(DataLoader(DATA, batch_size=9), training=True))
+    assert len(plan.training_orders) == 1
 
 
 def test_a_loader_next_to_an_unmanaged_training_loader_is_padded():
@@ -203,24 +201,8 @@ def test_several_training_loaders_with_different_micro_batches_are_refused():
         plan.wrap(DataLoader(DATA, batch_size=33), training=True)
 
 
-def test_reloaded_training_loaders_replace_the_previous_loaders():
-    plan = SamplingPlan()
-    for _ in range(2):
-        list(plan.wrap(DataLoader(DATA, batch_size=9), training=True))
-    assert len(plan.training_orders) == 1
-
-
 def test_padding_a_rank_without_samples_gives_a_warning():
     with pytest.warns(UserWarning, match="each process needs a sample for SyncBatchNorm"):
         SamplingPlan(0, 2, global_batch_size=33).wrap(
             DataLoader(DATA, batch_size=8), training=True, padded_for="SyncBatchNorm"
         )
-
-
-def test_a_data_set_without_samples_is_refused():
-    with pytest.raises(RequestError, match="the training data set is empty"):
-        SamplingPlan().wrap(DataLoader(TensorDataset(torch.empty(0))), training=True)
-
-
-def test_the_batch_size_of_a_users_loader_may_exceed_the_data_set():
-    assert drawn(SamplingPlan().wrap(DataLoader(DATA, batch_size=512), training=True)) == [list(range(100))]

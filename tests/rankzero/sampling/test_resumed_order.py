@@ -9,9 +9,7 @@ from rankzero.messages import CannotStart, RequestError
 from rankzero.sampling.batch_sampler import Position
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.resumed_order import resume_order
-from running import fit_in_process
-
-TOY = ("--model", "MLP", "--data", "Toy", "--save_every", "10steps")
+from running import TOY, fit_in_process
 
 POSITION = {"epoch": 3, "step": 5, "samples": 40, "cycle": 0}
 ORDER = {"seed": 7, "global_batch_sizes": [8], "data": {"samples": "100"}, "positions": [POSITION]}
@@ -52,46 +50,31 @@ def test_a_resumed_run_continues_with_the_next_batch(world):
 @pytest.mark.parametrize(("epoch", "start"), [(None, []), (0, []), (3, [Position(3)])])
 def test_a_checkpoint_without_an_order_restarts_its_epoch(record, epoch, start):
     plan = SamplingPlan(seed=7, global_batch_size=9)
+    assert resume(plan, {}) is None and plan.start_positions == []  # a run without a manifest
     assert resume(plan, {"epoch": epoch, "rankzero": record}) is None
     assert (plan.start_positions, plan.kept_sizes, plan.kept_data) == (start, [], None)
 
 
-INVALID = {
+DAMAGED = {
+    "no seed": {"seed": None},
     "a seed that is text": {"seed": "7"},
+    "a seed that is no number": {"seed": "many"},
+    "no batch size": {"global_batch_sizes": []},
+    "a batch size that is a number": {"global_batch_sizes": 8},
+    "a batch size that is text": {"global_batch_sizes": ["many"]},
     "no batch": {"global_batch_sizes": [0]},
     "a negative batch": {"global_batch_sizes": [-3]},
     "a batch beyond 64 bits": {"global_batch_sizes": [10**30]},
     "data that is text": {"data": "abc"},
     "data that is a list": {"data": [1]},
+    "no positions": {"positions": None},
+    "a position that is a number": {"positions": [3]},
+    "a position that is a list": {"positions": [[1]]},
     "negative samples": {"positions": [{**POSITION, "samples": -1}]},
     "a step that is text": {"positions": [{**POSITION, "step": "1"}]},
     "a negative epoch": {"positions": [{**POSITION, "epoch": -1}]},
     "a pass that is text": {"positions": [{**POSITION, "cycle": "a"}]},
-    "a position that is a list": {"positions": [[1]]},
     "an unknown field": {"positions": [{**POSITION, "more": 1}]},
-}
-
-
-@pytest.mark.parametrize("order", INVALID.values(), ids=INVALID)
-def test_a_damaged_order_is_refused(order):
-    with pytest.raises(RequestError, match="its stored sample order is damaged"):
-        resume(SamplingPlan(seed=7), manifest(**order))
-
-
-def test_a_run_without_a_manifest_starts_at_the_beginning():
-    plan = SamplingPlan()
-    assert resume(plan, {}) is None and plan.start_positions == []
-
-
-DAMAGED = {
-    "no seed": {"seed": None},
-    "a seed that is text": {"seed": "many"},
-    "no batch size": {"global_batch_sizes": []},
-    "a batch size that is a number": {"global_batch_sizes": 8},
-    "a batch size that is text": {"global_batch_sizes": ["many"]},
-    "no positions": {"positions": None},
-    "a position that is a number": {"positions": [3]},
-    "a position with something else": {"positions": [{**POSITION, "rank": 1}]},
 }
 
 
@@ -104,16 +87,15 @@ def test_the_refusal_of_a_damaged_order_suggests_resume_never(name, accepts):
     assert error.value.instead.endswith("--resume never to restart the run")
 
 
-@pytest.mark.parametrize("key", ORDER)
-def test_an_order_with_a_missing_key_is_refused(key):
-    order = {name: value for name, value in ORDER.items() if name != key}
-    with pytest.raises(RequestError, match=f"is damaged .*{key}"):
-        resume(SamplingPlan(seed=7), {"rankzero": {"order": order}})
-
-
-@pytest.mark.parametrize("order", ["text", [1], 3, True])
-def test_an_order_that_is_not_a_mapping_is_refused(order):
-    with pytest.raises(RequestError, match="is damaged"):
+@pytest.mark.parametrize(
+    ("order", "damage"),
+    [
+        *(({name: value for name, value in ORDER.items() if name != key}, key) for key in ORDER),
+        *((order, "") for order in ("text", [1], 3, True)),
+    ],
+)
+def test_an_order_that_lacks_a_key_or_is_no_mapping_is_refused(order, damage):
+    with pytest.raises(RequestError, match=f"is damaged .*{damage}"):
         resume(SamplingPlan(seed=7), {"rankzero": {"order": order}})
 
 
@@ -126,18 +108,16 @@ def test_another_seed_is_refused(accepts):
 
 
 def test_another_global_batch_size_is_refused_unless_accepted():
+    plan = SamplingPlan(seed=7, global_batch_size=8)
+    assert resume(plan, manifest()) is None and plan.kept_sizes == [8]  # the same
+    plan = SamplingPlan(seed=7, global_batch_size=9)
     with pytest.raises(RequestError) as error:
-        resume(SamplingPlan(seed=7, global_batch_size=9), manifest())
+        resume(plan, manifest())
     assert (error.value.asked, error.value.found) == ("--global_batch_size 9", "run x keeps its global batch size, 8")
     assert error.value.instead.startswith("--global_batch_size 8, or --accept_changed global_batch_size")
     plan = SamplingPlan(seed=7, global_batch_size=9)
     assert resume(plan, manifest(), accepts=True) is None
     assert (plan.start_positions, plan.kept_sizes) == ([Position(3, 5, 40)], [])
-
-
-def test_the_same_global_batch_size_may_be_requested_again():
-    plan = SamplingPlan(seed=7, global_batch_size=8)
-    assert resume(plan, manifest()) is None and plan.kept_sizes == [8]
 
 
 @pytest.mark.parametrize(
@@ -153,14 +133,10 @@ def test_the_same_global_batch_size_may_be_requested_again():
 )
 def test_a_batch_size_that_changes_the_global_batch_size_is_reported_and_ignored(plan, samples):
     note = resume(plan, manifest())
-    assert plan.kept_sizes == [8]
-    if samples is None:
-        assert note is None
-    else:
-        assert note.startswith(
-            f"--batch_size {plan.batch_size} would be {samples} samples a step; run x resumes with 8"
-        )
-        assert note.endswith("--accept_changed global_batch_size changes it")
+    assert plan.kept_sizes == [8] and (note is None) == (samples is None)
+    if note:
+        expected = f"--batch_size {plan.batch_size} would be {samples} samples a step; run x resumes with 8"
+        assert note.startswith(expected) and note.endswith("--accept_changed global_batch_size changes it")
     assert resume(plan, manifest(), accepts=True) is None
 
 
@@ -183,10 +159,9 @@ def test_a_resumed_run_keeps_its_global_batch_size(cwd, capsys):
     assert json.loads((cwd / "runs/x/summary.json").read_text())["steps"] == 64
 
 
-@pytest.mark.parametrize(("flag", "kept"), [(("--seed", "5"), "--seed 0"), (("--global_batch_size", "8"), "32")])
-def test_a_request_for_another_order_is_refused_and_changes_nothing(cwd, flag, kept):
-    fit_in_process(*TOY, "--epochs", "1", "--run", "x")
-    before = (cwd / "runs/x/run.json").read_text()
-    with pytest.raises(CannotStart, match=kept):
-        fit_in_process(*TOY, "--epochs", "2", "--run", "x", *flag)
-    assert (cwd / "runs/x/run.json").read_text() == before
+def test_a_request_for_another_global_batch_size_is_refused_and_changes_nothing(finished):
+    run = finished()
+    before = (run / "run.json").read_text()
+    with pytest.raises(CannotStart, match="32"):
+        fit_in_process(*TOY, "--epochs", "2", "--run", "x", "--global_batch_size", "8")
+    assert (run / "run.json").read_text() == before

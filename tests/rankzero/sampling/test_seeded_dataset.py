@@ -39,18 +39,15 @@ def indices(*samples, key=5):
     return Indices(samples, key)
 
 
-def test_a_sample_is_the_same_in_any_batch():
+def test_a_sample_is_the_same_in_any_batch_and_another_with_another_key():
     dataset = SeededDataset(Drawing())
     samples = dict(zip(range(10), dataset.__getitems__(indices(*range(10))), strict=True))
     for order in ([3], [9, 3, 4], [4, 3]):
         assert SeededDataset(Drawing()).__getitems__(indices(*order)) == [samples[i] for i in order]
         assert dataset.__getitems__(indices(*order)) == [samples[i] for i in order]
     assert len({value for _, *values in samples.values() for value in values}) == 40
-
-
-def test_another_key_gives_other_random_numbers():
-    dataset = SeededDataset(Drawing())
     assert dataset.__getitems__(indices(1, key=1)) != dataset.__getitems__(indices(1, key=2))
+    assert dataset.__getitems__(indices()) is None
 
 
 def test_reading_does_not_change_the_generators_of_the_process():
@@ -100,17 +97,6 @@ def test_a_subset_is_read_like_its_data_set(depth):
     assert SeededDataset(subset).__getitems__(indices(2)) == samples[2:3]
 
 
-def test_random_keys_reach_a_data_set_inside_a_subset():
-    class Keyed(DrawingInBatches):
-        draws_from_keys = True
-
-        def __getitems__(self, indices):
-            return list(indices), indices.random_keys.tolist()
-
-    samples, keys = SeededDataset(Subset(Keyed(), [9, 8, 7])).__getitems__(indices(2, 0))
-    assert samples == [7, 9] and keys == indices(2, 0).random_keys.tolist()
-
-
 def test_a_data_set_with_getitems_is_read_one_batch_at_a_time():
     data = DrawingInBatches()
     found = [SeededDataset(data).__getitems__(indices(1, 2, 3)) for _ in range(2)]
@@ -118,25 +104,20 @@ def test_a_data_set_with_getitems_is_read_one_batch_at_a_time():
     assert not torch.equal(found[0], SeededDataset(data).__getitems__(indices(4, 5, 6)))
 
 
-def test_a_data_set_that_draws_from_keys_is_not_checked_for_draws(monkeypatch):
-    class Keyed(DrawingInBatches):
-        draws_from_keys = True
+class Keyed(DrawingInBatches):
+    draws_from_keys = True
 
-        def __getitems__(self, indices):
-            return indices.random_keys
+    def __getitems__(self, indices):
+        return list(indices), indices.random_keys.tolist()
 
+
+def test_data_sets_that_draw_from_keys_and_tensor_data_sets_are_not_checked_for_draws(monkeypatch):
     monkeypatch.setattr(generators, "get_states", lambda: pytest.fail("watched"))
-    first, second = (SeededDataset(Keyed()).__getitems__(indices(*samples)) for samples in ([1, 2], [2, 9]))
+    (_, first), (_, second) = (SeededDataset(Keyed()).__getitems__(indices(*samples)) for samples in ([1, 2], [2, 9]))
     assert first[1] == second[0]
-
-
-def test_a_tensor_data_set_is_not_checked_for_draws(monkeypatch):
-    monkeypatch.setattr(generators, "get_states", lambda: pytest.fail("watched"))
+    samples, keys = SeededDataset(Subset(Keyed(), [9, 8, 7])).__getitems__(indices(2, 0))
+    assert samples == [7, 9] and keys == indices(2, 0).random_keys.tolist()
     assert SeededDataset(TensorDataset(torch.arange(5))).__getitems__(indices(3)) == [(torch.tensor(3),)]
-
-
-def test_an_empty_batch_is_read_as_none():
-    assert SeededDataset(Drawing()).__getitems__(indices()) is None
 
 
 def test_a_seeded_data_set_can_be_pickled_and_has_the_attributes_of_its_data_set():

@@ -4,6 +4,8 @@ import pytest
 import safetensors.torch
 import torch
 
+from data_modules import Digits
+from lightning_modules import ResNet
 from rankzero.messages import CannotStart
 from rankzero.runs.checkpoints.export import export_weights
 from rankzero.runs.checkpoints.write import write_directory
@@ -19,41 +21,28 @@ def run(tmp_path_factory):
     return root / "x"
 
 
-def model():
-    from data_modules import Digits
-    from lightning_modules import ResNet
-
-    data = Digits()
-    return ResNet(in_channels=data.in_channels, image_size=data.image_size, num_classes=data.num_classes)
-
-
-@pytest.mark.parametrize("suffix", LOADERS)
-@pytest.mark.parametrize("source", ["run", "checkpoint"])
+@pytest.mark.parametrize(("suffix", "source"), [(".pt", "run"), (".safetensors", "checkpoint")])
 def test_exported_weights_load_into_the_same_model(run, cwd, capsys, suffix, source):
     flags = ("--root", str(run.parent), "--run", "x") if source == "run" else ("--checkpoint", str(run))
     assert evaluate_in_process(*flags, "--export", f"deep/model{suffix}") == 0
     file = cwd / "deep" / f"model{suffix}"
     found, expected = LOADERS[suffix](file), weights(run)
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
-    built = model()
-    built.load_state_dict(found)
-    assert all(torch.equal(value, expected[name]) for name, value in built.state_dict().items())
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 and f"{len(expected)} tensors" in lines[0] and f"{file.stat().st_size:,} bytes" in lines[0]
-    assert f"{sum(value.numel() for value in expected.values()):,} parameters and buffers" in lines[0]
-    assert "model.load_state_dict(" in lines[0] and [path.name for path in file.parent.iterdir()] == [file.name]
+    data = Digits()
+    model = ResNet(in_channels=data.in_channels, image_size=data.image_size, num_classes=data.num_classes)
+    model.load_state_dict(found)
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+    (line,) = capsys.readouterr().out.splitlines()
+    assert f"{len(expected)} tensors" in line and f"{file.stat().st_size:,} bytes" in line
+    assert f"{sum(value.numel() for value in expected.values()):,} parameters and buffers" in line
+    assert "model.load_state_dict(" in line and [path.name for path in file.parent.iterdir()] == [file.name]
 
 
 @pytest.mark.parametrize("suffix", LOADERS)
 def test_shared_tensors_and_views_are_exported(tmp_path, suffix):
     matrix = torch.arange(12.0).reshape(3, 4)
-    state = {
-        "embedding": matrix,
-        "head": matrix,
-        "turned": matrix.t(),
-        "part": matrix[1, 1:3],
-        "none": torch.empty(0, 2),
-    }
+    state = {"embedding": matrix, "head": matrix, "turned": matrix.t(), "part": matrix[1, 1:3]}
+    state["none"] = torch.empty(0, 2)
     write_directory({"state_dict": state}, tmp_path / "step-1")
     export_weights(tmp_path / "step-1", tmp_path / f"x{suffix}")
     found = LOADERS[suffix](tmp_path / f"x{suffix}")

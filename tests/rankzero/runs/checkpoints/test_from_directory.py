@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints import from_directory
 from rankzero.runs.checkpoints.write import write_directory
-from running import run
+from running import run, train_in_process
 
 LOAD = """
 import sys
@@ -20,12 +19,17 @@ print(BoringModel.load_from_checkpoint(sys.argv[1]).layer.weight.sum().item())
 
 
 @pytest.fixture
-def saved(tmp_path):
-    trainer = Trainer(
-        max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu"
-    )
-    trainer.fit(BoringModel())
-    content = trainer._checkpoint_connector.dump_checkpoint()
+def module():
+    """A trained module."""
+    module = BoringModel()
+    train_in_process(model=module, max_steps=1)
+    return module
+
+
+@pytest.fixture
+def saved(module, tmp_path):
+    """A checkpoint directory, and a weight that it contains."""
+    content = module.trainer._checkpoint_connector.dump_checkpoint()
     write_directory(content, tmp_path / "step-00000001")
     return tmp_path / "step-00000001", content["state_dict"]["layer.weight"]
 
@@ -59,25 +63,16 @@ def test_a_second_install_does_not_replace_the_function_again():
     assert saving.pl_load is before and before.reads_directories
 
 
-def test_a_damaged_directory_is_refused(saved):
+def test_a_directory_that_is_damaged_or_has_no_manifest_is_refused(saved, tmp_path):
     state = saved[0] / "state.pt"
     state.write_bytes(state.read_bytes()[:-1])
-    with pytest.raises(RequestError, match="truncated"):
-        BoringModel.load_from_checkpoint(saved[0])
+    for folder, message in ((saved[0], "truncated"), (tmp_path, r"manifest\.json")):
+        with pytest.raises(RequestError, match=message):
+            BoringModel.load_from_checkpoint(folder)
 
 
-def test_a_folder_without_a_manifest_is_refused(tmp_path):
-    with pytest.raises(RequestError, match=r"manifest\.json"):
-        BoringModel.load_from_checkpoint(tmp_path)
-
-
-def test_a_checkpoint_file_of_lightning_is_still_read(tmp_path):
-    trainer = Trainer(
-        max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu"
-    )
-    trainer.fit(BoringModel())
-    trainer.save_checkpoint(tmp_path / "x.ckpt")
+def test_a_checkpoint_file_of_lightning_is_still_read(module, tmp_path):
+    module.trainer.save_checkpoint(tmp_path / "x.ckpt")
     with (tmp_path / "x.ckpt").open("rb") as file:
         loaded = [BoringModel.load_from_checkpoint(source) for source in (tmp_path / "x.ckpt", file)]
-    expected = trainer.lightning_module.layer.weight
-    assert all(torch.equal(module.layer.weight, expected) for module in loaded)
+    assert all(torch.equal(other.layer.weight, module.layer.weight) for other in loaded)

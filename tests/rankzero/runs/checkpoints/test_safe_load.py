@@ -9,35 +9,19 @@ import shutil
 import struct
 import zipfile
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_files import CreatesFolder, serialized
 
 from rankzero.messages import CannotStart
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, verify
-from running import evaluate_in_process, fit, fit_in_process
+from running import TOY, evaluate_in_process, fit, fit_in_process
 
 
 def load(path, **options):
     return DirectoryCheckpointIO(**options).load_checkpoint(path)
-
-
-class CreatesFolder:
-    """Creates a folder when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (str(self.path),)
-
-
-def serialized(content) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    return buffer.getvalue()
 
 
 @pytest.mark.parametrize("kind", ["directory", "ckpt"])
@@ -54,7 +38,7 @@ def test_code_in_a_pickle_runs_only_if_the_checkpoint_is_trusted(
         write_manifest(valid_checkpoint, state, needs=[])
         verify(valid_checkpoint)
     message = message_of(path)
-    assert "posix.mkdir" in message and "can run any code" in message and "--trust_checkpoint yes" in message
+    assert "os.makedirs" in message and "can run any code" in message and "--trust_checkpoint yes" in message
     assert not marker.exists()
     load(path, trusted=True)
     assert marker.exists()
@@ -141,10 +125,10 @@ def entries_of(state: bytes) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def refuse_both(message_of, write_manifest):
+def refuse_both(valid_checkpoint, message_of, write_manifest):
     """Returns a function that checks that a state is refused with and without a manifest, and returns the message."""
 
-    def read(valid_checkpoint: Path, state: bytes) -> str:
+    def read(state: bytes) -> str:
         write_manifest(valid_checkpoint, state)
         (valid_checkpoint.parent / "x.ckpt").write_bytes(state)
         message_of(valid_checkpoint.parent / "x.ckpt")
@@ -154,13 +138,12 @@ def refuse_both(message_of, write_manifest):
 
 
 def test_a_rebuilt_archive_with_unchanged_entries_is_read(valid_checkpoint, write_manifest):
-    state = archive(entries_of((valid_checkpoint / STATE).read_bytes()))
-    write_manifest(valid_checkpoint, state)
+    write_manifest(valid_checkpoint, archive(entries_of((valid_checkpoint / STATE).read_bytes())))
     assert load(valid_checkpoint)["state_dict"]["w"].tolist() == list(range(64))
 
 
 @pytest.mark.system
-def test_a_zip_bomb_of_zeros_is_refused(valid_checkpoint, refuse_both):
+def test_a_zip_bomb_of_zeros_is_refused(refuse_both):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
         with file.open("archive/data/0", "w", force_zip64=True) as entry:
@@ -168,10 +151,10 @@ def test_a_zip_bomb_of_zeros_is_refused(valid_checkpoint, refuse_both):
                 entry.write(bytes(1 << 24))
         file.writestr("archive/data.pkl", serialized({})[:100])
     assert len(buffer.getvalue()) < 2_000_000
-    assert "compressed" in refuse_both(valid_checkpoint, buffer.getvalue())
+    assert "compressed" in refuse_both(buffer.getvalue())
 
 
-def test_a_zip_bomb_of_entries_that_overlap_is_refused(valid_checkpoint, refuse_both):
+def test_a_zip_bomb_of_entries_that_overlap_is_refused(refuse_both):
     """Each of a thousand entries claims the same bytes."""
     content = bytearray(archive({"data/0": bytes(100_000)}))
     end = content.rindex(b"PK\x05\x06")
@@ -179,30 +162,27 @@ def test_a_zip_bomb_of_entries_that_overlap_is_refused(valid_checkpoint, refuse_
     record = bytes(content[start:end])
     records = b"".join(record.replace(b"data/0", f"dat{i:03}".encode()) for i in range(1000))
     finish = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 1000, 1000, len(records), start, 0)
-    assert "overlap" in refuse_both(valid_checkpoint, bytes(content[:start]) + records + finish)
-
-
-@pytest.mark.parametrize("name", ["../../x", "/etc/x"])
-def test_an_archive_entry_with_an_outside_path_is_refused(valid_checkpoint, name, refuse_both):
-    buffer = io.BytesIO((valid_checkpoint / STATE).read_bytes())
-    with zipfile.ZipFile(buffer, "a") as file:
-        file.writestr(name, b"x")
-    assert "outside the archive" in refuse_both(valid_checkpoint, buffer.getvalue())
+    assert "overlap" in refuse_both(bytes(content[:start]) + records + finish)
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_a_duplicate_archive_entry_is_refused(valid_checkpoint, refuse_both):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("../../x", "outside the archive"), ("/etc/x", "outside the archive"), ("", "duplicate entries")],
+)
+def test_an_archive_entry_with_an_outside_path_or_the_name_of_another_is_refused(
+    valid_checkpoint, name, message, refuse_both
+):
     buffer = io.BytesIO((valid_checkpoint / STATE).read_bytes())
     with zipfile.ZipFile(buffer, "a") as file:
-        file.writestr(file.namelist()[0], b"another")
-    assert "duplicate entries" in refuse_both(valid_checkpoint, buffer.getvalue())
+        file.writestr(name or file.namelist()[0], b"another")
+    assert message in refuse_both(buffer.getvalue())
 
 
 def test_data_after_the_archive_is_refused(valid_checkpoint, refuse_both):
-    refuse_both(valid_checkpoint, archive({"x": bytes(10)}) + b"trailing")
-    assert "not a zip archive" in refuse_both(
-        valid_checkpoint, (valid_checkpoint / STATE).read_bytes() + b"PK\x05\x06" + bytes(16) + b"\5\0hello"
-    )
+    refuse_both(archive({"x": bytes(10)}) + b"trailing")
+    state = (valid_checkpoint / STATE).read_bytes()
+    assert "not a zip archive" in refuse_both(state + b"PK\x05\x06" + bytes(16) + b"\5\0hello")
 
 
 PICKLES = {
@@ -223,46 +203,29 @@ PICKLES = {
 @pytest.mark.parametrize("name", PICKLES)
 def test_a_malformed_pickle_is_refused(valid_checkpoint, name, refuse_both):
     entries = entries_of((valid_checkpoint / STATE).read_bytes())
-    refuse_both(valid_checkpoint, archive({**entries, "data.pkl": PICKLES[name]}))
-
-
-TOY = ("--model", "MLP", "--data", "Toy")
+    refuse_both(archive({**entries, "data.pkl": PICKLES[name]}))
 
 
 @pytest.fixture
-def run(cwd):
-    fit_in_process(*TOY, "--epochs", "1", "--run", "x")
-    return cwd / "runs/x/checkpoints/step-00000064"
+def run(finished):
+    """The newest checkpoint of a run."""
+    return finished() / "checkpoints/step-00000064"
 
 
-@pytest.fixture
-def with_code(write_manifest):
-    """Returns a function that puts code into a checkpoint and writes a valid manifest for it."""
-
-    def insert_code(checkpoint: Path, marker: Path) -> None:
-        content = torch.load(checkpoint / STATE, weights_only=True)
-        write_manifest(checkpoint, serialized({**content, "extra": Namespace(touched=CreatesFolder(marker))}))
-
-    return insert_code
-
-
-def test_fit_and_evaluate_refuse_a_checkpoint_with_code_and_name_trust_checkpoint(run, cwd, capsys, with_code):
-    with_code(run, cwd / "ran")
+def test_fit_and_evaluate_refuse_a_checkpoint_with_code_unless_it_is_trusted(run, cwd, write_manifest):
+    content = torch.load(run / STATE, weights_only=True)
+    write_manifest(run, serialized({**content, "extra": Namespace(touched=CreatesFolder(cwd / "ran"))}))
     for work in (
         lambda: fit_in_process(*TOY, "--epochs", "2", "--run", "y", "--resume", str(run)),
         lambda: fit_in_process(*TOY, "--epochs", "2", "--run", "x"),
         lambda: evaluate_in_process("--checkpoint", str(run)),
         lambda: evaluate_in_process("--run", "x", "--export", "x.pt"),
     ):
-        with pytest.raises(CannotStart, match=r"posix\.mkdir(.|\n)*--trust_checkpoint yes"):
+        with pytest.raises(CannotStart, match=r"os\.makedirs(.|\n)*--trust_checkpoint yes"):
             work()
     assert not (cwd / "ran").exists() and not (cwd / "runs/y").exists() and not (cwd / "x.pt").exists()
     assert evaluate_in_process("--checkpoint", str(run), "--trust_checkpoint", "yes") == 0
     assert (cwd / "ran").exists()
-
-
-def test_a_run_resumes_from_a_checkpoint_with_code_if_trusted(run, cwd, with_code):
-    with_code(run, cwd / "ran")
     assert fit_in_process(*TOY, "--epochs", "2", "--run", "x", "--trust_checkpoint", "yes") == 0
     assert "trust" not in (cwd / "runs/x/config.yaml").read_text()
 

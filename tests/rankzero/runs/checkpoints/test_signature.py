@@ -1,6 +1,5 @@
 """A checkpoint that needs code is read without `--trust_checkpoint` only if a run of the same user wrote it."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -12,13 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from checkpoint_files import CreatesFolder, serialized
 
 from rankzero.messages import CannotStart, RequestError
 from rankzero.runs.checkpoints import signature
 from rankzero.runs.checkpoints.manifest import MANIFEST, SIGNATURE, STATE, manifest_text, read_manifest, verify
 from rankzero.runs.checkpoints.safe_load import load, signed_sha256_of
 from rankzero.runs.checkpoints.write import write_directory
-from running import REPOSITORY, evaluate_in_process, fit, fit_in_process
+from running import REPOSITORY, TOY, evaluate_in_process, fit, fit_in_process
 
 
 @pytest.fixture
@@ -26,16 +26,6 @@ def settings(tmp_path, monkeypatch):
     """The configuration folder of a user who has no key yet."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config/rankzero"
-
-
-class CreatesFolder:
-    """Creates a folder when it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.makedirs, (str(self.path), 0o777, True)
 
 
 @pytest.fixture
@@ -46,12 +36,6 @@ def saved(settings, tmp_path):
     return tmp_path / "step-00000002"
 
 
-def rewrite_manifest(checkpoint, **changes):
-    """Changes a manifest and keeps its checksum valid, as an attacker can."""
-    content = {key: value for key, value in read_manifest(checkpoint).items() if key != "sha256"}
-    (checkpoint / MANIFEST).write_text(manifest_text({**content, **changes}))
-
-
 def refused(checkpoint, **options):
     with pytest.raises(RequestError, match="--trust_checkpoint yes") as error:
         load(checkpoint, **options)
@@ -59,15 +43,10 @@ def refused(checkpoint, **options):
     return str(error.value)
 
 
-def test_a_checkpoint_of_the_same_user_is_read_without_trust_checkpoint(saved, tmp_path):
+def test_a_checkpoint_of_the_same_user_is_read_without_trust_checkpoint_even_if_moved(saved, tmp_path):
     assert read_manifest(saved)["needs"] == ["os.makedirs"]
-    load(saved)
+    load(shutil.move(saved, tmp_path / "elsewhere"))
     assert (tmp_path / "ran").is_dir()
-
-
-def test_a_moved_checkpoint_is_still_read_without_trust_checkpoint(saved, tmp_path):
-    shutil.move(saved, tmp_path / "elsewhere")
-    load(tmp_path / "elsewhere")
 
 
 def test_a_checkpoint_without_code_is_not_signed_and_creates_no_key(settings, tmp_path):
@@ -76,42 +55,40 @@ def test_a_checkpoint_without_code_is_not_signed_and_creates_no_key(settings, tm
     assert SIGNATURE not in read_manifest(tmp_path / "step-00000002") and not settings.exists()
 
 
-CHANGES = {
-    "no signature": None,
-    "empty": "",
-    "of other bytes": "0" * 64,
-    "not ASCII": "\u00e9" * 64,
-    "no text": 7,
-}
+CHANGES = {"empty": "", "of other bytes": "0" * 64, "not ASCII": "\u00e9" * 64, "no text": 7}
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", ["no signature", *CHANGES])
 def test_a_missing_or_wrong_signature_is_refused(saved, name):
     content = {key: value for key, value in read_manifest(saved).items() if key not in ("sha256", SIGNATURE)}
-    changed = {} if CHANGES[name] is None else {SIGNATURE: CHANGES[name]}
+    changed = {SIGNATURE: CHANGES[name]} if name in CHANGES else {}
     (saved / MANIFEST).write_text(manifest_text({**content, **changed}))
     assert "os.makedirs" in refused(saved)
 
 
-def test_another_state_with_the_original_signature_is_refused(saved, tmp_path):
-    other_state = tmp_path / "other.pt"
-    torch.save({"state_dict": {}, "callbacks": CreatesFolder(tmp_path / "ran"), "more": 1}, other_state)
-    shutil.copy(other_state, saved / STATE)
+def test_another_state_with_the_original_signature_is_refused(saved, tmp_path, write_manifest):
+    other_state = serialized({"state_dict": {}, "callbacks": CreatesFolder(tmp_path / "ran"), "more": 1})
+    (saved / STATE).write_bytes(other_state)
     with pytest.raises(RequestError, match="differs from the file that was written"):
         load(saved)
-    description = {"bytes": other_state.stat().st_size, "sha256": hashlib.sha256(other_state.read_bytes()).hexdigest()}
-    rewrite_manifest(saved, files={STATE: description})
+    write_manifest(saved, other_state)
     verify(saved)
     refused(saved)
 
 
-def test_one_flipped_bit_is_refused(saved):
-    data = bytearray((saved / STATE).read_bytes())
-    data[len(data) // 2] ^= 1
-    (saved / STATE).write_bytes(data)
-    with pytest.raises(RequestError, match="sha256"):
-        load(saved)
-    assert not (saved.parent / "ran").exists()
+UNSAFE_KEYS = {
+    "open": (lambda key: key.chmod(0o640), r"checkpoint\.key is open to other users; to close it: chmod go-r"),
+    "open folder": (lambda key: key.parent.chmod(0o777), r"rankzero is open to other users; to close it: chmod go-w"),
+    "link": (lambda key: key.symlink_to(key.rename(key.with_name("moved"))), r"checkpoint\.key cannot be used"),
+    "linked folder": (
+        lambda key: key.parent.symlink_to(key.parent.rename(key.parent.with_name("moved"))),
+        "cannot be used",
+    ),
+    "pipe": (lambda key: (key.unlink(), os.mkfifo(key, 0o600)), "is not a regular file"),
+    "damaged": (lambda key: key.write_bytes(b"short"), "is damaged; delete it"),
+}
+if os.geteuid() == 0:  # only root can give a file away
+    UNSAFE_KEYS["another owner"] = lambda key: os.chown(key, 65534, 65534), r"belongs to another user \(id 65534\)"
 
 
 def test_a_checkpoint_of_another_user_is_refused(saved, settings, monkeypatch, tmp_path):
@@ -141,51 +118,10 @@ def test_the_key_is_private_for_any_umask(settings):
     assert list(settings.iterdir()) == []
 
 
-def open_to_others(settings):
-    (settings / signature.KEY_FILE).chmod(0o640)
-    return r"checkpoint\.key is open to other users; to close it: chmod go-r"
-
-
-def folder_open_to_others(settings):
-    settings.chmod(0o777)
-    return r"rankzero is open to other users; to close it: chmod go-w"
-
-
-def a_link(settings):
-    (settings / signature.KEY_FILE).rename(settings / "moved")
-    (settings / signature.KEY_FILE).symlink_to(settings / "moved")
-    return r"checkpoint\.key cannot be used"
-
-
-def a_linked_folder(settings):
-    settings.rename(settings.with_name("moved"))
-    settings.symlink_to(settings.with_name("moved"))
-    return "cannot be used"
-
-
-def a_pipe(settings):
-    (settings / signature.KEY_FILE).unlink()
-    os.mkfifo(settings / signature.KEY_FILE, 0o600)
-    return "is not a regular file"
-
-
-def damaged(settings):
-    (settings / signature.KEY_FILE).write_bytes(b"short")
-    return "is damaged; delete it"
-
-
-def another_owner(settings):
-    if os.geteuid() != 0:
-        pytest.skip("only root can give a file away")
-    os.chown(settings / signature.KEY_FILE, 65534, 65534)
-    return r"belongs to another user \(id 65534\)"
-
-
-@pytest.mark.parametrize(
-    "change", [open_to_others, folder_open_to_others, a_link, a_linked_folder, a_pipe, damaged, another_owner]
-)
-def test_an_unsafe_key_is_not_used_and_the_reason_is_reported(saved, settings, change):
-    reason = change(settings)
+@pytest.mark.parametrize("name", UNSAFE_KEYS)
+def test_an_unsafe_key_is_not_used_and_the_reason_is_reported(saved, settings, name):
+    change, reason = UNSAFE_KEYS[name]
+    change(settings / signature.KEY_FILE)
     assert signature.key_problem() is not None
     with pytest.raises(RequestError, match=reason):
         load(saved)
@@ -266,19 +202,20 @@ def test_the_same_command_resumes_on_any_number_of_ranks(cwd, settings):
     assert json.loads((cwd / "runs/x/summary.json").read_text())["attempts"] == 2
 
 
-def test_evaluate_reads_a_users_own_checkpoint_and_refuses_an_edited_checkpoint(cwd, settings):
-    fit_in_process("--model", "MLP", "--data", "Toy", "--epochs", "1", "--run", "x")
-    newest = cwd / "runs/x/checkpoints/step-00000064"
+def test_evaluate_reads_a_users_own_checkpoint_and_refuses_an_edited_checkpoint(
+    finished, settings, cwd, write_manifest
+):
+    newest = finished() / "checkpoints/step-00000064"
     content = torch.load(newest / STATE, weights_only=True)
     shutil.rmtree(newest)
     write_directory({**content, "own": CreatesFolder(cwd / "ran")}, newest)
     assert evaluate_in_process("--run", "x") == 0 and (cwd / "ran").exists()
     (cwd / "ran").rmdir()
-    rewrite_manifest(newest, **{SIGNATURE: "0" * 64})
+    write_manifest(newest, **{SIGNATURE: "0" * 64})
     for work in (
         lambda: evaluate_in_process("--run", "x"),
         lambda: evaluate_in_process("--run", "x", "--export", "x.pt"),
-        lambda: fit_in_process("--model", "MLP", "--data", "Toy", "--epochs", "2", "--run", "x"),
+        lambda: fit_in_process(*TOY, "--epochs", "2", "--run", "x"),
     ):
         with pytest.raises(CannotStart, match=r"os\.makedirs(.|\n)*--trust_checkpoint yes"):
             work()

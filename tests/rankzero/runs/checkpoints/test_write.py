@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_files import names, save, serialized
 
 from rankzero.runs.checkpoints import write
 from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, clean, newest_valid, read_manifest, verify
@@ -24,37 +25,11 @@ from rankzero.runs.checkpoints.write import (
 from running import disk_at
 
 
-def content(step, **entries):
-    return {"epoch": 1, "global_step": step, "w": torch.full((3,), step), "rankzero": {"run": "x"}, **entries}
-
-
-def save(folder, step, **entries):
-    path = folder / f"step-{step:08d}"
-    write_directory(content(step, **entries), path)
-    return path
-
-
-@pytest.fixture
-def saved(tmp_path):
-    for step in (10, 20):
-        save(tmp_path, step)
-    return tmp_path
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
-def test_saving_the_same_step_again_replaces_the_checkpoint(saved):
-    save(saved, 20, w=5)
-    assert load(saved / "step-00000020")["w"] == 5
-    assert names(saved) == ["step-00000010", "step-00000020"]
-
-
-@pytest.mark.parametrize("leftovers", [["step-00000020.replaced"], ["step-00000020", "step-00000020.replaced"]])
-def test_a_step_with_an_interrupted_replacement_can_be_saved_again(saved, leftovers):
-    (saved / "step-00000020").rename(saved / "step-00000020.replaced")
-    if "step-00000020" in leftovers:
+@pytest.mark.parametrize("leftovers", [(), (".replaced",), ("", ".replaced")])
+def test_saving_a_step_again_replaces_its_checkpoint_and_that_of_an_interrupted_replacement(saved, leftovers):
+    if leftovers:
+        (saved / "step-00000020").rename(saved / "step-00000020.replaced")
+    if "" in leftovers:
         save(saved, 20)
     save(saved, 20, w=7)
     assert names(saved) == ["step-00000010", "step-00000020"] and load(saved / "step-00000020")["w"] == 7
@@ -69,22 +44,18 @@ def test_a_damaged_checkpoint_is_removed_if_the_step_has_another_checkpoint(save
     assert newest_valid(saved) == (target, [])
 
 
-def test_a_replaced_checkpoint_is_valid_until_the_new_checkpoint_exists(saved):
-    (saved / "step-00000020").rename(saved / "step-00000020.replaced")
-    assert newest_valid(saved) == (saved / "step-00000020.replaced", [])
-    assert clean(saved) == []
-    save(saved, 20)
-    assert newest_valid(saved) == (saved / "step-00000020", [])
-
-
-def test_a_missing_folder_is_created(tmp_path):
-    folder = tmp_path / "run" / "checkpoints"
-    assert load(save(folder, 3))["w"].tolist() == [3, 3, 3]
-
-
-def test_a_state_that_torch_cannot_write_leaves_no_files(saved):
-    with pytest.raises(Exception, match="pickle"):
-        save(saved, 30, f=lambda: None)
+@pytest.mark.parametrize(
+    ("entries", "error"),
+    [
+        ({"f": lambda: None}, "pickle"),
+        ({"rankzero": {"x": float("nan")}}, "JSON"),
+        ({"rankzero": {"x": float("inf")}}, "JSON"),
+        ({"rankzero": {"x": {1, 2}}}, "JSON"),
+    ],
+)
+def test_content_that_torch_or_json_cannot_represent_is_refused_and_leaves_no_files(saved, entries, error):
+    with pytest.raises(Exception, match=error):
+        save(saved, 30, **entries)
     assert names(saved) == ["step-00000010", "step-00000020"]
 
 
@@ -92,13 +63,6 @@ def test_a_state_whose_classes_torch_cannot_list_is_saved(saved):
     path = save(saved, 30, large=1 << 9000)
     assert read_manifest(path)["needs"] == ["what torch cannot name"]
     assert load(path, trusted=True)["large"] == 1 << 9000
-
-
-@pytest.mark.parametrize("record", [{"x": float("nan")}, {"x": {1, 2}}, {"x": float("inf")}])
-def test_a_record_that_json_cannot_represent_is_refused_on_save(saved, record):
-    with pytest.raises((TypeError, ValueError)):
-        write_directory({"rankzero": record}, saved / "step-7")
-    assert len(list(saved.iterdir())) == 2
 
 
 @pytest.mark.parametrize("blocks", [[], [b""], [b"ab", bytearray(b"c"), memoryview(b"de")], [b"x" * 100_000] * 3])
@@ -112,20 +76,16 @@ def test_a_hashed_file_counts_and_hashes_every_block(blocks):
 
 
 @pytest.mark.parametrize("rows", [0, 1, 70_000])
-def test_a_state_has_the_bytes_that_torch_save_writes(tmp_path, rows):
+def test_a_state_has_the_bytes_that_torch_save_writes_and_its_manifest_describes_them(tmp_path, rows):
     state = {"w": torch.arange(3.0 * rows).view(3, rows), "step": 3, "part": torch.ones(4)[1:3]}
-    expected = io.BytesIO()
-    torch.save(state, expected)
-    hashed = write_state(state, tmp_path / "state.pt")
-    found = (tmp_path / "state.pt").read_bytes()
-    assert found == expected.getvalue()
-    assert (hashed.bytes, hashed.sha256) == (len(found), hashlib.sha256(found).hexdigest())
-
-
-def test_the_manifest_describes_the_state_that_was_written(tmp_path):
-    data = (save(tmp_path, 7) / STATE).read_bytes()
-    manifest = read_manifest(tmp_path / "step-00000007")
-    assert manifest["files"] == {STATE: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
+    path = tmp_path / "new" / "step-1"
+    write_directory(state, path)
+    found = (path / STATE).read_bytes()
+    assert found == serialized(state)
+    description = {"bytes": len(found), "sha256": hashlib.sha256(found).hexdigest()}
+    assert read_manifest(path)["files"] == {STATE: description}
+    hashed = write_state(state, tmp_path / STATE)
+    assert {"bytes": hashed.bytes, "sha256": hashed.sha256} == description
 
 
 def test_manifests_of_empty_checkpoints_and_of_keys_other_than_text_are_written(tmp_path):

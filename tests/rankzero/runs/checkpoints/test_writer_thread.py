@@ -7,9 +7,6 @@ import pytest
 from rankzero.runs.checkpoints.writer_thread import BackgroundWriter
 from running import REPOSITORY
 
-SECONDS = 10
-"""Timeout of the waits in these tests in seconds; every wait ends long before."""
-
 
 @pytest.fixture
 def writer():
@@ -18,17 +15,12 @@ def writer():
     writer.wait()
 
 
-def test_wait_returns_immediately_without_work(writer):
-    writer.wait()
-    writer.start(lambda: None)
-    writer.wait()
-    writer.wait()
-
-
 def test_work_runs_in_another_thread_while_the_caller_continues(writer):
+    writer.wait()  # without work
     may_continue, results = threading.Event(), []
-    writer.start(lambda: results.append((may_continue.wait(SECONDS), threading.current_thread())))
+    writer.start(lambda: results.append((may_continue.wait(), threading.current_thread())))
     may_continue.set()
+    writer.wait()
     writer.wait()
     ((waited, thread),) = results
     assert waited and thread is not threading.current_thread() and not thread.is_alive()
@@ -36,20 +28,12 @@ def test_work_runs_in_another_thread_while_the_caller_continues(writer):
 
 def test_the_next_work_begins_after_the_previous_work_has_ended(writer):
     steps, first_may_end = [], threading.Event()
-
-    def first():
-        first_may_end.wait(SECONDS)
-        steps.append("first")
-
-    def start_second():
-        writer.start(lambda: steps.append("second"))
-
-    writer.start(first)
-    caller = threading.Thread(target=start_second)
+    writer.start(lambda: first_may_end.wait() and steps.append("first"))
+    caller = threading.Thread(target=writer.start, args=(lambda: steps.append("second"),))
     caller.start()
     assert steps == [] and caller.is_alive()
     first_may_end.set()
-    caller.join(SECONDS)
+    caller.join()
     writer.wait()
     assert steps == ["first", "second"]
 
@@ -74,11 +58,7 @@ LATE = """
 import pathlib, sys, threading
 from rankzero.runs.checkpoints.writer_thread import BackgroundWriter
 
-def work():
-    threading.main_thread().join()
-    pathlib.Path("written").touch()
-
-BackgroundWriter().start(work)
+BackgroundWriter().start(lambda: (threading.main_thread().join(), pathlib.Path("written").touch()))
 sys.exit(3)
 """
 

@@ -51,51 +51,47 @@ def test_a_crash_is_logged_with_its_traceback_and_named_by_its_signal(run, cwd, 
     assert CrashLog(run).describe_crash(1) == ""
 
 
-def test_pythonfaulthandler_set_by_the_user_keeps_tracebacks_on_stderr(run, cwd):
-    assert "Fatal Python error: Aborted" in crash(cwd, "SIGABRT", PYTHONFAULTHANDLER="1")
+@pytest.mark.parametrize(
+    ("state", "variables", "printed"),
+    [
+        ("enabled", {"PYTHONFAULTHANDLER": "1"}, True),  # set by the user
+        ("disabled", {}, False),
+        ("disabled", {"PYTHONFAULTHANDLER": "1"}, True),
+    ],
+)
+def test_a_destination_of_tracebacks_set_by_the_user_is_kept_and_restored(run, cwd, state, variables, printed):
+    assert ("Fatal Python error: Aborted" in crash(cwd, "SIGABRT", state, **variables)) == printed
     assert "Fatal" not in run.log(0).read_text() and CrashLog(run).describe_crash(0) == ""
 
 
-@pytest.mark.parametrize(("variables", "printed"), [({}, False), ({"PYTHONFAULTHANDLER": "1"}, True)])
-def test_disable_restores_the_previous_destination_of_tracebacks(run, cwd, variables, printed):
-    assert ("Fatal" in crash(cwd, "SIGSEGV", "disabled", **variables)) == printed
-    assert CrashLog(run).describe_crash(0) == ""
+def started(attempt=2):
+    return f"2026-01-01 INFO attempt {attempt}: started\n"
 
 
-STARTED = "2026-01-01 INFO attempt {}: started\n"
-FATAL = "Fatal Python error: {}\n\nCurrent thread\n"
+def fatal(error="Aborted"):
+    return f"Fatal Python error: {error}\n\nCurrent thread\n"
+
+
 LOGS = {
-    "nothing": (b"", ""),
-    "no crash": (STARTED.format(2).encode(), ""),
-    "an unknown error": ((STARTED.format(2) + FATAL.format("no memory")).encode(), "no memory"),
-    "a crash of the attempt before": ((STARTED.format(1) + FATAL.format("Aborted") + STARTED.format(2)).encode(), ""),
-    "a crash of the attempt after": ((STARTED.format(1) + STARTED.format(22) + FATAL.format("Aborted")).encode(), ""),
-    "a crash before any attempt": (FATAL.format("Aborted").encode(), ""),
-    "a second start of the attempt": (
-        (STARTED.format(2) + FATAL.format("Bus error") + STARTED.format(2) + FATAL.format("Aborted")).encode(),
-        "SIGABRT",
-    ),
-    "words within a line": ((STARTED.format(2) + "ERROR " + FATAL.format("Aborted")).encode(), ""),
-    "not UTF-8": (b"\xff\xfe\n" + (STARTED.format(2) + FATAL.format("Aborted")).encode() + b"\xff", "SIGABRT"),
-    "a long log before the crash": (
-        (STARTED.format(2) + "2026-01-01 INFO loss 1\n" * 20_000 + FATAL.format("Aborted")).encode(),
-        "SIGABRT",
-    ),
-    "a long log after the crash": (
-        (STARTED.format(2) + FATAL.format("Aborted") + "  File x, line 1\n" * 20_000).encode(),
-        "SIGABRT",
-    ),
-    "a long log before the attempt": (
-        b"\xc3\xa4" * 200_000 + (STARTED.format(2) + FATAL.format("Bus error")).encode(),
-        "SIGBUS",
-    ),
+    "nothing": ("", ""),
+    "no crash": (started(), ""),
+    "an unknown error": (started() + fatal("no memory"), "no memory"),
+    "a crash of the attempt before": (started(1) + fatal() + started(), ""),
+    "a crash of the attempt after": (started(1) + started(22) + fatal(), ""),
+    "a crash before any attempt": (fatal(), ""),
+    "a second start of the attempt": (started() + fatal("Bus error") + started() + fatal(), "SIGABRT"),
+    "words within a line": (started() + "ERROR " + fatal(), ""),
+    "not UTF-8": ("\xff\xfe\n" + started() + fatal() + "\xff", "SIGABRT"),
+    "a long log before the crash": (started() + "2026-01-01 INFO loss 1\n" * 20_000 + fatal(), "SIGABRT"),
+    "a long log after the crash": (started() + fatal() + "  File x, line 1\n" * 20_000, "SIGABRT"),
+    "a long log before the attempt": ("\xc3\xa4" * 200_000 + started() + fatal("Bus error"), "SIGBUS"),
 }
 
 
 @pytest.mark.parametrize("name", LOGS)
 def test_only_a_crash_of_this_attempt_is_reported(run, name):
     content, ended_by = LOGS[name]
-    run.log(0).write_bytes(content)
+    run.log(0).write_bytes(content.encode("latin-1"))
     assert CrashLog(run).describe_crash(0) == (f"was killed by {ended_by}, see {run.log(0)}" if ended_by else "")
 
 

@@ -1,4 +1,3 @@
-import pytest
 from rich.table import Table
 
 from rankzero.distributed.devices import WorldInfo
@@ -30,40 +29,24 @@ def test_the_table_offers_tensorboard_only_for_event_files(cwd, capsys):
     assert "tensorboard" not in out.lower() and "metrics.csv" not in out
 
 
+def summary_with(metrics, status="finished"):
+    numbers = {"epochs": 1, "steps": 2, "samples": 3, "samples_per_second": 1.0, "seconds": 1.0, "max_epochs": 1}
+    nothing = {"ledger": [], "slow_ranks": [], "checkpoint": None}
+    return {"status": status, "launcher": "local", "metrics": metrics, **numbers, **nothing}
+
+
 def test_the_table_shows_a_metric_once(capsys, tmp_path):
     print_result(summary_with({"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}), *arguments(tmp_path))
     out = capsys.readouterr().out
     assert out.count("loss") == 1 and "│ 1 " in out and "not finite" in out
 
 
-def summary_with(metrics, status="finished"):
-    return {
-        "status": status,
-        "launcher": "local",
-        "epochs": 1,
-        "steps": 2,
-        "samples": 3,
-        "ledger": [],
-        "slow_ranks": [],
-        "samples_per_second": 1.0,
-        "seconds": 1.0,
-        "metrics": metrics,
-        "checkpoint": None,
-        "max_epochs": 1,
-    }
-
-
 def arguments(folder):
     return RunDirectory(folder / "x"), WorldInfo("cpu")
 
 
-@pytest.fixture
-def quiet(monkeypatch):
+def test_a_quiet_result_is_one_line(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("rankzero.runs.reports.terminal.is_quiet", lambda: True)
-
-
-@pytest.mark.usefixtures("quiet")
-def test_a_quiet_result_is_one_line(capsys, tmp_path):
     run, world = arguments(tmp_path)
     print_result(summary_with({"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}), run, world)
     print_result({**summary_with({}, "stopped"), "checkpoint": "checkpoints/step-00000002"}, run, world)

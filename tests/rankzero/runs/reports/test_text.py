@@ -18,47 +18,24 @@ def test_long_texts_lose_their_middle_and_control_characters(text, width, expect
     assert shortened(text, width) == expected
 
 
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(-5, "0 s"), (59.9, "59 s"), (60, "1 min"), (7199, "1 h"), (86400 * 5, "5 d"), (86400 * 4000, "4000 d")],
-)
-def test_an_age_has_one_unit(seconds, expected):
-    assert age(seconds) == expected
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        (None, "-"),
-        (12.54, "12.5 s"),
-        (59.96, "1 min 0 s"),
-        (310, "5 min 10 s"),
-        (7500, "2 h 5 min"),
+TIMES = {
+    age: [(-5, "0 s"), (59.9, "59 s"), (60, "1 min"), (7199, "1 h"), (86400 * 5, "5 d"), (86400 * 4000, "4000 d")],
+    duration: [
+        *((None, "-"), (12.54, "12.5 s"), (59.96, "1 min 0 s"), (310, "5 min 10 s"), (7500, "2 h 5 min")),
         (4e6, "1,111 h 6 min"),
     ],
-)
-def test_a_duration_has_two_units(seconds, expected):
-    assert duration(seconds) == expected
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"),
-        (44.6, "45 s"),
-        (59.4, "59 s"),
-        (59.6, "1 min"),
-        (600, "10 min"),
-        (3569, "59 min"),
-        (3571, "1 h 00 min"),
-        (7500, "2 h 05 min"),
-        (172_740, "47 h 59 min"),
-        (172_800, "2 d 00 h"),
+    rough_duration: [
+        *((0, "0 s"), (44.6, "45 s"), (59.4, "59 s"), (59.6, "1 min"), (600, "10 min"), (3569, "59 min")),
+        *((3571, "1 h 00 min"), (7500, "2 h 05 min"), (172_740, "47 h 59 min"), (172_800, "2 d 00 h")),
         (273_600, "3 d 04 h"),
     ],
-)
-def test_a_rough_duration_is_short(seconds, text):
-    assert rough_duration(seconds) == text
+}
+
+
+@pytest.mark.parametrize("format_time", TIMES)
+def test_times_have_one_or_two_units(format_time):
+    for seconds, expected in TIMES[format_time]:
+        assert format_time(seconds) == expected
 
 
 @pytest.mark.parametrize(

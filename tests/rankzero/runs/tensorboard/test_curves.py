@@ -62,20 +62,12 @@ def test_values_of_the_logger_are_read_with_steps_and_times(tmp_path):
     assert curves["loss"].times[0] > 1e9
 
 
-def test_a_resumed_attempt_hides_values_of_a_lost_one_as_in_tensorboard(tmp_path, monkeypatch):
+def test_a_resumed_attempt_hides_values_of_a_lost_one_as_in_tensorboard(tmp_path):
     log(tmp_path, [(step, 1.0) for step in range(0, 60, 10)])
     log(tmp_path, [(step, 2.0) for step in range(25, 60, 10)], purge_from=20)
     log(tmp_path, [(step, 3.0) for step in range(48, 60, 10)], purge_from=47)
     loss = read_curves(tmp_path / "tensorboard")["loss"]
-    assert points_of(loss) == [
-        (0, 1),
-        (10, 1),
-        (25, 2),
-        (35, 2),
-        (45, 2),
-        (48, 3),
-        (58, 3),
-    ]
+    assert points_of(loss) == [(0, 1), (10, 1), (25, 2), (35, 2), (45, 2), (48, 3), (58, 3)]
     files = sorted((tmp_path / "tensorboard").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     for number, path in enumerate(files):  # TensorBoard sorts files by the second in their names
         path.rename(path.with_name(f"events.out.tfevents.{number}"))
@@ -88,43 +80,31 @@ def test_files_created_within_one_second_are_read_in_the_order_of_their_first_ev
     assert points_of(read_curves(tmp_path)["loss"]) == [(0, 1.0), (3, 2.0)]
 
 
-def test_of_several_values_at_one_step_the_last_remains_and_steps_increase(tmp_path):
-    values = [(5, 1.0), (3, 2.0), (5, 3.0), (4, 4.0), (3, 5.0)]
-    write(tmp_path / "events.out.tfevents.1", opening(1.0), *(scalar("loss", step, value) for step, value in values))
-    loss = read_curves(tmp_path)["loss"]
-    assert points_of(loss) == [(3, 5.0), (4, 4.0), (5, 3.0)] and list(loss.times) == [0.0] * 3
-
-
 def test_values_that_are_not_finite_remain(tmp_path):
     values = [math.nan, math.inf, -math.inf, 1.0]
     write(tmp_path / "events.out.tfevents.1", *(scalar("loss", step, value) for step, value in enumerate(values)))
     assert str(list(read_curves(tmp_path)["loss"].values)) == "[nan, inf, -inf, 1.0]"
 
 
-@pytest.mark.parametrize("lost_bytes", [1, 4, 5, 20, 40])
-def test_an_incomplete_last_record_is_ignored(tmp_path, lost_bytes):
+TAG = "a/long/tag/of/a/user"
+DAMAGES = {
+    **{f"{lost} bytes lost": lambda data, lost=lost: data[:-lost] for lost in (1, 4, 5, 20, 40)},
+    "zeros": lambda data: bytes(4096),
+    "text": lambda data: b"text" * 100,
+    "ones": lambda data: b"\xff" * 4096,
+    "a wrong checksum": lambda data: data.replace(TAG.encode(), TAG.upper().encode()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_is_read_up_to_an_incomplete_or_damaged_record(tmp_path, damage):
     path = tmp_path / "events.out.tfevents.1"
-    write(path, opening(1.0), *(scalar("a/long/tag/of/a/user", step, 1.0) for step in range(3)))
-    path.write_bytes(path.read_bytes()[:-lost_bytes])
-    assert list(read_curves(tmp_path)["a/long/tag/of/a/user"].steps) == [0, 1]
-
-
-@pytest.mark.parametrize("damage", [bytes(4096), b"\xff" * 4096, b"text" * 100])
-def test_a_file_is_read_up_to_a_damaged_record(tmp_path, damage):
-    path = tmp_path / "events.out.tfevents.1"
-    write(path, opening(1.0), scalar("loss", 0, 1.0))
-    path.write_bytes(path.read_bytes() + damage)
-    write(tmp_path / "events.out.tfevents.2", opening(2.0), scalar("loss", 1, 2.0))
-    assert list(read_curves(tmp_path)["loss"].steps) == [0, 1]
-
-
-def test_a_file_is_read_up_to_a_value_with_a_wrong_checksum(tmp_path):
-    path = tmp_path / "events.out.tfevents.1"
-    write(path, opening(1.0), *(scalar("loss", step, 1.0) for step in range(3)))
-    data = bytearray(path.read_bytes())
-    data[data.rindex(b"loss")] ^= 1
-    path.write_bytes(data)
-    assert list(read_curves(tmp_path)["loss"].steps) == [0, 1]
+    write(path, opening(1.0), scalar(TAG, 0, 1.0), scalar(TAG, 1, 1.0))
+    intact = path.read_bytes()
+    write(path, scalar(TAG, 2, 1.0))
+    path.write_bytes(intact + DAMAGES[damage](path.read_bytes()))
+    write(tmp_path / "events.out.tfevents.2", opening(2.0), scalar(TAG, 3, 2.0))
+    assert list(read_curves(tmp_path)[TAG].steps) == [0, 1, 3]
 
 
 def test_empty_files_other_files_and_subfolders_are_ignored(tmp_path):

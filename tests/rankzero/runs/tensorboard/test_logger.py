@@ -1,8 +1,8 @@
 import shutil
-import time
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard import logger as logger_module
@@ -17,24 +17,26 @@ def small_disk(tmp_path):
         yield disk
 
 
+def log_and_flush(logger, steps):
+    for step in steps:
+        logger.log_metrics({"loss": 1.0 + step}, step)
+        logger.flush()
+
+
 def test_events_are_written_once_a_full_disk_has_space_again(small_disk, monkeypatch, recwarn):
-    monkeypatch.setattr(logger_module, "RETRY_SECONDS", 1.1)  # TensorBoard sorts files by the second in their names
+    # TensorBoard reads the files of one second in the order of this number as text.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(1000))
+    monkeypatch.setattr(logger_module, "RETRY_SECONDS", 0.0)
     logger = DurableTensorBoardLogger(RunDirectory(small_disk))
     logger.purge_from(0)
-    logger.log_metrics({"loss": 1.0}, 0)
-    logger.flush()
+    log_and_flush(logger, range(1))
     filling = small_disk / "filling"
     with filling.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while True:
             file.write(bytes(1024))
-    for step in range(1, 400):  # the last page of the event file has room for some events
-        logger.log_metrics({"loss": 1.0 + step}, step)
-        logger.flush()
+    log_and_flush(logger, range(1, 400))  # the last page of the event file has room for some events
     filling.unlink()
-    time.sleep(1.2)
-    for step in range(400, 402):
-        logger.log_metrics({"loss": 1.0 + step}, step)
-        logger.flush()
+    log_and_flush(logger, range(400, 402))
     logger.finalize("success")
     assert any("TensorBoard's curves cannot be written" in str(warning.message) for warning in recwarn)
     events = EventAccumulator(str(small_disk / "tensorboard"))
@@ -95,17 +97,13 @@ def test_a_new_file_after_an_outage_does_not_hide_the_values_of_its_attempt(tmp_
     for step in (5, 6, 7):
         logger.log_metrics({"loss": 2.0}, step)
         logger.flush()
-        logger._leave_file()
-    assert list(read_curves(tmp_path / "x" / "tensorboard")["loss"].steps) == [5, 6, 7]
-
-
-def test_a_finished_logger_makes_no_new_file(tmp_path):
-    logger = DurableTensorBoardLogger(RunDirectory(tmp_path / "x"))
-    logger.log_metrics({"loss": 1.0}, 0)
+        if step < 7:
+            logger._leave_file()
     logger.finalize("success")
     files = set(tmp_path.rglob("events*"))
     logger.flush()
-    assert set(tmp_path.rglob("events*")) == files and len(files) == 1
+    assert set(tmp_path.rglob("events*")) == files and len(files) == 3  # a finished logger makes no new file
+    assert list(read_curves(tmp_path / "x" / "tensorboard")["loss"].steps) == [5, 6, 7]
 
 
 def test_values_are_kept_in_memory_while_the_folder_cannot_be_created(tmp_path, recwarn):

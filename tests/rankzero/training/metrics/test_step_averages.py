@@ -1,8 +1,5 @@
 """Averages over ranks in separate processes, compared value by value with those of stock Lightning."""
 
-import multiprocessing
-import os
-import traceback
 import warnings
 from types import SimpleNamespace
 
@@ -10,7 +7,6 @@ import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
-from torch.distributed import FileStore
 
 from rankzero.sampling.batch_sampler import EVEN_SHARE, Share
 from rankzero.sampling.plan import SamplingPlan
@@ -75,12 +71,9 @@ class Rank:
         """Logs an epoch with at most one read, decides whether later values are deferred, and resets the counter."""
         self.averages.decide_deferral()
         self.train(read_at=read_at)
-        self.end_epoch()
-        self.strategy.reductions = 0
-
-    def end_epoch(self):
         self.averages.record_epoch()
         self.averages.decide_deferral()
+        self.strategy.reductions = 0
 
     @property
     def values(self):
@@ -94,115 +87,101 @@ class Rank:
         return actual == stock and bool(actual["log"])
 
 
-def run_rank(work, rank, world, store, queue):
-    code = 1
-    try:
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        torch.distributed.init_process_group("gloo", store=FileStore(store, world), rank=rank, world_size=world)
-        queue.put(work(Rank(rank, world)))
-        torch.distributed.barrier()
-        code = 0
-    except BaseException:
-        queue.put(traceback.format_exc())
-    finally:
-        os._exit(code)
+def call_with_rank(coordinator, work, *arguments):
+    return work(Rank(coordinator.launch.rank, coordinator.launch.world_size), *arguments)
 
 
 @pytest.fixture
-def on_ranks(tmp_path):
-    """Returns a function that calls `work` on each rank and returns the ranks' results."""
+def on_ranks(on_ranks):
+    """Like `on_ranks`, with functions that take a `Rank`."""
 
-    def run(world, work):
-        context = multiprocessing.get_context("fork")
-        queues = [context.SimpleQueue() for _ in range(world)]
-        store = str(tmp_path / f"store-{work.__name__}")
-        ranks = [
-            context.Process(target=run_rank, args=(work, rank, world, store, queues[rank])) for rank in range(world)
-        ]
-        for process in ranks:
-            process.start()
-        results = [queue.get() for queue in queues]
-        for process in ranks:
-            process.join()
-        assert [process.exitcode for process in ranks] == [0] * world, results
-        return results
+    def call(work, world, *arguments):
+        return on_ranks(call_with_rank, world, work, *arguments)
 
-    return run
+    return call
+
+
+def log_two_steps(rank):
+    results = []
+    for step in range(2):
+        rank.log(step)
+        results.append((rank.equals_stock(), rank.averages.defers, rank.strategy.reductions))
+    rank.results.reduce()
+    return results + [rank.strategy.reductions]
 
 
 def test_values_are_averaged_in_every_step_until_an_epoch_was_observed(on_ranks):
-    def work(rank):
-        results = []
-        for step in range(2):
-            rank.log(step)
-            results.append((rank.equals_stock(), rank.averages.defers, rank.strategy.reductions))
-        rank.results.reduce()
-        return results + [rank.strategy.reductions]
-
     count = len(OPERATIONS)
-    assert on_ranks(2, work) == [[(True, False, count), (True, False, 2 * count), 2 * count]] * 2
+    assert on_ranks(log_two_steps, 2) == [[(True, False, count), (True, False, 2 * count), 2 * count]] * 2
+
+
+def train_two_epochs(rank):
+    rank.observe()
+    rank.train(INTERVAL - 1)
+    before = rank.strategy.reductions
+    rank.train()
+    results = [before, rank.strategy.reductions, rank.averages.defers, rank.equals_stock()]
+    rank.averages.record_epoch()
+    rank.averages.decide_deferral()
+    rank.train()
+    rank.results.reduce()  # without deferred values
+    return results + [rank.strategy.reductions, rank.equals_stock()]
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_unread_values_are_averaged_together_at_the_end_of_the_interval(on_ranks, world):
     """Means and sums share one reduction; the logged values equal Lightning's."""
 
-    def work(rank):
-        rank.observe()
-        rank.train(INTERVAL - 1)
-        before = rank.strategy.reductions
-        rank.train()
-        results = [before, rank.strategy.reductions, rank.averages.defers, rank.equals_stock()]
-        rank.end_epoch()
-        rank.train()
-        rank.results.reduce()  # without deferred values
-        return results + [rank.strategy.reductions, rank.equals_stock()]
+    assert on_ranks(train_two_epochs, world) == [[0, 3, True, True, 6, True]] * world
 
-    assert on_ranks(world, work) == [[0, 3, True, True, 6, True]] * world
+
+def log_three_dtypes(rank):
+    rank.observe()
+    for step in range(INTERVAL):
+        for dtype in (torch.float64, torch.float32, torch.float16):
+            rank.log(step, dtype=dtype, prefix=f"{dtype} ")
+    rank.results.reduce()
+    return rank.equals_stock(), rank.averages.defers, rank.strategy.reductions
 
 
 def test_deferred_values_are_averaged_separately_per_dtype(on_ranks):
-    def work(rank):
-        rank.observe()
-        for step in range(INTERVAL):
-            for dtype in (torch.float64, torch.float32, torch.float16):
-                rank.log(step, dtype=dtype, prefix=f"{dtype} ")
-        rank.results.reduce()
-        return rank.equals_stock(), rank.averages.defers, rank.strategy.reductions
+    """Of two dtypes, since Lightning converts float16 to float32."""
+    assert on_ranks(log_three_dtypes, 2) == [(True, True, 2 * 3)] * 2
 
-    assert on_ranks(2, work) == [(True, True, 2 * 3)] * 2  # two dtypes: Lightning converts float16 to float32
+
+def read_in_first_epoch(rank, reader):
+    rank.observe(read_at=1 if rank.rank == reader else None)
+    rank.log(0)
+    results = [rank.averages.defers, rank.equals_stock()]
+    rank.averages.record_epoch()
+    rank.averages.decide_deferral()  # even after an epoch without a read
+    return results + [rank.averages.defers]
 
 
 @pytest.mark.parametrize("reader", [0, 1])
 def test_read_on_one_rank_in_the_first_epoch_prevents_deferral_on_all_ranks(on_ranks, reader):
-    def work(rank):
-        rank.observe(read_at=1 if rank.rank == reader else None)
-        rank.log(0)
-        results = [rank.averages.defers, rank.equals_stock()]
-        rank.end_epoch()  # even after an epoch without a read
-        return results + [rank.averages.defers]
+    assert on_ranks(read_in_first_epoch, 2, reader) == [[False, True, False]] * 2
 
-    assert on_ranks(2, work) == [[False, True, False]] * 2
+
+def read_later(rank, operations):
+    rank.observe()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        rank.log(0, operations)
+        for _ in range(2 * (rank.rank == 1)):
+            rank.averages.record_read()
+        logged_values = rank.values[0]["log"]
+        own_value = logged_values[operations[0] + "_step" * (operations[0] in ("mean", "max"))]
+        rank.log(1, operations)
+        rank.results.reduce()
+    results = [own_value, [str(warning.message) for warning in caught], rank.averages.defers, rank.equals_stock()]
+    rank.log(2, operations)
+    return results + [rank.equals_stock()]
 
 
 @pytest.mark.parametrize("operations", [("min",), OPERATIONS])
 def test_later_read_warns_once_and_ends_deferral_on_all_ranks(on_ranks, operations):
-    def work(rank):
-        rank.observe()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            rank.log(0, operations)
-            for _ in range(2 * (rank.rank == 1)):
-                rank.averages.record_read()
-            logged_values = rank.values[0]["log"]
-            own_value = logged_values[operations[0] + "_step" * (operations[0] in ("mean", "max"))]
-            rank.log(1, operations)
-            rank.results.reduce()
-        results = [own_value, [str(warning.message) for warning in caught], rank.averages.defers, rank.equals_stock()]
-        rank.log(2, operations)
-        return results + [rank.equals_stock()]
-
-    first, second = on_ranks(2, work)
+    first, second = on_ranks(read_later, 2, operations)
     for rank, (own_value, *_) in enumerate((first, second)):  # before the average, each rank sees its own values
         assert own_value == 1.5 + 10 * rank + OPERATIONS.index(operations[0])
     assert first[1] == [] and len(second[1]) == 1
@@ -211,77 +190,83 @@ def test_later_read_warns_once_and_ends_deferral_on_all_ranks(on_ranks, operatio
     assert first[2:] == second[2:] == [False, True, True]
 
 
-def test_read_of_already_averaged_values_does_not_end_deferral(on_ranks):
-    def work(rank):
-        rank.averages.record_read()  # before the first value
-        rank.log(0, fx="on_train_batch_end", prefix="other ")
-        rank.averages.record_read()
-        rank.train()
-        rank.averages.record_read()  # after the end of an interval
-        rank.end_epoch()
-        rank.train()
-        rank.averages.record_read()
-        rank.train()
-        return rank.averages.defers, rank.equals_stock()
+def read_averaged_values(rank):
+    rank.averages.record_read()  # before the first value
+    rank.log(0, fx="on_train_batch_end", prefix="other ")
+    rank.averages.record_read()
+    rank.train()
+    rank.averages.record_read()  # after the end of an interval
+    rank.averages.record_epoch()
+    rank.averages.decide_deferral()
+    rank.train()
+    rank.averages.record_read()
+    rank.train()
+    return rank.averages.defers, rank.equals_stock()
 
-    assert on_ranks(2, work) == [(True, True)] * 2
+
+def test_read_of_already_averaged_values_does_not_end_deferral(on_ranks):
+    assert on_ranks(read_averaged_values, 2) == [(True, True)] * 2
+
+
+def log_values_that_are_not_deferred(rank):
+    rank.observe()
+    results = []
+    for settings in ({"group": torch.distributed.group.WORLD}, {"fx": "on_train_batch_end"}):
+        rank.strategy.reductions, settings["prefix"] = 0, next(iter(settings))
+        rank.log(0, **settings)
+        results.append((rank.equals_stock(), rank.strategy.reductions))
+    return results
 
 
 def test_values_of_a_process_group_or_another_hook_are_never_deferred(on_ranks):
-    def work(rank):
-        rank.observe()
-        results = []
-        for settings in ({"group": torch.distributed.group.WORLD}, {"fx": "on_train_batch_end"}):
-            rank.strategy.reductions, settings["prefix"] = 0, next(iter(settings))
-            rank.log(0, **settings)
-            results.append((rank.equals_stock(), rank.strategy.reductions))
-        return results
+    assert on_ranks(log_values_that_are_not_deferred, 2) == [[(True, len(OPERATIONS))] * 2] * 2
 
-    assert on_ranks(2, work) == [[(True, len(OPERATIONS))] * 2] * 2
+
+def log_with_an_empty_rank(rank):
+    rank.observe()
+    rank.log(0)
+    rank.strategy.share = Share(1 - rank.rank, 1, 2.0 * (1 - rank.rank), 2.0 * (1 - rank.rank), True)
+    rank.log(1)
+    rank.strategy.share = EVEN_SHARE
+    reductions = rank.strategy.reductions
+    rank.results.reduce()
+    return reductions, rank.strategy.reductions, rank.equals_stock()
 
 
 def test_values_of_a_step_with_an_empty_rank_are_averaged_immediately(on_ranks):
     """The averaged value replaces a deferred value of the same name."""
 
-    def work(rank):
-        rank.observe()
-        rank.log(0)
-        rank.strategy.share = Share(1 - rank.rank, 1, 2.0 * (1 - rank.rank), 2.0 * (1 - rank.rank), True)
-        rank.log(1)
-        rank.strategy.share = EVEN_SHARE
-        reductions = rank.strategy.reductions
-        rank.results.reduce()
-        return reductions, rank.strategy.reductions, rank.equals_stock()
+    assert on_ranks(log_with_an_empty_rank, 2) == [(len(OPERATIONS), len(OPERATIONS), True)] * 2
 
-    assert on_ranks(2, work) == [(len(OPERATIONS), len(OPERATIONS), True)] * 2
+
+def log_with_shares(rank):
+    rank.observe()
+    rank.strategy._metric_weight = (1.5, 0.5)[rank.rank]
+    rank.log(0)
+    rank.strategy._metric_weight = 1.0
+    rank.results.reduce()
+    return rank.values[0]["log"]
 
 
 def test_deferred_mean_is_weighted_by_the_shares_of_its_own_step(on_ranks):
-    def work(rank):
-        rank.observe()
-        rank.strategy._metric_weight = (1.5, 0.5)[rank.rank]
-        rank.log(0)
-        rank.strategy._metric_weight = 1.0
-        rank.results.reduce()
-        return rank.values[0]["log"]
-
-    for results in on_ranks(2, work):
+    for results in on_ranks(log_with_shares, 2):
         assert results["mean_step"] == 1.5 * 0.75 + 11.5 * 0.25 and results["sum"] == (1.5 + 11.5) + 2
+
+
+def log_an_epoch(rank):
+    rank.observe()
+    rank.results.reset()
+    rank.train(operations=("mean",))
+    metric = rank.results["training_step.mean"]
+    return float(metric.value), float(metric._forward_cache)
 
 
 def test_epoch_values_stay_local_to_each_rank_within_the_epoch(on_ranks):
     """With `on_epoch`, each rank adds up the values of its steps; the ranks' sums are added at the end of the epoch."""
 
-    def work(rank):
-        rank.observe()
-        rank.results.reset()
-        rank.train(operations=("mean",))
-        metric = rank.results["training_step.mean"]
-        return float(metric.value), float(metric._forward_cache)
-
     local_sums = [sum((step + 1) * 1.5 + 10 * rank for step in range(INTERVAL)) * 2 for rank in (0, 1)]
     averaged = 1.5 * INTERVAL + 5
-    assert on_ranks(2, work) == [(local_sums[0], averaged), (local_sums[1], averaged)]
+    assert on_ranks(log_an_epoch, 2) == [(local_sums[0], averaged), (local_sums[1], averaged)]
 
 
 def test_one_process_never_defers_values():

@@ -34,7 +34,10 @@ def test_eight_runs_have_different_colors_and_neighbors_different_styles():
     assert all(STYLES[index] != STYLES[index + 1] for index in range(7))
 
 
-@pytest.mark.parametrize(("runs", "panels"), [(1, 1), (8, 1), (2, 3), (1, 6), (8, 6)])
+@pytest.mark.parametrize(
+    ("runs", "panels"),
+    [(1, 1), (8, 6), *(pytest.param(*size, marks=pytest.mark.soak) for size in ((8, 1), (2, 3), (1, 6)))],
+)
 def test_nothing_is_cut_off_and_the_legend_covers_no_panel(runs, panels):
     labels = [f"resnet50-imagenet-lr0.1-weight-decay-1e-4-mixup-cosine-warmup-seed{number}" for number in range(runs)]
     titles = [f"val/a_rather_long_metric_{number}_accuracy" for number in range(panels)]
@@ -58,14 +61,11 @@ def test_names_that_are_formulas_or_begin_with_an_underscore_are_shown_as_they_a
         save(figure, tmp_path / "figure.png")
 
 
-def test_the_legend_lists_only_runs_that_are_drawn():
+def test_the_legend_lists_only_runs_that_are_drawn_and_losses_have_a_logarithmic_axis():
     only_second = Panel("val/loss", [Line(1, [0.0], [1.0])])
     figure = draw(["a", "b"], [only_second], "steps")
     assert legend_texts(figure) == ["b"]
     assert figure.axes[0].lines[0].get_color() == figure.legends[0].get_lines()[0].get_color() == COLORS[1]
-
-
-def test_a_loss_over_several_magnitudes_has_a_logarithmic_axis():
     figure = draw(["a"], [panel("val/loss", 1, (10, 1, 0.01)), panel("val/accuracy", 1, (0.001, 0.1, 1.0))], "steps")
     assert [axes.get_yscale() for axes in figure.axes] == ["log", "linear"]
 

@@ -31,17 +31,13 @@ def test_train_loss_and_validation_metrics_are_drawn_common_ones_first(tmp_path)
     assert chosen_metrics([first, second]) == ([TRAIN_LOSS, "val/accuracy", "val/loss", "val_f1"], [])
 
 
-def test_the_metric_of_keep_best_is_the_first_validation_metric(tmp_path):
+def test_the_metric_of_keep_best_is_first_and_metrics_beyond_the_last_panel_are_named(
+    tmp_path,
+):
     kept = run(tmp_path, kept_best=("min", "val/loss"), val__loss=[1], val__accuracy=[1])
     assert chosen_metrics([kept])[0] == ["val/loss", "val/accuracy"]
-
-
-def test_metrics_without_known_words_are_drawn_if_there_are_no_others(tmp_path):
     assert chosen_metrics([run(tmp_path, reward=[1], x_axis__epoch=[1])])[0] == ["reward"]
     assert chosen_metrics([run(tmp_path)]) == ([], [])
-
-
-def test_metrics_beyond_the_last_panel_are_named(tmp_path):
     many = run(tmp_path, train__loss=[1], **{f"val__m{number}": [1] for number in range(MAX_PANELS)})
     assert chosen_metrics([many])[1] == [f"val/m{MAX_PANELS - 1}"]
 
@@ -73,12 +69,9 @@ def test_a_run_that_has_not_logged_the_axis_is_noted_and_not_drawn(tmp_path):
     assert notes == ["old: it has not logged its samples by step, so it is not drawn; --x steps draws it"]
 
 
-def test_long_curves_are_drawn_as_means_of_successive_values(tmp_path):
+def test_long_curves_are_drawn_as_means_of_successive_finite_values(tmp_path):
     (panel,), _ = panels([run(tmp_path, loss=[1.0, 3.0] * MAX_POINTS)], [TRAIN_LOSS], "steps")
     assert panel.averaged == 2 and panel.lines[0].y == [2.0] * MAX_POINTS
     assert panel.lines[0].x[:2] == [0.5, 2.5]
-
-
-def test_means_leave_out_values_that_are_not_finite():
     assert means([1, math.nan, 3, math.inf, 5], 3) == [1.0, 4.0]
     assert math.isnan(means([math.nan], 2)[0]) and means([], 2) == []

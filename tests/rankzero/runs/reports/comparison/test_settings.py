@@ -13,18 +13,14 @@ def test_only_settings_that_differ_are_returned_with_their_flags():
 
 
 def test_classes_and_settings_that_only_one_has_are_differences():
-    first = {"model": {"class_path": "MLP", "init_args": {"width": 8}}}
-    second = {"model": {"class_path": "ResNet", "init_args": {"depth": 18}}}
+    first = {"model": {"class_path": "MLP", "init_args": {"width": 8}}, "data": {"class_path": "A", "init_args": {}}}
+    second = {"model": {"class_path": "ResNet", "init_args": {"depth": 18}}, "data": {"class_path": "B"}}
     assert as_dict(first, second) == {
         "model": ["MLP", "ResNet"],
         "model.width": ["8", "-"],
         "model.depth": ["-", "18"],
+        "data": ["A", "B"],
     }
-
-
-def test_classes_without_settings_are_compared():
-    first, second = ({"model": {"class_path": name, "init_args": {}}} for name in ("MLP", "ResNet"))
-    assert as_dict(first, second) == {"model": ["MLP", "ResNet"]}
 
 
 def test_items_of_nested_lists_are_compared_one_by_one():
@@ -39,11 +35,8 @@ def test_items_of_nested_lists_are_compared_one_by_one():
     }
 
 
-def test_null_equals_absent():
+def test_null_equals_absent_and_null_false_zero_and_absent_are_shown_as_such():
     assert differences([{"a": None, "b": 1}, {"b": 1}]) == []
-
-
-def test_null_false_zero_and_absent_are_shown_as_such():
     values = [{"a": None, "b": 1}, {"a": False, "b": 1}, {"a": 0, "b": 1}, {"b": 1}]
     assert as_dict(*values) == {"a": ["null", "false", "0", "-"]}
 

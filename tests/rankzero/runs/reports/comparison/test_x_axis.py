@@ -15,11 +15,6 @@ def curve(steps, times=None, values=None):
     return Curve(list(steps), list(times or [0.0] * len(steps)), list(values or [1.0] * len(steps)))
 
 
-def test_steps_need_nothing_else():
-    axis = XAxis(STEPS, {}, run())
-    assert axis.is_known and axis.values(curve([0, 7])) == [0.0, 7.0]
-
-
 def test_samples_and_epochs_lie_on_lines_between_logged_positions():
     curves = {
         "x_axis/samples": curve([9, 19, 29], values=[320.0, 640.0, 800.0]),
@@ -43,9 +38,11 @@ def test_runs_without_logged_positions_are_drawn_by_their_totals():
     assert not XAxis(STEPS, {}, run(steps=10, epochs=2)).is_estimated
 
 
-def test_runs_without_positions_and_totals_have_no_such_axis():
-    assert not XAxis(SAMPLES, {"loss": curve([1])}, run()).is_known
+def test_steps_and_seconds_need_nothing_else_and_samples_need_positions_or_totals():
+    axis = XAxis(STEPS, {}, run())
+    assert axis.is_known and axis.values(curve([0, 7])) == [0.0, 7.0]
     assert XAxis(SECONDS, {"loss": curve([1])}, run()).is_known
+    assert not XAxis(SAMPLES, {"loss": curve([1])}, run()).is_known
 
 
 def test_seconds_leave_out_the_time_between_attempts():

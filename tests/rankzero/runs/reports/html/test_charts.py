@@ -60,6 +60,10 @@ def test_the_parts_of_many_steps_are_averaged(count):
     charts = charts_of({"wall_time/forward_ms": curve(*[1.0, 3.0] * (count // 2), every=1)}, [0])
     (area,) = charts.step_time.areas
     assert (area.mean, area.percent) == ("2", 100.0) and len(area.points.split()) <= 300
+    parts = {tag: Curve([0, 9], [], [0.0, 0.0]) for tag in STEP_PARTS}
+    parts["wall_time/forward_ms"] = Curve([0, 9], [], [110.0, 10.0])  # weighed by the steps of each interval
+    (area,) = charts_of(parts, []).step_time.areas
+    assert area.mean == "20" and area.percent == 100.0
 
 
 def test_of_many_ranks_the_slowest_are_shown_beside_the_median():
@@ -86,11 +90,13 @@ def test_attempts_are_marked_and_their_labels_do_not_overlap():
     assert [tuple(mark) for mark in charts.attempts] == [(50, "4")]
 
 
-def test_values_that_are_not_finite_are_counted():
+def test_values_that_are_not_finite_are_counted_and_a_run_without_curves_has_no_charts():
     (chart,) = charts_of({"loss": curve(1.0, math.nan, math.inf, 2.0)}, [0]).training
     assert chart.notes == ["2 values are not finite (NaN or infinity)"]
     (chart,) = charts_of({"loss": curve(math.nan)}, [0]).training
     assert chart.notes == ["1 value is not finite (NaN or infinity)"] and chart.lines[0].last == "not finite"
+    charts = charts_of({"x_axis/epoch": curve(1.0, 2.0)}, [0, 5])
+    assert not charts.training and not charts.axes and not charts.attempts
 
 
 def test_charts_and_lines_are_limited():
@@ -100,18 +106,6 @@ def test_charts_and_lines_are_limited():
     many = {f"loss/dataloader_idx_{number}": curve(1.0, 2.0) for number in range(9)}
     (chart,) = charts_of(many, [0]).training
     assert len(chart.lines) == MAX_LINES and chart.notes == [f"{9 - MAX_LINES} more in TensorBoard"]
-
-
-def test_a_run_without_curves_has_no_charts():
-    charts = charts_of({"x_axis/epoch": curve(1.0, 2.0)}, [0, 5])
-    assert not charts.training and not charts.axes and not charts.attempts
-
-
-def test_the_mean_time_of_a_part_weighs_each_interval_by_its_steps():
-    parts = {tag: Curve([0, 9], [], [0.0, 0.0]) for tag in STEP_PARTS}
-    parts["wall_time/forward_ms"] = Curve([0, 9], [], [110.0, 10.0])
-    (area,) = charts_of(parts, []).step_time.areas
-    assert area.mean == "20" and area.percent == 100.0
 
 
 def test_steps_below_zero_are_left_out_of_the_time_of_a_step():

@@ -12,33 +12,32 @@ def commands(run="runs/x", status="stopped", has_curves=False, summary=None, **e
     return next_commands(RunDirectory(Path(run)), summary, {**ENVIRONMENT, **environment}, has_curves)
 
 
+FIT = ["python", "fit.py"]
+
+
 @pytest.mark.parametrize(
-    ("typed", "expected"),
+    ("environment", "purpose", "expected"),
     [
-        (["fit.py"], "fit.py --name x"),
-        (["fit.py", "--name", "x"], "fit.py --name x"),
-        (["fit.py", "--run_name=x", "--resume=never"], "fit.py --run_name=x"),
-        (["fit.py", "--resume", "runs/y", "--epochs", "3"], "fit.py --epochs 3 --name x"),
-        (["fit.py", "--model.hidden_sizes", "[4, 8]"], "fit.py --model.hidden_sizes '[4, 8]' --name x"),
+        ({"command": ["fit.py"]}, "", "fit.py --name x"),
+        ({"command": ["fit.py", "--name", "x"]}, "", "fit.py --name x"),
+        ({"command": ["fit.py", "--run_name=x", "--resume=never"]}, "", "fit.py --run_name=x"),
+        ({"command": ["fit.py", "--resume", "runs/y", "--epochs", "3"]}, "", "fit.py --epochs 3 --name x"),
+        ({"command": ["fit.py", "--model.sizes", "[4, 8]"]}, "", "fit.py --model.sizes '[4, 8]' --name x"),
+        (
+            {"launcher": "torchrun", "command": FIT},
+            ", with the launch line of torchrun; each process runs",
+            "python fit.py --name x",
+        ),
+        (
+            {"command": ["fit.py", "--api_key", "abc", "--name", "x"]},
+            ", with the secret values in place of ...",
+            "fit.py --api_key ... --name x",
+        ),
+        ({"is_script": True, "command": FIT}, ": the same command with --name x", "python fit.py"),
     ],
 )
-def test_the_command_to_resume_is_the_typed_one_with_the_name_of_the_run(typed, expected):
-    assert [tuple(command) for command in commands(command=typed)] == [("Resume", expected)]
-
-
-def test_under_a_launcher_the_command_is_that_of_each_process():
-    ((purpose, command),) = commands(launcher="torchrun", command=["python", "fit.py"])
-    assert purpose == "Resume, with the launch line of torchrun; each process runs" and command.endswith("--name x")
-
-
-def test_a_command_with_hidden_secrets_says_that_they_have_to_be_typed():
-    ((purpose, command),) = commands(command=["fit.py", "--api_key", "abc", "--name", "x"])
-    assert purpose == "Resume, with the secret values in place of ..." and command == "fit.py --api_key ... --name x"
-
-
-def test_a_script_is_started_again_as_it_is():
-    ((purpose, command),) = commands(is_script=True, command=["python", "train.py"])
-    assert purpose == "Resume: the same command with --name x" and command == "python train.py"
+def test_the_command_to_resume_is_the_typed_one_with_the_name_of_the_run(environment, purpose, expected):
+    assert [tuple(command) for command in commands(**environment)] == [(f"Resume{purpose}", expected)]
 
 
 def test_a_submitted_job_is_resumed_with_submit(tmp_path):
@@ -62,14 +61,9 @@ def test_a_finished_run_is_evaluated_if_a_command_has_trained_it():
 
 
 @pytest.mark.parametrize("environment", [{}, {"command": []}, {"is_script": True}])
-def test_a_failed_run_without_a_checkpoint_starts_again(environment):
+def test_a_failed_run_without_a_checkpoint_starts_again_from_the_same_checkpoint(environment):
     ((purpose, _),) = commands(status="failed", summary={"checkpoint": None}, **environment)
     assert purpose.startswith("Start again")
-
-
-def test_a_run_without_a_checkpoint_starts_again_from_the_same_checkpoint():
     typed = ["fit.py", "--resume", "runs/y"]
-    assert (
-        commands(status="failed", summary={"checkpoint": None}, command=typed)[0].command
-        == "fit.py --resume runs/y --name x"
-    )
+    ((_, command),) = commands(status="failed", summary={"checkpoint": None}, command=typed)
+    assert command == "fit.py --resume runs/y --name x"

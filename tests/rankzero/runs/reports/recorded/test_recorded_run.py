@@ -7,9 +7,13 @@ from recorded_runs import write_run
 
 
 def test_the_fields_of_a_run_come_from_its_files(tmp_path):
-    run = read_run(write_run(tmp_path / "a", "stopped", attempts=3, another_attempt=True, age=100))
+    path = write_run(tmp_path / "a", "stopped", attempts=3, another_attempt=True, age=100)
+    run = read_run(path)
     assert (run.status, run.attempts, run.steps, run.host, len(run.starts)) == ("stopped", 3, 69, "node1", 3)
     assert run.has_newest_summary and run.awaits_attempt and not run.is_archived and run.problem == ""
+    text = (path / "run.json").read_text()
+    (path / "run.json").write_text(text.replace('"attempts": [', '"attempts": [{"number": 0}, '))
+    assert not read_run(path).has_newest_summary  # the summary is that of an earlier attempt
 
 
 @pytest.mark.parametrize(
@@ -28,18 +32,6 @@ def test_the_metric_of_keep_best_is_read_from_both_kinds_of_configuration(tmp_pa
     assert read_run(run).kept_best == expected
 
 
-def test_a_summary_of_an_earlier_attempt_is_not_the_newest(tmp_path):
-    run = write_run(tmp_path / "a", "stopped", attempts=1)
-    text = (run / "run.json").read_text()
-    (run / "run.json").write_text(text.replace('"attempts": [', '"attempts": [{"number": 0}, '))
-    assert not read_run(run).has_newest_summary
-
-
-def test_archived_runs_are_recognized_by_their_name(tmp_path):
-    names = ["a.before-1", "a.before-12", "a.before-x", "a.before-1b", ".before-1"]
-    assert [read_run(tmp_path / name).is_archived for name in names] == [True, True, False, False, False]
-
-
 def test_a_pipe_in_place_of_a_file_is_not_read(tmp_path):
     run = write_run(tmp_path / "a")
     for name in ("run.json", "summary.json", "config.yaml"):
@@ -48,12 +40,10 @@ def test_a_pipe_in_place_of_a_file_is_not_read(tmp_path):
     assert read_run(run).problem == "run.json cannot be read: not a file; summary.json cannot be read: not a file"
 
 
-def test_a_name_that_is_too_long_is_no_run(tmp_path):
-    assert not is_run(tmp_path / ("n" * 300))
-
-
 def test_only_directories_with_a_record_are_runs(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
-    assert not any(is_run(tmp_path / name) for name in ("file", "folder", "missing", "file/inside", "nul\0"))
+    assert not any(is_run(tmp_path / name) for name in ("file", "folder", "missing", "file/inside", "nul\0", "n" * 300))
     assert is_run(write_run(tmp_path / "a"))
+    names = ["a.before-1", "a.before-12", "a.before-x", "a.before-1b", ".before-1"]
+    assert [read_run(tmp_path / name).is_archived for name in names] == [True, True, False, False, False]

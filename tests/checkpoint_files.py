@@ -1,0 +1,44 @@
+"""Small checkpoints that tests write, with and without code."""
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankzero.runs.checkpoints.write import write_directory
+
+
+class CreatesFolder:
+    """Creates a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.makedirs, (str(self.path), 0o777, True)
+
+
+def content(step: int, **entries: Any) -> dict[str, Any]:
+    """Returns the content of a checkpoint."""
+    return {"epoch": 1, "global_step": step, "w": torch.full((3,), step), "rankzero": {"run": "x"}, **entries}
+
+
+def save(folder: Path, step: int, **entries: Any) -> Path:
+    """Writes a checkpoint and returns its directory."""
+    path = folder / f"step-{step:08d}"
+    write_directory(content(step, **entries), path)
+    return path
+
+
+def serialized(content: Any) -> bytes:
+    """Returns the bytes that `torch.save` writes."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def names(folder: Path) -> list[str]:
+    """Returns the sorted names of the files in a folder."""
+    return sorted(path.name for path in folder.iterdir())
