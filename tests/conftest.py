@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 import running
 from progress import Progress
+from rankzero import messages
 from system.preloaded import programs
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -58,6 +59,9 @@ def fail_on_leaks() -> Iterator[None]:
     yield
     assert _variables() == initial_variables, "the test leaked an environment variable"
     assert not (torch.distributed.is_available() and torch.distributed.is_initialized()), "a process group is left"
+    leaves_trainer = bool(messages._spellings)
+    messages.set_spelling(None)  # so that only this test fails
+    assert not leaves_trainer, "a Trainer was built without `script_process`"
     leaked = [
         thread.name
         for thread in set(threading.enumerate()) - initial_threads

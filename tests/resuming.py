@@ -10,12 +10,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import BaseFinetuning, BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.cli import LightningCLI
-from stock import SILENT
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankzero.training.fit_loop import fit_loop_of
 from running import fit_in_process, restore_process_state
+from stock import SILENT
 
 SAMPLES, BATCH, EPOCHS = 64, 8, 4
 """An epoch has 8 steps."""

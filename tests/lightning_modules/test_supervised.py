@@ -4,7 +4,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import ReduceLROnPlateau
-from stock import SILENT
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import SGD
@@ -13,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_modules.schedule import Constant, Cosine
 from lightning_modules.supervised import Supervised, required
 from running import restore_process_state
+from stock import SILENT
 
 SAMPLES, FEATURES, CLASSES = 10, 4, 3
 

@@ -14,7 +14,6 @@ from boring_models import DropoutNet, samples
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from lightning.pytorch.loggers import CSVLogger
-from stock import QUIET, differences, every_hook
 
 import rankzero
 from rankzero import Trainer
@@ -24,6 +23,7 @@ from rankzero.distributed.session import Session
 from rankzero.messages import RequestError
 from rankzero.runs import attempt as attempt_module
 from rankzero.runs.checkpoints.manifest import checkpoints_in, read_manifest
+from stock import QUIET, differences, every_hook
 
 
 def train(kind, calls=None, **settings):

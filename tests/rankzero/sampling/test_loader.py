@@ -6,13 +6,13 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.demos.boring_classes import BoringModel
-from stock import SIZE, Loaders, Net, train
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankzero.sampling.batch_sampler import ElasticBatchSampler
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
 from running import train_in_process
+from stock import SIZE, Loaders, Net, train
 
 
 class Tagged(DataLoader):

@@ -11,7 +11,6 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
-from stock import SILENT
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankzero.distributed.devices import WorldInfo
@@ -23,6 +22,7 @@ from rankzero.training.fit_loop import install
 from rankzero.training.metrics import epoch_averages
 from rankzero.training.prediction_loop import PredictionLoop
 from rankzero.training.strategies import OneProcess
+from stock import SILENT
 
 
 class DDPSubclass(DDPStrategy):

@@ -8,6 +8,14 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from torch.utils.data import DataLoader
+
+from rankzero import Trainer as RunTrainer
+from rankzero.runs.directory import RunDirectory
+from rankzero.runs.tensorboard.curves import read_curves
+from rankzero.training.fast import replaced
+from rankzero.training.fit_loop import fit_loop_of
+from running import script_process
 from stock import (
     BATCHES,
     SIZE,
@@ -23,14 +31,6 @@ from stock import (
     train,
     with_methods,
 )
-from torch.utils.data import DataLoader
-
-from rankzero import Trainer as RunTrainer
-from rankzero.runs.directory import RunDirectory
-from rankzero.runs.tensorboard.curves import read_curves
-from rankzero.training.fast import replaced
-from rankzero.training.fit_loop import fit_loop_of
-from running import restore_process_state
 
 
 def step_lr(every=3):
@@ -238,7 +238,7 @@ class SeededModel(BoringModel):
 def trained_in(folder, *callbacks, ckpt_path=None, model_class=None, **settings):
     """Trains for three epochs of 17 samples, and returns the weights, the train loss by step, and the ledger."""
     torch.manual_seed(1)
-    with restore_process_state():
+    with script_process(folder.parent):
         trainer = RunTrainer(
             max_epochs=3, accelerator="cpu", root=folder.parent, name=folder.name, resume="never", quiet=True,
             callbacks=list(callbacks), log_every_n_steps=2, limit_val_batches=0, **settings,

@@ -3,11 +3,11 @@
 import pytest
 from boring_models import WeightedNet
 from lightning.pytorch import Trainer
-from stock import SILENT
 
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 from running import fit_in_process, restore_process_state, train_in_process
+from stock import SILENT
 
 
 class HookRecorder(LoopCallback):

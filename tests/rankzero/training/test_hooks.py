@@ -5,12 +5,12 @@ import functools
 import pytest
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
-from stock import SILENT
 
 from rankzero.distributed.monitoring.activity import SANITY_CHECK
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback, LoopHooks, Subscribers
 from running import train_in_process
+from stock import SILENT
 
 
 class Recorder(LoopCallback):

@@ -7,7 +7,6 @@ import torch
 from lightning.pytorch import Trainer as StockTrainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.demos.boring_classes import BoringModel
-from stock import SILENT, assert_equals_stock
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from rankzero import Trainer
@@ -15,6 +14,7 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.prediction_loop import PredictionLoop, _complete_last_batch, _with_last_batch
 from rankzero.training.strategies import OneProcess
 from running import restore_process_state
+from stock import SILENT, assert_equals_stock
 
 DATA = TensorDataset(torch.arange(10.0)[:, None])
 

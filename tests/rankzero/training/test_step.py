@@ -4,6 +4,9 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loops.optimization.automatic import Closure
+from torch import nn
+
+from rankzero.training.step import OptimizerStep
 from stock import (
     BATCHES,
     Net,
@@ -14,9 +17,6 @@ from stock import (
     train,
     with_methods,
 )
-from torch import nn
-
-from rankzero.training.step import OptimizerStep
 
 
 def return_dict(self, batch, batch_idx):

@@ -8,7 +8,6 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from stock import SILENT, Loaders, Net, differences, train
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -19,6 +18,7 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.strategies import OneProcess, strategy_of
 from running import train_in_process
+from stock import SILENT, Loaders, Net, differences, train
 
 DATA = TensorDataset(torch.arange(9.0)[:, None])
 

@@ -4,12 +4,12 @@ from pathlib import Path
 import pytest
 import torch
 from resuming import Net, fit_in, fit_stock
-from stock import differences
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rankzero.messages import RequestError
 from rankzero.training.fit_loop import fit_loop_of
 from running import fit_in_process
+from stock import differences
 
 pytestmark = pytest.mark.usefixtures("finders_without_gc")
 

@@ -4,7 +4,6 @@ import signal
 import pytest
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
-from stock import SILENT
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.peers import Peer
@@ -17,6 +16,7 @@ from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interv
 from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
 from rankzero.training.fit_loop import fit_loop_of
 from running import train_in_process
+from stock import SILENT
 
 
 class RequestStop(Callback):

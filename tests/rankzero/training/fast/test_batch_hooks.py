@@ -3,12 +3,12 @@
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer import call
-from stock import AtBatch, Counts, Net, assert_equals_stock, observe
 
 from rankzero.distributed.monitoring.activity import Activity
 from rankzero.training.fast.batch_hooks import BATCH_HOOKS, BatchHooks, has_any, overrides
 from rankzero.training.hooks import HookBridge, LoopCallback
 from rankzero.training.metrics.interval_record import IntervalRecord
+from stock import AtBatch, Counts, Net, assert_equals_stock, observe
 
 
 class EqualToAll(Counts):

@@ -6,6 +6,10 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.profilers import AdvancedProfiler
+
+from rankzero.training.fast import replaced
+from rankzero.training.fast.conditions import TRANSFER_HOOKS, fallback_reason, has_stock_optimizer_step, needs_transfer
+from rankzero.training.fast.epoch import dependencies_of
 from stock import (
     Net,
     differences,
@@ -15,10 +19,6 @@ from stock import (
     train,
     with_methods,
 )
-
-from rankzero.training.fast import replaced
-from rankzero.training.fast.conditions import TRANSFER_HOOKS, fallback_reason, has_stock_optimizer_step, needs_transfer
-from rankzero.training.fast.epoch import dependencies_of
 
 INSTANCES = [
     *(f"trainer.strategy.{name}" for name in ("backward", "training_step", "optimizer_step", "batch_to_device")),

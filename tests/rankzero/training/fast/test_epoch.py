@@ -6,10 +6,10 @@ import pytest
 from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.trainer import call
-from stock import BATCHES, AtBatch, Counts, Net, assert_equals_stock, differences, observe, train
 
 from rankzero.training.epoch_loop import EpochLoop
 from rankzero.training.fast.epoch import dependencies_of
+from stock import BATCHES, AtBatch, Counts, Net, assert_equals_stock, differences, observe, train
 
 
 def change_accumulation(callback, trainer, module):

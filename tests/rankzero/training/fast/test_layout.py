@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from stock import differences
 from torch import nn
 
 from rankzero.training.fast import layout as layout_module
@@ -21,6 +20,7 @@ from rankzero.training.fast.layout import (
     layer_unsafe_in_channels_last,
 )
 from running import evaluate_in_process, fit, fit_in_process, weights
+from stock import differences
 
 RESNET = ("--model", "ResNet", "--model.width", "16", "--data", "SyntheticImages", "--data.count", "32")
 SMALL = (*RESNET, "--data.image_size", "8", "--batch_size", "8", "--run", "x", "--fast", "yes")

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torchmetrics
 from lightning.pytorch import LightningModule
-from stock import BATCHES, Net, assert_equals_stock, observe, observe_error, train, with_methods
 
 from rankzero.training.fast.log import FastLog
+from stock import BATCHES, Net, assert_equals_stock, observe, observe_error, train, with_methods
 
 
 class KeepsLog(Net):

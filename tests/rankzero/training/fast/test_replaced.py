@@ -9,7 +9,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from stock import AtBatch, Counts, Net, differences, log_calls, observe, of_stock
 
 from rankzero.training.fast import known_sources, replaced
 from rankzero.training.fast.known_sources import KNOWN_SOURCES
@@ -20,6 +19,7 @@ from rankzero.training.fast.replaced import (
     changed_in_lightning,
     source_digest,
 )
+from stock import AtBatch, Counts, Net, differences, log_calls, observe, of_stock
 
 CORE, STRATEGY = "lightning.pytorch.core", "lightning.pytorch.strategies.Strategy"
 MODULE, PRECISION = f"{CORE}.LightningModule", "lightning.pytorch.plugins.precision.Precision"

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from stock import differences
 
 from rankzero.training.metrics.epoch_averages import Results, gathered_values, merge
+from stock import differences
 
 
 def log(results, value, name="loss", size=1, **settings):

@@ -6,11 +6,11 @@ import torch
 from boring_models import DropoutNet as Net
 from boring_models import samples
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from stock import QUIET
 
 from rankzero import Trainer
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.manifest import MANIFEST
+from stock import QUIET
 
 
 def trained(kind, **settings):

@@ -2,6 +2,7 @@
 
 import pytest
 from resuming import fit_in, fit_stock
+
 from stock import differences
 
 pytestmark = pytest.mark.usefixtures("finders_without_gc")

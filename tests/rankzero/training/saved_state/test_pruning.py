@@ -3,7 +3,6 @@
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelPruning
-from stock import differences
 from torch import nn
 from torch.nn.utils import prune
 
@@ -14,6 +13,7 @@ from rankzero.training.saved_state.pruning import (
     use_tickets,
     without_pruning,
 )
+from stock import differences
 
 
 def net():
