@@ -27,6 +27,7 @@ def pytest_configure(config):
     folder = tempfile.TemporaryDirectory(prefix="rankzero-tests-")
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_CONFIG_HOME"] = folder.name
+    os.environ["RES_OPTIONS"] = "timeout:1"  # torch looks up names of addresses, and a lost packet costs 5 s
     runs_tests = hasattr(config, "workerinput") or not config.option.numprocesses
     if runs_tests and "not system" not in config.option.markexpr:
         preloaded = programs(Path(folder.name) / "programs")

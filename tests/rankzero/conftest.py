@@ -11,8 +11,16 @@ import pytest
 from rankzero.distributed import session
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.session import Session
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import is_peer_failure, set_quiet, set_spelling
 from running import as_rank, reserved_port, restore_process_state
+
+
+@pytest.fixture
+def scale_timers():
+    """Returns a function that multiplies all durations of `TIMERS` by a factor until the test ends."""
+    yield TIMERS.scale
+    TIMERS.scale(1)
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ import time
 
 import pytest
 
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
-from rankzero.runs import shared_folder
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.shared_folder import check_shared, wait_until_visible
 
@@ -31,7 +31,7 @@ def test_the_directory_of_the_attempt_is_accepted(run):
     "values", [{"id": "of another run"}, {"attempt": 2}, {"name_there": "y"}], ids=["run", "copy", "none"]
 )
 def test_another_directory_is_refused(run, monkeypatch, values):
-    monkeypatch.setattr(shared_folder, "SHARED_SECONDS", 0.1)
+    monkeypatch.setattr(TIMERS, "shared_file", 0.1)
     if name := values.pop("name_there", None):
         values["path"] = run.path.parent / name
     with pytest.raises(RequestError, match="does not share .*, in which rank zero has created the run [xy]") as caught:
