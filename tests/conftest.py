@@ -31,6 +31,7 @@ def pytest_configure(config):
     os.environ["XDG_CONFIG_HOME"] = folder.name
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Progress(config))
+    os.environ["RES_OPTIONS"] = "timeout:1"  # torch looks up names of addresses, and a lost packet costs 5 s
     runs_tests = hasattr(config, "workerinput") or not config.option.numprocesses
     if runs_tests and "not system" not in config.option.markexpr:
         preloaded = programs(Path(folder.name) / "programs")

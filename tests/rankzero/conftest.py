@@ -10,8 +10,16 @@ from functools import cache
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import is_peer_failure
 from running import TOY, as_rank, fit_in_folder, reserved_port, script_process
+
+
+@pytest.fixture
+def scale_timers():
+    """Returns a function that multiplies all durations of `TIMERS` by a factor until the test ends."""
+    yield TIMERS.scale
+    TIMERS.scale(1)
 
 
 @pytest.fixture

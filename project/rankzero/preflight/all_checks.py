@@ -17,13 +17,12 @@ from rankzero.distributed.coordination.process_group import destroy_process_grou
 from rankzero.distributed.environments.launch_problems import has_invalid_interface
 from rankzero.distributed.monitoring.slow_ranks import SLOW_FACTOR
 from rankzero.distributed.session import Session
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import AnotherRankFailed, Exit, RequestError, print_error
 from rankzero.preflight.bandwidth import check_collectives
 from rankzero.preflight.check import (
-    COLLECTIVE_SECONDS,
     FAIL,
     NETWORK_ADVICE,
-    NETWORK_SECONDS,
     SKIPPED,
     WARN,
     Check,
@@ -98,7 +97,7 @@ def thresholds(options: NetworkOptions) -> dict[str, Any]:
         "clock_seconds": CLOCK_SECONDS,
         "fsync_seconds": SLOW_FSYNC_SECONDS,
         "import_seconds": SLOW_IMPORT_SECONDS,
-        "collective_seconds": COLLECTIVE_SECONDS,
+        "collective_seconds": TIMERS.message,
     }
 
 
@@ -220,7 +219,7 @@ def _check_network(session: Session, run: PlannedRun, options: NetworkOptions, r
         for name in ("gloo messages", "nccl messages", "collectives", "links"):
             report.add(Check(name, SKIPPED, "there is only one process"))
         return True
-    uses_nccl, timeout = world.backend == "nccl", timedelta(seconds=COLLECTIVE_SECONDS + world.size / 4)
+    uses_nccl, timeout = world.backend == "nccl", timedelta(seconds=TIMERS.message + world.size / 4)
     device = torch.device("cuda", world.index) if uses_nccl else torch.device("cpu")
     groups: dict[str, Any] = {}
 
@@ -240,7 +239,7 @@ def _check_network(session: Session, run: PlannedRun, options: NetworkOptions, r
             return Check("nccl messages", SKIPPED, f"the run communicates by {world.backend} on {world.accelerator}")
         return check_message_passing(coordinator, "nccl", groups["nccl"], device, report.notify)
 
-    _, errors = gather(coordinator, connect, NETWORK_SECONDS)
+    _, errors = gather(coordinator, connect, TIMERS.network_check)
     if errors:
         summary = "the ranks cannot connect to one another"
         details = error_lines(errors, coordinator.hosts)

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import synchronize
 from rankzero.distributed.process.limits.memory import available_memory
-from rankzero.preflight.check import FAIL, NETWORK_ADVICE, NETWORK_SECONDS, OK, WARN, Check, error_lines, gather
+from rankzero.distributed.timers import TIMERS
+from rankzero.preflight.check import FAIL, NETWORK_ADVICE, OK, WARN, Check, error_lines, gather
 
 SIZES = tuple(4**power for power in range(5, 15))
 """Sizes of the buffers in bytes, from 1 KiB to 256 MiB."""
@@ -49,10 +50,12 @@ def check_collectives(
     """
     launch, hosts = coordinator.launch, coordinator.hosts
     size, local_ranks = launch.world_size, launch.local_world_size or 1
-    _, errors = gather(coordinator, lambda: _check_values(launch.rank or 0, size, device), NETWORK_SECONDS)
+    _, errors = gather(coordinator, lambda: _check_values(launch.rank or 0, size, device), TIMERS.network_check)
     measured: list[Any] = []
     if not errors:
-        measured, errors = gather(coordinator, lambda: _measure_all_reduce(size, local_ranks, device), NETWORK_SECONDS)
+        measured, errors = gather(
+            coordinator, lambda: _measure_all_reduce(size, local_ranks, device), TIMERS.network_check
+        )
     if errors:
         details = error_lines(errors, hosts)
         values: dict[str, Any] = {"errors": errors}

@@ -20,12 +20,6 @@ CHECK_NAMES = (
 MAX_SHOWN_VALUES = 8
 """How many different values of one property, or different errors, a check shows."""
 
-COLLECTIVE_SECONDS = 60
-"""Time limit of a message or a collective."""
-
-NETWORK_SECONDS = 180.0
-"""Time limit of a check of the network on the other ranks, after this rank has finished it."""
-
 NETWORK_ADVICE = (
     "check the network and the firewall between the hosts shown above; --interface NAME selects another network"
 )

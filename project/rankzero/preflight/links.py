@@ -9,10 +9,10 @@ import torch.distributed as dist
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import synchronize
+from rankzero.distributed.timers import TIMERS
 from rankzero.preflight.check import (
     FAIL,
     NETWORK_ADVICE,
-    NETWORK_SECONDS,
     OK,
     SKIPPED,
     WARN,
@@ -59,7 +59,7 @@ def check_links(coordinator: Coordinator, device: torch.device, mode: str, warn_
                     own.append([*pair, _exchange(pair, rank, device)])
         return own
 
-    measured, errors = gather(coordinator, measure, NETWORK_SECONDS + SECONDS_PER_ROUND * len(rounds))
+    measured, errors = gather(coordinator, measure, TIMERS.network_check + SECONDS_PER_ROUND * len(rounds))
     if errors:
         details, text = error_lines(errors, hosts), "a pair of ranks could not communicate"
         return Check("links", FAIL, text, details, [NETWORK_ADVICE], {"errors": errors}, blocks=True)

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.preflight.check import FAIL, NETWORK_ADVICE, NETWORK_SECONDS, OK, Check, error_lines, gather
+from rankzero.distributed.timers import TIMERS
+from rankzero.preflight.check import FAIL, NETWORK_ADVICE, OK, Check, error_lines, gather
 
 VALUES = 1024
 """Number of values in a message."""
@@ -67,9 +68,9 @@ def check_message_passing(
             raise ValueError(CHANGED)
         return True
 
-    seconds, errors = gather(coordinator, send_to_each, NETWORK_SECONDS)
+    seconds, errors = gather(coordinator, send_to_each, TIMERS.network_check)
     if not errors:
-        _, errors = gather(coordinator, send_around, NETWORK_SECONDS)
+        _, errors = gather(coordinator, send_around, TIMERS.network_check)
     round_trips = [round(value, 6) for value in seconds[0] or []]
     if errors:
         values = {"round_trips": round_trips, "errors": errors}

@@ -25,17 +25,10 @@ from pathlib import Path
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.process_state import process_state
 from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError, printable
 from rankzero.runs.checkpoints.atomic_files import make_folder, sync_folder, synced
 from rankzero.runs.directory import cannot_write_error
-
-HEARTBEAT_SECONDS = 10.0
-"""Seconds between two heartbeats of the owner."""
-
-STALE_SECONDS = 60.0
-"""Seconds without a heartbeat after which an owner counts as dead, if its process cannot be inspected."""
-
-POLL_SECONDS = 1.0
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -108,7 +101,7 @@ class RunLock:
         self._released = threading.Event()
 
     def acquire(self, run: Path) -> None:
-        """Takes the lock of a run's directory, which need not exist. May wait for `STALE_SECONDS`.
+        """Takes the lock of a run's directory, which need not exist. May wait for `TIMERS.lock_stale`.
 
         Raises:
             RequestError: Another process is training the run, or the folder of the runs is not writable.
@@ -121,7 +114,7 @@ class RunLock:
             make_folder(folder)
             with self._temporary_file(claimant) as file:
                 while not self._try_to_acquire(file, claimant):
-                    time.sleep(0.01)
+                    time.sleep(TIMERS.poll)
                 self._keep_alive(file, claimant)
         except OSError as error:
             if error.errno not in _NO_LINKS:
@@ -175,7 +168,7 @@ class RunLock:
         return True
 
     def _is_alive(self, owner: Owner, path: Path) -> bool | None:
-        """Returns whether an owner is alive, or None if the lock changed meanwhile. May wait for `STALE_SECONDS`."""
+        """Returns whether an owner is alive, or None if the lock changed. May wait for `TIMERS.lock_stale`."""
         if owner.is_on_host_of(Peer.this(self.launch)):
             process = process_state(owner.pid)
             if process is None or process[1] != owner.born or process[0] in ("Z", "X"):
@@ -183,11 +176,11 @@ class RunLock:
             if owner.born:
                 return True
             # Without /proc, another process may have reused the process id: wait for a heartbeat.
-        first_heartbeat, deadline = last_heartbeat(path), time.monotonic() + STALE_SECONDS
+        first_heartbeat, deadline = last_heartbeat(path), time.monotonic() + TIMERS.lock_stale
         line = f"run {self._run.name} belongs to process {owner.pid} on {owner.host} since {owner.since}; "
-        self.notify(printable(f"{line}waiting {STALE_SECONDS:g} s for its heartbeat"))
+        self.notify(printable(f"{line}waiting {TIMERS.lock_stale:g} s for its heartbeat"))
         while time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+            time.sleep(TIMERS.slow_poll)
             if current_owner(self._path)[0] != owner:
                 return None
             if last_heartbeat(path) != first_heartbeat:
@@ -234,7 +227,7 @@ class RunLock:
 
         def beat() -> None:
             with os.fdopen(descriptor):
-                while not self._released.wait(HEARTBEAT_SECONDS):
+                while not self._released.wait(TIMERS.lock_heartbeat):
                     with contextlib.suppress(OSError):
                         os.utime(descriptor)
 

@@ -5,11 +5,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
 from rankzero.runs.directory import RunDirectory
-
-SHARED_SECONDS = 10.0
-"""How long files of one host may take to appear on another, because network file systems cache folders."""
 
 SHARED_FOLDER_ADVICE = "--root DIR, where DIR is on a file system that all hosts share"
 
@@ -41,11 +39,11 @@ def wait_until_visible(is_visible: Callable[[], bool], folder: Path) -> bool:
         is_visible: Whether this process sees it.
         folder: The folder.
     """
-    deadline = time.monotonic() + SHARED_SECONDS
+    deadline = time.monotonic() + TIMERS.shared_file
     while not is_visible():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.05)
+        time.sleep(TIMERS.poll)
         with contextlib.suppress(OSError):
             list(folder.iterdir())  # lets NFS refresh its cache
     return True

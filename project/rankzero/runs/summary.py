@@ -15,15 +15,13 @@ from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.user_traceback import user_frames
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Stopped, is_peer_failure, place_of, user_message
 from rankzero.runs.checkpoints.manifest import checkpoints_in, has_valid_manifest
 from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.secrets import prose_without_secrets
 from rankzero.runs.reports.shown_metrics import numbers
-
-CAUSE_SECONDS = 1.0
-"""How long to wait for the cause of another rank's failure, which usually arrives before the error that it causes."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ def reason_of(error: BaseException | None, channel: ControlChannel) -> str | Non
         return None
     if isinstance(error, Stopped):
         return error.reason
-    if is_peer_failure(error) and (cause := channel.failure_cause(CAUSE_SECONDS)):
+    if is_peer_failure(error) and (cause := channel.failure_cause(TIMERS.cause)):
         return cause
     place = f"\nin {place_of(error)}" if place_of(error) else ""
     return (user_message(error) or "".join(user_frames(error)).strip()) + place

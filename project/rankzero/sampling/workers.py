@@ -17,9 +17,7 @@ import psutil
 
 from rankzero.distributed.monitoring.worker_stacks import write_stacks_on_signal
 from rankzero.distributed.process.stop_signals import STOP_SIGNALS
-
-_EXIT_SECONDS = 2.0
-"""How long a process whose connection broke may take to exit."""
+from rankzero.distributed.timers import TIMERS
 
 
 class PrepareWorker:
@@ -69,7 +67,7 @@ def raise_if_worker_died(reader: object, error: Exception) -> None:
         RuntimeError: A loader process has exited.
     """
     workers = getattr(reader, "_workers", ())
-    exiting = connection.wait([worker.sentinel for worker in workers], _EXIT_SECONDS if workers else 0)
+    exiting = connection.wait([worker.sentinel for worker in workers], TIMERS.worker if workers else 0)
     for worker in workers:
         if worker.sentinel in exiting:
             worker.join()  # a process closes its sentinel shortly before `is_alive` reports its exit

@@ -2,10 +2,10 @@ import shutil
 
 import pytest
 
+from rankzero.distributed.timers import TIMERS
 from rankzero.preflight import run_directory
 from rankzero.preflight.check import FAIL, OK, WARN
 from rankzero.preflight.run_directory import check_run_directory
-from rankzero.runs import shared_folder
 
 
 def run_checks(coordinator, cases):
@@ -30,7 +30,7 @@ def test_folders_are_checked_for_space_and_permission_and_no_file_or_new_folder_
 
 def run_separate(coordinator, folder):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shared_folder, "SHARED_SECONDS", 0.2)
+        patch.setattr(TIMERS, "shared_file", 0.2)
         return check_run_directory(coordinator, folder / str(coordinator.launch.rank), 1000, keep=3)
 
 

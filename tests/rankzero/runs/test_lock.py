@@ -13,6 +13,7 @@ import pytest
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.process_state import process_state
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
 from rankzero.runs import lock as run_lock
 from rankzero.runs.lock import Owner, RunLock
@@ -133,8 +134,8 @@ def test_the_lock_of_an_ended_process_whose_id_was_reused_can_be_taken(run, lock
 
 @pytest.mark.parametrize("before", ["nothing", "a killed owner", "a killed successor too", "a damaged file"])
 def test_only_one_of_many_concurrent_starts_gets_the_lock(run, lock_file, before, other_process, monkeypatch):
-    monkeypatch.setattr(run_lock, "STALE_SECONDS", 0.2)
-    monkeypatch.setattr(run_lock, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(TIMERS, "lock_stale", 0.2)
+    monkeypatch.setattr(TIMERS, "slow_poll", 0.05)
     run.parent.mkdir()
     if before == "a damaged file":
         lock_file.write_text("")
@@ -162,8 +163,8 @@ def test_a_start_is_refused_while_an_owner_on_another_host_sends_heartbeats(run,
 
 
 def test_the_lock_of_an_owner_on_another_host_without_heartbeats_is_taken(run, lock_file, monkeypatch):
-    monkeypatch.setattr(run_lock, "STALE_SECONDS", 0.3)
-    monkeypatch.setattr(run_lock, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(TIMERS, "lock_stale", 0.3)
+    monkeypatch.setattr(TIMERS, "slow_poll", 0.05)
     create_lock(lock_file, **ANOTHER_HOST)
     os.utime(lock_file, (time.time() + 9000, time.time() + 9000))  # the clock of the other host is wrong
     notes = []
@@ -174,7 +175,7 @@ def test_the_lock_of_an_owner_on_another_host_without_heartbeats_is_taken(run, l
 
 
 def test_the_wait_for_a_heartbeat_ends_when_the_lock_is_released_or_on_a_signal(run, lock_file, monkeypatch):
-    monkeypatch.setattr(run_lock, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(TIMERS, "slow_poll", 0.01)
     create_lock(lock_file, **ANOTHER_HOST)
     acquire_and_release(run, notify=lambda line: lock_file.unlink())
     create_lock(lock_file, **ANOTHER_HOST)
@@ -184,7 +185,7 @@ def test_the_wait_for_a_heartbeat_ends_when_the_lock_is_released_or_on_a_signal(
 
 
 def test_the_owner_sends_heartbeats(run, lock_file, monkeypatch):
-    monkeypatch.setattr(run_lock, "HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(TIMERS, "lock_heartbeat", 0.01)
     lock = RunLock(Launch())
     lock.acquire(run)
     first_heartbeat = lock_file.stat().st_mtime_ns

@@ -1,7 +1,7 @@
 import pytest
 
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
-from rankzero.runs import shared_folder
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.shared_folder import check_shared, wait_until_visible
 
@@ -17,7 +17,7 @@ def seen_by_another_rank(run, **values):
     "values", [{"id": "of another run"}, {"attempt": 2}, {"name_there": "y"}], ids=["run", "copy", "none"]
 )
 def test_only_the_directory_of_the_attempt_is_accepted(tmp_path, monkeypatch, values):
-    monkeypatch.setattr(shared_folder, "SHARED_SECONDS", 0.1)
+    monkeypatch.setattr(TIMERS, "shared_file", 0.1)
     run = RunDirectory(tmp_path / "x")
     run.begin_attempt("model: {}\n")
     check_shared(seen_by_another_rank(run))

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from rankzero.distributed.process.stop_signals import STOP_SIGNALS
+from rankzero.distributed.timers import TIMERS
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.workers import PrepareWorker, end_workers, raise_if_worker_died
 from running import REPOSITORY, SOURCES
@@ -152,9 +153,9 @@ def test_a_loader_process_that_exits_after_its_connection_broke_is_named():
 
 
 def test_a_connection_error_without_dead_loader_processes_names_none(monkeypatch):
-    monkeypatch.setattr("rankzero.sampling.workers._EXIT_SECONDS", 10_000)
+    monkeypatch.setattr(TIMERS, "worker", 10_000)
     raise_if_worker_died(iter([]), EOFError())  # without loader processes, it does not wait
-    monkeypatch.setattr("rankzero.sampling.workers._EXIT_SECONDS", 0.1)
+    monkeypatch.setattr(TIMERS, "worker", 0.1)
     reader = Reader(60)
     try:
         raise_if_worker_died(reader, ConnectionResetError())

@@ -11,10 +11,8 @@ from rankzero.commands.jobs.record import Record, logs_of, next_id_path, read_re
 from rankzero.commands.jobs.request.job_request import array_indices
 from rankzero.commands.jobs.schedulers.state import State
 from rankzero.commands.jobs.submission import job_state
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Exit, print_error, print_line, print_text
-
-STATE_SECONDS = 3.0
-"""Seconds between two queries of the scheduler."""
 
 LOG_SECONDS = 0.3
 """Seconds between two reads of the log."""
@@ -85,7 +83,7 @@ def follow(root: Path, record: Record, reader: LogReader, stop_command: str) -> 
             if time.monotonic() >= next_query:
                 record = read_record(root, record.name) or record
                 state = job_state(record)
-                next_query = time.monotonic() + STATE_SECONDS
+                next_query = time.monotonic() + TIMERS.scheduler_pause
             has_ended = state is not None and state.is_active is False
             if has_ended:
                 print_text(reader.read())  # before the last state

@@ -8,15 +8,13 @@ from pathlib import Path
 
 from rankzero.commands.jobs.record import Record, next_id_path, read_record, record_path
 from rankzero.commands.jobs.schedulers.state import State
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
 from rankzero.runs.reports.recorded.recorded_run import SUMMARY_FILE, RecordedRun
 from rankzero.runs.reports.recorded.run_status import FAILED, KILLED, RUNNING, STOPPED, UNKNOWN, WAITING, Status
 
 MAX_QUERIES = 20
 """Number of jobs about which the scheduler is asked, the newest first."""
-
-ANSWER_SECONDS = 2.0
-"""Time in which the scheduler has to answer."""
 
 _WAITING_WORDS = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
@@ -61,7 +59,7 @@ def states_of(records: Sequence[Record]) -> dict[str, State]:
     threads = [threading.Thread(target=query, args=(record,), daemon=True) for record in records[:MAX_QUERIES]]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + ANSWER_SECONDS
+    deadline = time.monotonic() + TIMERS.optional
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return dict(states)

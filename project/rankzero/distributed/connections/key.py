@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from rankzero.distributed.connections.key_file import NoKeyError, load_key
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
 
 KEY_VARIABLE = "RANKZERO_KEY"
@@ -24,9 +25,6 @@ NEW_KEY_COMMAND = "export RANKZERO_KEY=$(openssl rand -hex 32)"
 
 KEY_FILE = "key"
 """File in the user's configuration folder."""
-
-_READ_SECONDS = 2.0
-"""How long a network file system may take to show a key file that another machine has just created."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def pass_key(secret: bytes) -> tuple[int, dict[str, str]]:
 
 def _load() -> Key:
     """Returns the key in the user's file, which is created if it does not exist."""
-    deadline = time.monotonic() + _READ_SECONDS
+    deadline = time.monotonic() + TIMERS.shared_file
     while True:
         try:
             secret, path = load_key(KEY_FILE, create=True)
@@ -103,4 +101,4 @@ def _load() -> Key:
         except NoKeyError as error:
             if not isinstance(error.__cause__, FileNotFoundError) or time.monotonic() > deadline:
                 return Key(None, str(error))
-        time.sleep(0.05)
+        time.sleep(TIMERS.poll)

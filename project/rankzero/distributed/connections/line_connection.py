@@ -16,6 +16,8 @@ import weakref
 from collections import deque
 from typing import Any
 
+from rankzero.distributed.timers import TIMERS
+
 Message = dict[str, Any]
 
 MAX_MESSAGE_BYTES = 1 << 20
@@ -240,8 +242,10 @@ def _signature(key: bytes, number: int, body: bytes) -> bytes:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Configures TCP so that the kernel detects a broken connection within about 15 seconds."""
-    options = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
+    """Configures TCP so that the kernel detects a broken connection within about `TIMERS.unreachable`."""
+    seconds = max(5, round(TIMERS.unreachable))
+    options = {"TCP_KEEPIDLE": seconds // 3, "TCP_KEEPINTVL": seconds // 5, "TCP_KEEPCNT": 3}
+    options["TCP_USER_TIMEOUT"] = 1000 * seconds
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in options.items():
         if hasattr(socket, name):  # Linux has all of them

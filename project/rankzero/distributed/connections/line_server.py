@@ -23,12 +23,7 @@ from rankzero.distributed.connections.line_connection import (
     keep_alive,
 )
 from rankzero.distributed.connections.local_socket import is_own_user
-
-IDENTIFY_SECONDS = 5.0
-"""How long a new connection may take to identify itself."""
-
-STALLED_SECONDS = 0.2
-"""Age at which an unidentified connection makes room for a new one, if their number has reached its limit."""
+from rankzero.distributed.timers import TIMERS
 
 MAX_UNIDENTIFIED = 8192
 """The limit of the number of unidentified connections, or half of the process's limit of open files if that is less."""
@@ -36,7 +31,6 @@ MAX_UNIDENTIFIED = 8192
 MAX_FILES = 131_072
 """The highest limit of open files that a process sets for itself; some programs try to close each possible file."""
 
-_UNSENT_POLL_SECONDS = 0.05
 _ACCEPTED_AT_ONCE = 256
 _MAX_WAITING = 4096
 _MAX_WRONG_KEYS = 100
@@ -115,7 +109,7 @@ class LineServer:
             connection.flush()
         is_waiting = bool(self._waiting_to_send) or not self._is_accepting
         events = []
-        for key, _ in self._selector.select(min(seconds, _UNSENT_POLL_SECONDS) if is_waiting else seconds):
+        for key, _ in self._selector.select(min(seconds, TIMERS.poll) if is_waiting else seconds):
             ready: Any = key.fileobj
             if ready in self.listeners:
                 self._accept(ready)
@@ -164,7 +158,7 @@ class LineServer:
         while time.monotonic() < deadline and any(
             connection.has_unsent_bytes and connection.is_identified for connection in self._waiting_to_send
         ):
-            self.poll(_UNSENT_POLL_SECONDS)
+            self.poll(TIMERS.poll)
         for connection in self.connections:
             self.disconnect(connection)
         self._selector.close()
@@ -245,13 +239,13 @@ class LineServer:
         if len(self._unidentified) < self.max_unidentified:
             return True
         oldest = next(iter(self._unidentified))
-        if time.monotonic() - oldest.accepted_at < STALLED_SECONDS:
+        if time.monotonic() - oldest.accepted_at < TIMERS.make_room:
             return False
         self.disconnect(oldest)
         return True
 
     def _close_late_connections(self) -> None:
-        limit = time.monotonic() - IDENTIFY_SECONDS
+        limit = time.monotonic() - TIMERS.identify
         while self._unidentified and (oldest := next(iter(self._unidentified))).accepted_at < limit:
             self.disconnect(oldest)
         if self._is_accepting is False and self._has_room():

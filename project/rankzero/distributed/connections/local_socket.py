@@ -7,6 +7,8 @@ import sys
 from functools import cache
 from hashlib import sha256
 
+from rankzero.distributed.timers import TIMERS
+
 
 @cache
 def is_supported() -> bool:
@@ -44,7 +46,7 @@ def connect_locally(name: str) -> socket.socket | None:
         return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.settimeout(2)
+        connection.settimeout(TIMERS.attempt)
         connection.connect(_address(name))
         if is_own_user(connection):
             return connection

@@ -27,6 +27,7 @@ from rankzero.distributed.rendezvous.errors import SAME_KEY_ADVICE, UNAUTHENTICA
 from rankzero.distributed.rendezvous.peers import Members, Peer
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import (
     AnotherRankFailed,
     CannotStart,
@@ -41,12 +42,6 @@ from rankzero.messages import (
 T = TypeVar("T")
 
 _STOPPED = "rankzero was stopped"
-
-CAUSE_SECONDS = 4.0
-"""How long a rank that has lost contact waits for the control channel to deliver the cause."""
-
-WORK_SECONDS = 1800.0
-"""Minimum time that a rank may take to build its data and model while the other ranks wait."""
 
 
 class Coordinator:
@@ -69,7 +64,7 @@ class Coordinator:
     """
 
     def __init__(self, rendezvous_result: RendezvousResult, requested: RequestedWorld) -> None:
-        self.timeout = max(requested.start_timeout, WORK_SECONDS)
+        self.timeout = max(requested.start_timeout, TIMERS.work)
         self.launch, self.members = rendezvous_result.launch, rendezvous_result.members
         self._store: Store | None = None
         self._agent_store: Store | None = None
@@ -283,6 +278,6 @@ class Coordinator:
         This method uses no collective, since the other ranks may be anywhere in the program.
         """
         cause = f"{self._own_name} failed: {error!r}"
-        reported_cause = is_peer_failure(error) and self.control_channel.failure_cause(CAUSE_SECONDS)
+        reported_cause = is_peer_failure(error) and self.control_channel.failure_cause(TIMERS.cause)
         if reported_cause or not self.control_channel.report_failure(cause):
             mark_reported(error)

@@ -10,13 +10,8 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from rankzero.distributed.rendezvous.progress import Progress
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import AnotherRankFailed, RequestError
-
-_WAIT_SECONDS = 1.0
-"""Seconds of one call that waits for a key. The store's server answers as soon as the key exists."""
-
-STORE_ANSWER_SECONDS = 30.0
-"""How much longer than rank zero the other ranks wait, so that they receive its answer."""
 
 
 class StoreExchange:
@@ -55,7 +50,7 @@ class StoreExchange:
         self.store.set(f"{prefix} {self.rank}", json.dumps(value))
         if self.rank == 0:
             self._answer(prefix, choose, seconds, node is not None)
-        self._wait([prefix], seconds if self.rank == 0 else seconds + STORE_ANSWER_SECONDS, "rank 0")
+        self._wait([prefix], seconds if self.rank == 0 else seconds + TIMERS.late_answer, "rank 0")
         answer = json.loads(self.store.get(prefix))
         if answer.get("is_by_node"):
             return json.loads(self.store.get(f"{prefix} node {node}"))
@@ -97,7 +92,7 @@ class StoreExchange:
         while True:
             remaining = deadline - time.monotonic()
             try:
-                self.store.wait(keys, timedelta(seconds=min(max(remaining, 0.001), _WAIT_SECONDS)))
+                self.store.wait(keys, timedelta(seconds=min(max(remaining, 0.001), TIMERS.slow_poll)))
                 return
             except torch.distributed.DistStoreError:
                 if remaining <= 0:

@@ -10,13 +10,11 @@ from typing import NamedTuple
 from torch._C._distributed_c10d import Store
 from typing_extensions import override
 
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import CannotStart
 
 MAX_REFUSALS = 8
 """How many different refusals are reported; the ranks with other refusals are counted."""
-
-_POLL_SECONDS = 0.02
-_EXIT_SECONDS = 3.0
 
 
 class Reporter(NamedTuple):
@@ -151,11 +149,11 @@ class Refusals:
         """Makes the rank that serves the store exit last, so that the other ranks can still read from it."""
         if self._store is None:
             return
-        deadline = time.monotonic() + _EXIT_SECONDS
+        deadline = time.monotonic() + TIMERS.refuse
         try:
             left_count = self._store.add("left", 1)
             while serves_store and left_count < self._size and time.monotonic() < deadline:
-                time.sleep(_POLL_SECONDS)
+                time.sleep(TIMERS.poll)
                 left_count = self._store.add("left", 0)
         except RuntimeError:
             pass  # the rank that serves the store has exited

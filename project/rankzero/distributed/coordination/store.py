@@ -7,12 +7,8 @@ from datetime import timedelta
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import AnotherRankFailed
-
-ATTEMPT_SECONDS = 10.0
-"""How long rank zero may first take to answer, until it is checked whether its process still exists."""
-
-MAX_ATTEMPT_SECONDS = 60.0
 
 
 def serve_store(ip: str, listener: socket.socket, timeout: float) -> TCPStore:
@@ -42,7 +38,7 @@ def connect_to_store(ip: str, port: int, timeout: float, server: str) -> TCPStor
     Raises:
         AnotherRankFailed: The process has ended, or does not answer in time.
     """
-    deadline, seconds = time.monotonic() + timeout, ATTEMPT_SECONDS
+    deadline, seconds = time.monotonic() + timeout, TIMERS.store_attempt
     while True:
         try:
             limit = timedelta(seconds=seconds)
@@ -55,13 +51,13 @@ def connect_to_store(ip: str, port: int, timeout: float, server: str) -> TCPStor
             if time.monotonic() > deadline:
                 raise AnotherRankFailed(f"{server} did not answer at {ip}:{port} within {timeout:g} s") from None
             # Each attempt leaves connections that wait until they are accepted, and their number is limited.
-            seconds = min(2 * seconds, MAX_ATTEMPT_SECONDS)
+            seconds = min(2 * seconds, 6 * TIMERS.store_attempt)
 
 
 def _has_ended(ip: str, port: int) -> bool:
     """Returns whether the port is closed; it is not if the queue of connections that wait to be accepted is full."""
     try:
-        socket.create_connection((ip, port), timeout=ATTEMPT_SECONDS).close()
+        socket.create_connection((ip, port), timeout=TIMERS.attempt).close()
     except ConnectionRefusedError:
         return True
     except OSError:

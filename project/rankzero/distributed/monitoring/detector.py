@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from time import monotonic
 
-from rankzero.distributed.monitoring.diagnosis import SILENCE_SECONDS, describe_hang
+from rankzero.distributed.monitoring.diagnosis import describe_hang
 from rankzero.distributed.monitoring.pauses import PauseDetector
-from rankzero.distributed.monitoring.report_schedule import HEARTBEAT_SECONDS
 from rankzero.distributed.monitoring.status import Status
+from rankzero.distributed.timers import TIMERS
 
 
 class HangDetector:
@@ -22,7 +22,7 @@ class HangDetector:
     def __init__(
         self,
         hosts: Sequence[str],
-        silence_seconds: float = SILENCE_SECONDS,
+        silence_seconds: float,
         clock: Callable[[], float] = monotonic,
         leader_of: Callable[[int], int] = lambda rank: rank,
     ) -> None:
@@ -57,7 +57,7 @@ class HangDetector:
         for rank in [rank for rank in silent if self._leader_of(rank) != rank and self._leader_of(rank) in silent]:
             del silent[rank], seconds[rank]  # its reports do not arrive, so its status is unknown
         statuses = {
-            rank: status.older_by(seconds[rank] if rank in silent else min(seconds[rank], HEARTBEAT_SECONDS))
+            rank: status.older_by(seconds[rank] if rank in silent else min(seconds[rank], TIMERS.heartbeat))
             if status.is_urgent or rank in silent
             else status
             for rank, (status, _) in self._statuses.items()

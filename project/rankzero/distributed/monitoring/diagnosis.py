@@ -16,13 +16,6 @@ PATIENCE = 5
 With the default time limit of 5 minutes, this is less than torch's time limit for a collective of gloo (30 minutes).
 """
 
-SILENCE_SECONDS = 12.0
-"""Time without a report after which a connected rank counts as blocked.
-
-Longer than the watchdog waits: it kills a suspended process after 9 s, and the last report may be 2 s older. So the
-message names a suspended rank as such.
-"""
-
 BLOCKED = "its Python interpreter is blocked or suspended"
 """Why a connected rank does not report."""
 

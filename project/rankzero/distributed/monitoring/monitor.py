@@ -13,12 +13,10 @@ from rankzero.distributed.monitoring.detector import HangDetector
 from rankzero.distributed.monitoring.diagnosis import BLOCKED
 from rankzero.distributed.monitoring.heartbeat import CollectiveInFlight, Heartbeat
 from rankzero.distributed.monitoring.pauses import PauseDetector
-from rankzero.distributed.monitoring.report_schedule import HEARTBEAT_SECONDS, silence_seconds
+from rankzero.distributed.monitoring.report_schedule import silence_seconds
 from rankzero.distributed.monitoring.status import Status
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import print_error
-
-ON_ABORT_SECONDS = 12.0
-"""How long a function that records a failure or a hang may take, including a save in progress."""
 
 
 class Monitor:
@@ -111,8 +109,8 @@ class Monitor:
         return f"has not reported for {seconds:.0f} s{since}: {BLOCKED}"
 
     def _watch_single_process(self, heartbeat: Heartbeat, is_over: threading.Event) -> None:
-        detector = HangDetector([socket.gethostname()])
-        while not is_over.wait(HEARTBEAT_SECONDS):
+        detector = HangDetector([socket.gethostname()], TIMERS.silence)
+        while not is_over.wait(TIMERS.heartbeat):
             detector.update(0, heartbeat.status())
             if description := detector.new_hang():
                 self.record(description)
@@ -126,7 +124,7 @@ def print_hang(description: str) -> None:
 
 
 def call_in_thread(function: Callable[[str], None], text: str) -> None:
-    """Calls a function that may wait for the disk; waits at most `ON_ABORT_SECONDS` for it."""
+    """Calls a function that may wait for the disk; waits at most `TIMERS.record` for it."""
     thread = threading.Thread(target=function, args=(text,), daemon=True)
     thread.start()
-    thread.join(ON_ABORT_SECONDS)
+    thread.join(TIMERS.record)

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from time import monotonic
 
-PAUSE_SECONDS = 10.0
-"""Time between two heartbeats after which the process counts as having been stopped."""
+from rankzero.distributed.timers import TIMERS
 
 
 class PauseDetector:
@@ -21,7 +20,7 @@ class PauseDetector:
     def resumed_at(self) -> float:
         """Returns when the last pause ended, on the given clock; 0 without a pause. Call this with every heartbeat."""
         now = self._clock()
-        if now - self._last_call > PAUSE_SECONDS:
+        if now - self._last_call > TIMERS.suspended:
             self._resumed_at = now
         self._last_call = now
         return self._resumed_at

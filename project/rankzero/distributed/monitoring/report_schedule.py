@@ -1,21 +1,15 @@
 """How often the ranks report their status to rank zero. Does not import torch."""
 
-from rankzero.distributed.monitoring.diagnosis import SILENCE_SECONDS
 from rankzero.distributed.monitoring.status import Status
-
-HEARTBEAT_SECONDS = 2.0
-"""Seconds between two reports of a rank to the leader of its node, and between two checks for a hang."""
+from rankzero.distributed.timers import TIMERS
 
 MAX_REPORTS_PER_SECOND = 20
-"""Answers per second that rank zero aims for; in very large runs it receives more, because of `MAX_INTERVAL`."""
-
-MAX_INTERVAL = 60.0
-"""Seconds after which rank zero asks each node at the latest."""
+"""Answers per second that rank zero aims for; in very large runs it receives more."""
 
 
 def report_interval(nodes: int) -> float:
     """Returns the seconds between two requests of rank zero for reports of all nodes."""
-    return min(max(HEARTBEAT_SECONDS, nodes / MAX_REPORTS_PER_SECOND), MAX_INTERVAL)
+    return min(max(TIMERS.heartbeat, nodes / MAX_REPORTS_PER_SECOND), TIMERS.longest_report_interval)
 
 
 def silence_seconds(interval: float) -> float:
@@ -24,7 +18,7 @@ def silence_seconds(interval: float) -> float:
     Args:
         interval: Seconds between two requests for a report.
     """
-    return SILENCE_SECONDS + max(0.0, interval - HEARTBEAT_SECONDS)
+    return TIMERS.silence + max(0.0, interval - TIMERS.heartbeat)
 
 
 class ReportSchedule:

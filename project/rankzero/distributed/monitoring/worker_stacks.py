@@ -15,10 +15,9 @@ import time
 from pathlib import Path
 
 from rankzero.distributed.process.user_traceback import is_user_file
+from rankzero.distributed.timers import TIMERS
 
 _FILE_NAME = "rankzero-stacks"
-_ANSWER_SECONDS = 1.0
-_POLL_SECONDS = 0.05
 
 
 def write_stacks_on_signal() -> None:
@@ -30,7 +29,7 @@ def write_stacks_on_signal() -> None:
 def worker_stacks() -> dict[int, str]:
     """Returns the stacks of each loader process of this rank, by process id; its state if it does not respond.
 
-    The call lasts up to one second if a loader process does not respond.
+    The call lasts up to `TIMERS.worker` if a loader process does not respond.
     """
     files = {pid: file for pid in _child_processes() if (file := _stack_file(pid))}
     sizes: dict[int, int] = {}
@@ -39,9 +38,9 @@ def worker_stacks() -> dict[int, str]:
             sizes[pid] = file.stat().st_size
             os.kill(pid, _stack_signal())
     stacks: dict[int, str] = {}
-    deadline = time.monotonic() + _ANSWER_SECONDS
+    deadline = time.monotonic() + TIMERS.worker
     while pending := sizes.keys() - stacks.keys():
-        time.sleep(_POLL_SECONDS)
+        time.sleep(TIMERS.poll)
         is_last_round = time.monotonic() > deadline
         for pid in sorted(pending):
             text = ""

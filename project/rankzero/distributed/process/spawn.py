@@ -21,15 +21,11 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.launchers import local
 from rankzero.distributed.process.exit_handshake import ExitHandshake
 from rankzero.distributed.process.stop_signals import SIGNALS
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Exit, print_error
-
-GRACE_SECONDS = 10.0
-"""Time that the other processes have to exit by themselves after one has failed."""
 
 ABORT_REASON = "for example, gloo aborts if the ranks call different collectives"
 """Added to the report of a process that was killed by SIGABRT."""
-
-_POLL_SECONDS = 0.05
 
 
 def run_processes(command: Sequence[str], count: int, launch: Launch | None = None) -> int:
@@ -164,14 +160,14 @@ class _Processes:
             process.send_signal(signum)
 
     def wait(self) -> int:
-        """Waits for all processes, at most `GRACE_SECONDS` after a failure; returns the failure's exit code, or 0."""
+        """Waits for all processes, at most `TIMERS.grace` after a failure; returns the failure's exit code, or 0."""
         exit_code: int | None = None
         while any(process.poll() is None for process in self.processes):
             if exit_code is None and (exit_code := self._first_failure()) is not None:
                 self._start_grace_period()
             if time.monotonic() > self.deadline:
                 self.kill()
-            time.sleep(_POLL_SECONDS)
+            time.sleep(TIMERS.poll)
         return (self._first_failure() or 0) if exit_code is None else exit_code
 
     def kill(self) -> None:
@@ -187,7 +183,7 @@ class _Processes:
             process.close()
 
     def _start_grace_period(self) -> None:
-        self.deadline = min(self.deadline, time.monotonic() + GRACE_SECONDS)
+        self.deadline = min(self.deadline, time.monotonic() + TIMERS.grace)
 
     def _first_failure(self) -> int | None:
         for rank, process in enumerate(self.processes):

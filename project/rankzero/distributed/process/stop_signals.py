@@ -18,15 +18,10 @@ from typing import Any
 
 from rankzero.distributed.process.early_exit import ORIGINAL_EXIT
 from rankzero.distributed.process.exit_handshake import report_exit
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Stopped
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-
-SAME_PRESS_SECONDS = 1.0
-"""One Ctrl-C may arrive twice within this time: from the terminal, and forwarded by the parent process."""
-
-RENDEZVOUS_GRACE_SECONDS = 10.0
-"""Time that a process still waits for the other ranks if a stop is requested before the run has begun."""
 
 
 class StopSignals:
@@ -92,9 +87,9 @@ class StopSignals:
         A short delay lets the missing ranks connect, so that all ranks stop together.
 
         Raises:
-            Stopped: `RENDEZVOUS_GRACE_SECONDS` have passed since the request.
+            Stopped: `TIMERS.stop_grace` have passed since the request.
         """
-        if self.received and time.monotonic() - self.received_at > RENDEZVOUS_GRACE_SECONDS:
+        if self.received and time.monotonic() - self.received_at > TIMERS.stop_grace:
             raise Stopped(f"{self.received}: stopped before the rendezvous was complete; nothing was started")
 
     def _read_signals(self, read_end: socket.socket) -> None:
@@ -104,7 +99,7 @@ class StopSignals:
                 for number in numbers:
                     now = time.monotonic()
                     if number == signal.SIGINT:
-                        if pressed_at and now - pressed_at > SAME_PRESS_SECONDS:
+                        if pressed_at and now - pressed_at > TIMERS.same_press:
                             report_exit()
                             ORIGINAL_EXIT(128 + signal.SIGINT)
                         pressed_at = pressed_at or now

@@ -8,16 +8,8 @@ from rankzero.distributed.connections.line_server import LineServer, ServedConne
 from rankzero.distributed.connections.local_socket import is_supported, listen_locally
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
-
-LEADER_SECONDS = 5.0
-"""How long a process looks for the leader of its node before it connects to rank zero itself."""
-
-ANSWER_SECONDS = 5.0
-REFUSE_SECONDS = 3.0
-"""How long a leader that cannot reach rank zero sends the error to the other processes of its node."""
-
-_POLL_SECONDS = 0.05
 
 
 def uses_leader(launch: Launch) -> bool:
@@ -62,7 +54,7 @@ class NodeLeader:
     def _receive(self) -> list[tuple[Peer, bool]]:
         """Returns the processes that connect, with True, or disconnect within a short time."""
         changes = []
-        for connection, messages in self._server.poll(_POLL_SECONDS):
+        for connection, messages in self._server.poll(TIMERS.poll):
             if messages is None:
                 if lost_peer := self._peers.pop(connection, None):
                     changes.append((lost_peer, False))
@@ -79,20 +71,20 @@ class NodeLeader:
         self._listener.close()
         for connection in self._peers:
             connection.send(message)
-        self._server.close(ANSWER_SECONDS)
+        self._server.close(TIMERS.leave)
 
     def refuse(self, error: RequestError, count: int | None) -> None:
-        """Sends an error to the other processes of the node, for up to `REFUSE_SECONDS`.
+        """Sends an error to the other processes of the node, for up to `TIMERS.refuse`.
 
         Args:
             error: The error.
             count: Number of processes of the node; None if it is unknown.
         """
-        deadline, answered = time.monotonic() + REFUSE_SECONDS, set[ServedConnection]()
+        deadline, answered = time.monotonic() + TIMERS.refuse, set[ServedConnection]()
         while time.monotonic() < deadline and len(answered) + 1 != count:
             for connection in self._peers.keys() - answered:
                 connection.send({"refused": [*error.args]})
                 answered.add(connection)
             self._receive()
         self._listener.close()
-        self._server.close(ANSWER_SECONDS)
+        self._server.close(TIMERS.leave)

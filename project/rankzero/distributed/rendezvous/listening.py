@@ -14,16 +14,8 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.errors import wrong_address_error
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.rendezvous.server import RendezvousServer
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
-
-REJECT_SECONDS = 1.0
-"""How long a machine whose address was given by mistake rejects the ranks that connect to it."""
-
-ARRIVAL_SECONDS = 1.0
-"""How long a connection of this process to itself may take to arrive."""
-
-WRONG_ADDRESS_SECONDS = 5.0
-"""How long rank zero, at an address that is not the given one, answers with the error."""
 
 
 def listen_for_ranks(launch: Launch, interface: str | None, key: Key) -> socket.socket | None:
@@ -51,7 +43,7 @@ def listen_for_ranks(launch: Launch, interface: str | None, key: Key) -> socket.
     if not own_addresses and not _reaches_itself(ips, launch.port, listener):
         refusal = wrong_address_error(launch, ips)
         if launch.hosts:  # the other ranks try this host next, see rankzero.distributed.rendezvous.search
-            _refuse_all(launch, listener, WRONG_ADDRESS_SECONDS, refusal, key)
+            _refuse_all(launch, listener, TIMERS.first_answer, refusal, key)
         listener.close()
         raise refusal
     return listener
@@ -79,7 +71,7 @@ def _reaches_itself(ips: Sequence[str], port: int, listener: socket.socket) -> b
     """Whether connections to a foreign address arrive at this socket, as in a container with a published port."""
     token = os.urandom(16)
     for ip in ips:
-        with contextlib.suppress(OSError), socket.create_connection((ip, port), timeout=3) as outgoing:
+        with contextlib.suppress(OSError), socket.create_connection((ip, port), timeout=TIMERS.attempt) as outgoing:
             outgoing.sendall(token)
             if _receives(listener, token):
                 return True
@@ -87,8 +79,8 @@ def _reaches_itself(ips: Sequence[str], port: int, listener: socket.socket) -> b
 
 
 def _receives(listener: socket.socket, token: bytes) -> bool:
-    """Returns whether a new connection sends the token within `ARRIVAL_SECONDS`; closes all others."""
-    deadline, listener_timeout = time.monotonic() + ARRIVAL_SECONDS, listener.gettimeout()
+    """Returns whether a new connection sends the token within `TIMERS.attempt`; closes all others."""
+    deadline, listener_timeout = time.monotonic() + TIMERS.attempt, listener.gettimeout()
     listener.setblocking(False)
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as opened:
         opened.callback(listener.settimeout, listener_timeout)
@@ -106,9 +98,9 @@ def _receives(listener: socket.socket, token: bytes) -> bool:
 
 
 def reject_clients(launch: Launch, ips: Sequence[str], error: RequestError, key: Key) -> None:
-    """Sends `error` to processes that connect to this machine instead of rank zero's, for `REJECT_SECONDS`."""
+    """Sends `error` to processes that connect to this machine instead of rank zero's, for `TIMERS.refuse`."""
     with contextlib.suppress(OSError), network.listen(ips[0], launch.port) as listener:
-        _refuse_all(launch, listener, REJECT_SECONDS, error, key)
+        _refuse_all(launch, listener, TIMERS.refuse, error, key)
 
 
 def _refuse_all(launch: Launch, listener: socket.socket, seconds: float, refusal: RequestError, key: Key) -> None:

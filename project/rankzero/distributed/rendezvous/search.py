@@ -21,7 +21,6 @@ from rankzero.distributed.rendezvous.errors import (
     wrong_listener_error,
 )
 from rankzero.distributed.rendezvous.leader import (
-    LEADER_SECONDS,
     NodeLeader,
     leader_name,
     listen_as_leader,
@@ -31,21 +30,11 @@ from rankzero.distributed.rendezvous.listening import reject_clients
 from rankzero.distributed.rendezvous.peers import Peer, read_view
 from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
-
-NO_ANSWER_SECONDS = 5.0
-"""How long a host may stay silent; a running host refuses a connection at once if its port is not open yet."""
-
-GREETING_SECONDS = 5.0
-"""How long a process that accepts a connection may take to send the greeting of rank zero."""
-
-ANSWER_SECONDS = 5.0
-"""How much later than the deadline rank zero's answer may arrive."""
 
 MAX_ANSWER_BYTES = 64 << 20
 """Bytes of rank zero's answer."""
-
-_POLL_SECONDS = 0.1
 
 
 @dataclass
@@ -74,7 +63,7 @@ class RankZeroSearch:
         Raises:
             RequestError: Rank zero is unreachable, or it answers that the run cannot start.
         """
-        launch, give_up = self.launch, time.monotonic() + LEADER_SECONDS
+        launch, give_up = self.launch, time.monotonic() + TIMERS.leader
         while uses_leader(launch) and time.monotonic() < give_up:
             if listener := listen_as_leader(launch):
                 return self._result_as_leader(NodeLeader(listener, launch.world_id))
@@ -84,7 +73,7 @@ class RankZeroSearch:
                 if answer is not None:
                     return self._accepted(answer)
             SIGNALS.check_stop_request()
-            time.sleep(_POLL_SECONDS)
+            time.sleep(TIMERS.poll)
         answer, ip = self._ask_rank_zero()
         return self._accepted({**answer, "ip": ip})
 
@@ -112,7 +101,7 @@ class RankZeroSearch:
             was_refused = False
             for ip in ips:
                 try:
-                    connection = socket.create_connection((ip, launch.port), timeout=2)
+                    connection = socket.create_connection((ip, launch.port), timeout=TIMERS.attempt)
                 except ConnectionRefusedError:
                     was_refused = True
                     continue
@@ -125,15 +114,15 @@ class RankZeroSearch:
                 was_refused = True
             SIGNALS.check_stop_request()
             now = time.monotonic()
-            if first_host and now - started > NO_ANSWER_SECONDS / 3:
+            if first_host and now - started > TIMERS.first_answer / 3:
                 # Rank zero runs on the first host even if the given address is wrong, and answers with the error.
                 with contextlib.suppress(RequestError):
                     ips += network.resolve(first_host)
                 first_host = None
             silent_since = None if was_refused else (silent_since or started)
-            if launch.rank == 0 or (silent_since is not None and now - silent_since > NO_ANSWER_SECONDS):
+            if launch.rank == 0 or (silent_since is not None and now - silent_since > TIMERS.first_answer):
                 raise no_answer_error(launch, ips)
-            if now - started > NO_ANSWER_SECONDS:
+            if now - started > TIMERS.first_answer:
                 self._check_address(ips)
             if now > self.deadline:
                 error = missing_processes_error(launch, [self.this_peer], self.timeout)
@@ -142,7 +131,7 @@ class RankZeroSearch:
                 raise error
             if self.this_peer.local_rank == 0:
                 progress.print_if_due(lambda: f"rank 0 at {launch.address}:{launch.port}")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(TIMERS.poll)
 
     def _exchange_descriptions(
         self, connection: LineConnection, leader: NodeLeader | None = None, is_local: bool = False
@@ -160,7 +149,7 @@ class RankZeroSearch:
         launch, secret = self.launch, None if is_local else self.key.secret
         # Local processes on one machine know that the port is rank zero's, so a late greeting is no error.
         is_known_port = is_local or (launch.launcher == "local" and launch.is_single_machine)
-        seconds = max(self.deadline - time.monotonic() if is_known_port else GREETING_SECONDS, 0.1)
+        seconds = max(self.deadline - time.monotonic() if is_known_port else TIMERS.first_answer, 0.1)
         requires_key = self.requires_key and not is_local
         try:
             if not perform_handshake(connection, "rendezvous", launch.world_id, secret, requires_key, seconds):
@@ -177,7 +166,7 @@ class RankZeroSearch:
         if leader:
             connection.connection.setblocking(False)
             leader.introduce_all(connection)
-        deadline = self.deadline + ANSWER_SECONDS
+        deadline = self.deadline + TIMERS.late_answer
         while (seconds := deadline - time.monotonic()) > 0:
             if leader:
                 leader.serve(connection)

@@ -25,24 +25,14 @@ from rankzero.distributed.rendezvous.errors import (
 )
 from rankzero.distributed.rendezvous.peers import Peer, assign_ranks, node_views
 from rankzero.distributed.rendezvous.progress import Progress
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError, few
-
-UNAUTHENTICATED_SECONDS = 10.0
-"""How long rank zero, which has a key, waits for processes with the key before it admits others in their place."""
 
 MAX_UNAUTHENTICATED = 64
 """How many processes without the key may wait, in addition to the size of the world."""
 
 MAX_UNAUTHENTICATED_BYTES = 16 << 10
 """Bytes of a message of a process without the key; a description is shorter."""
-
-ANSWER_SECONDS = 5.0
-"""How long a client may take to read the answer."""
-
-REFUSE_SECONDS = 3.0
-"""How long rank zero sends an error to processes that connect late."""
-
-_POLL_SECONDS = 0.1
 
 
 class Claim(NamedTuple):
@@ -114,7 +104,7 @@ class RendezvousServer:
                     raise refusal or self._missing_processes_error()
                 progress.print_if_due(self._describe_wait)
                 SIGNALS.check_stop_request()
-                for connection, messages in self._server.poll(_POLL_SECONDS):
+                for connection, messages in self._server.poll(TIMERS.poll):
                     self._handle(connection, messages)
             if refusal:
                 raise refusal
@@ -169,7 +159,7 @@ class RendezvousServer:
         if self._trusted >= needed or len(self._claims) < needed:
             return self._trusted >= needed
         # Without a key of its own, rank zero cannot distinguish the processes of the run from others.
-        return self.key.secret is None or time.monotonic() > self._changed_at + UNAUTHENTICATED_SECONDS
+        return self.key.secret is None or time.monotonic() > self._changed_at + TIMERS.key
 
     def _missing_processes_error(self) -> RequestError:
         error = missing_processes_error(self.launch, self.members, self.timeout)
@@ -274,9 +264,9 @@ class RendezvousServer:
             del self._by_rank[claim.peer.rank]
 
     def _send_refusal(self, error: RequestError) -> None:
-        """Sends an error to all processes, also to those that connect within `REFUSE_SECONDS`."""
+        """Sends an error to all processes, also to those that connect within `TIMERS.refuse`."""
         body = encode_message({"refused": [*error.args]})
-        deadline, answered, processes = time.monotonic() + REFUSE_SECONDS, set[ServedConnection](), set(self._claims)
+        deadline, answered, processes = time.monotonic() + TIMERS.refuse, set[ServedConnection](), set(self._claims)
         while True:
             for connection in self._server.connections:
                 if connection.has_said_hello and connection not in answered:
@@ -285,16 +275,16 @@ class RendezvousServer:
             if len(processes) >= self.launch.world_size - 1 or time.monotonic() > deadline:
                 break
             SIGNALS.check_stop_request()
-            for _, messages in self._server.poll(_POLL_SECONDS):
+            for _, messages in self._server.poll(TIMERS.poll):
                 for message in messages or ():
                     match message:
                         case {"peer": {"id": str() as process}}:
                             processes.add(process)
-        self._server.close(ANSWER_SECONDS)
+        self._server.close(TIMERS.leave)
 
     def _answer(self, answers: dict[ServedConnection, bytes], other_answer: Message) -> None:
         """Answers all processes and disconnects them; the listening sockets stay open."""
         for connection in self._server.connections:
             if connection.has_said_hello:  # a lost connection is ignored; its launcher reports that
                 connection.send_body(answers.get(connection) or encode_message(other_answer))
-        self._server.close(ANSWER_SECONDS)
+        self._server.close(TIMERS.leave)

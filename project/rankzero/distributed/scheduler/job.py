@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from rankzero.distributed.environments.launch import Launch, Variables
 from rankzero.distributed.scheduler.durations import parse_duration
 from rankzero.distributed.scheduler.query import run_program
+from rankzero.distributed.timers import TIMERS
 
 Warn = Callable[[str], None]
-
-QSTAT_RETRY_SECONDS = 2.0
-"""Pause before a second call to qstat, whose output may lack `stime` once right after a rerun (OpenPBS 23.06)."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ def _slurm_end(job: Job, warn: Warn | None) -> float | None:
 
 def _pbs_end(job: Job, warn: Warn | None) -> float | None:
     """Returns the end of the job: its start plus its walltime; None if either is unknown."""
-    for pause in (0.0, QSTAT_RETRY_SECONDS):
+    for pause in (0.0, TIMERS.scheduler_pause):
         time.sleep(pause)
         attributes = qstat_attributes(job, warn)
         walltime = attributes.get("Resource_List.walltime", "")

@@ -6,9 +6,7 @@ import subprocess
 from dataclasses import dataclass
 
 from rankzero.distributed.scheduler.pbs_config import pbs_setting
-
-TIMEOUT_SECONDS = 10.0
-"""Time limit of a program; without its controller, squeue takes half a minute to report that (Slurm 22.05)."""
+from rankzero.distributed.timers import TIMERS
 
 
 @dataclass(frozen=True)
@@ -37,10 +35,10 @@ def run_program(*command: str) -> Answer:
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=TIMEOUT_SECONDS,
+            timeout=TIMERS.scheduler,
         )
     except subprocess.TimeoutExpired:
-        return Answer(False, f"no answer within {TIMEOUT_SECONDS:g} s")
+        return Answer(False, f"no answer within {TIMERS.scheduler:g} s")
     except (OSError, ValueError) as error:
         return Answer(False, str(error))
     out, err = (stream.decode(errors="replace").strip() for stream in (completed.stdout, completed.stderr))

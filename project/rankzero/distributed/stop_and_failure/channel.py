@@ -17,9 +17,8 @@ from typing import Any
 
 from rankzero.distributed.connections.line_connection import Message
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.monitoring.diagnosis import SILENCE_SECONDS
 from rankzero.distributed.monitoring.monitor import Monitor, call_in_thread, print_hang
-from rankzero.distributed.monitoring.report_schedule import HEARTBEAT_SECONDS, ReportSchedule, report_interval
+from rankzero.distributed.monitoring.report_schedule import ReportSchedule, report_interval
 from rankzero.distributed.monitoring.stacks import main_thread_stack
 from rankzero.distributed.process.early_exit import ORIGINAL_EXIT, EarlyExit
 from rankzero.distributed.process.exit_handshake import report_exit
@@ -28,15 +27,8 @@ from rankzero.distributed.stop_and_failure.connect import Endpoint, RankConnecti
 from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock
 from rankzero.distributed.stop_and_failure.server import LAUNCHER_REPORTS, MAX_CAUSE_LENGTH, ControlServer
 from rankzero.distributed.stop_and_failure.watchdog import start_watchdog
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import print_error
-
-NOTICE_SECONDS = 2.0
-"""After one rank has failed, how long the main threads of the other ranks have to notice the failure themselves."""
-
-TEARDOWN_SECONDS = 10.0
-"""How long a main thread that has noticed the failure has to exit."""
-
-ANSWER_SECONDS = 3.0
 
 
 class ControlChannel:
@@ -124,9 +116,8 @@ class ControlChannel:
             member for member in self.members if (member.machine, member.pids) == (this_peer.machine, this_peer.pids)
         ]
         if min(member.rank or 0 for member in local_members) == self.rank:
-            self._watchdog = start_watchdog(
-                this_peer.host, [(member.rank or 0, member.pid) for member in local_members]
-            )
+            pids = {member.rank or 0: member.pid for member in local_members}
+            self._watchdog = start_watchdog(this_peer.host, pids, TIMERS.suspended, TIMERS.slow_poll)
 
     # Stops
 
@@ -149,9 +140,9 @@ class ControlChannel:
         self._position += 1
         if self._stop_reason is None:
             return None
-        while not self._stop_decided.wait(1):
+        while not self._stop_decided.wait(TIMERS.slow_poll):
             if self._failure_received.is_set():
-                time.sleep(TEARDOWN_SECONDS)  # the receiving thread is about to terminate this process
+                time.sleep(TIMERS.teardown)  # the receiving thread is about to terminate this process
         assert self._stop_at is not None
         return self._stop_reason if self._position >= self._stop_at else None
 
@@ -170,7 +161,7 @@ class ControlChannel:
             return True
         if not self._failure_received.is_set():
             self._send({"failed": cause[:MAX_CAUSE_LENGTH]})
-        if not self._failure_received.wait(ANSWER_SECONDS):
+        if not self._failure_received.wait(TIMERS.cause):
             return acquire_host_lock(self._lock_name)
         return self._reporting_rank == self.rank
 
@@ -204,7 +195,7 @@ class ControlChannel:
         connection, leader = rank_connection.connection, rank_connection.leader
         schedule, interval = ReportSchedule(), report_interval(self.launch.num_nodes or 1)
         heard_leader_at = time.monotonic()
-        while (messages := connection.receive(HEARTBEAT_SECONDS)) is not None:
+        while (messages := connection.receive(TIMERS.heartbeat)) is not None:
             if messages:
                 heard_leader_at = time.monotonic()
             for message in messages:
@@ -213,7 +204,7 @@ class ControlChannel:
             is_requested = any("rank_zero" in message for message in messages)
             if schedule.is_due(status := self.monitor.status(), is_requested or has_relay):
                 self._send({"status": status})
-            is_leader_silent = leader != 0 and time.monotonic() - heard_leader_at > SILENCE_SECONDS
+            is_leader_silent = leader != 0 and time.monotonic() - heard_leader_at > TIMERS.silence
             # A leader sends empty messages of its own. If it is silent, rank zero reports that.
             silence = self.monitor.new_silence(any(messages), interval)
             if silence and not is_leader_silent:
@@ -276,11 +267,11 @@ class ControlChannel:
         self._failure_received.set()
         if prints_cause:
             print_error(cause + "; stopping all ranks" * (self.launch.world_size > 1))
-        deadline = time.monotonic() + NOTICE_SECONDS
+        deadline = time.monotonic() + TIMERS.notice
         while time.monotonic() < deadline and not self._is_exiting:
-            time.sleep(0.05)
+            time.sleep(TIMERS.poll)
         if self._is_exiting:
-            time.sleep(TEARDOWN_SECONDS)
+            time.sleep(TIMERS.teardown)
         if self._has_reported_failure and self._reporting_rank == self.rank and not self._is_finished:
             print_error(f"{cause}; stopping all ranks")  # the main thread has not printed it
         stack = "" if cause == self.monitor.recorded else f"; the main thread was at\n{main_thread_stack()}"

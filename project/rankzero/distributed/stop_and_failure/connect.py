@@ -15,17 +15,8 @@ from rankzero.distributed.connections.local_socket import connect_locally, is_su
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.listening import listening_address
 from rankzero.distributed.stop_and_failure.relay import NodeRelay
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import AnotherRankFailed
-
-CONNECT_SECONDS = 30.0
-
-ATTEMPT_SECONDS = 3.0
-"""How long one address of rank zero may take to accept a connection before the next one is tried."""
-
-LEADER_SECONDS = 10.0
-"""How long a rank looks for the leader of its node before it connects to rank zero itself."""
-
-_RETRY_SECONDS = 0.05
 
 
 class Endpoint(NamedTuple):
@@ -100,7 +91,7 @@ def connect_rank(launch: Launch, endpoint: Endpoint, secret: bytes | None, first
         first_rank: The first rank of this node, its leader.
 
     Raises:
-        AnotherRankFailed: No control server of this run with this key is reachable within `CONNECT_SECONDS`.
+        AnotherRankFailed: No control server of this run with this key is reachable within `TIMERS.connect`.
     """
     name, relay = endpoint.node_name(launch, secret), None
     ranks, has_leader = launch.local_world_size or 1, endpoint.has_local_socket or first_rank != 0
@@ -118,15 +109,15 @@ def connect_rank(launch: Launch, endpoint: Endpoint, secret: bytes | None, first
 
 
 def _connect_to_leader(launch: Launch, name: str) -> LineConnection | None:
-    deadline = time.monotonic() + LEADER_SECONDS * is_supported()
+    deadline = time.monotonic() + TIMERS.leader * is_supported()
     while time.monotonic() < deadline:
         if connection := connect_locally(name):
             leader = LineConnection(connection)
             with contextlib.suppress(WrongListenerError, DifferentKeyError):
-                if perform_handshake(leader, "control", launch.world_id, None, False, LEADER_SECONDS):
-                    connection.settimeout(CONNECT_SECONDS)
+                if perform_handshake(leader, "control", launch.world_id, None, False, TIMERS.connect):
+                    connection.settimeout(TIMERS.connect)
                     return leader
-        time.sleep(_RETRY_SECONDS)
+        time.sleep(TIMERS.poll)
     return None
 
 
@@ -134,13 +125,13 @@ def _connect_to_rank_zero(launch: Launch, endpoint: Endpoint, secret: bytes | No
     ips = [endpoint.host]
     if endpoint.host in ("0.0.0.0", "::"):  # all of rank zero's addresses; the reachable one depends on the machine
         ips = ["127.0.0.1"] if launch.rank == 0 else network.resolve(launch.address)
-    reason, deadline = "the connection was closed", time.monotonic() + CONNECT_SECONDS
+    reason, deadline = "the connection was closed", time.monotonic() + TIMERS.connect
     for ip in itertools.cycle(ips):
         try:
-            connection = LineConnection(socket.create_connection((ip, endpoint.port), timeout=ATTEMPT_SECONDS))
-            connection.connection.settimeout(CONNECT_SECONDS)
+            connection = LineConnection(socket.create_connection((ip, endpoint.port), timeout=TIMERS.attempt))
+            connection.connection.settimeout(TIMERS.connect)
             keep_alive(connection.connection)
-            if perform_handshake(connection, "control", launch.world_id, secret, secret is not None, CONNECT_SECONDS):
+            if perform_handshake(connection, "control", launch.world_id, secret, secret is not None, TIMERS.connect):
                 return connection
         except OSError as error:
             reason = error.strerror or str(error)
@@ -150,6 +141,6 @@ def _connect_to_rank_zero(launch: Launch, endpoint: Endpoint, secret: bytes | No
             reason = "its key differs"
         if time.monotonic() > deadline:
             break
-        time.sleep(_RETRY_SECONDS)
+        time.sleep(TIMERS.poll)
     server = f"{ips[0]}:{endpoint.port}" if endpoint.port else "this machine"
     raise AnotherRankFailed(f"rank {launch.rank} cannot connect to the control server on {server}: {reason}")

@@ -16,6 +16,7 @@ from rankzero.distributed.monitoring.activity import SANITY_CHECK
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.process_state import process_namespace
 from rankzero.distributed.process.user_traceback import user_frames, user_position
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import (
     CannotStart,
     Exit,
@@ -26,16 +27,8 @@ from rankzero.messages import (
     was_reported,
 )
 
-LOST_CONTACT_EXIT_DELAY_SECONDS = 1.0
-"""How long a rank that lost contact delays its exit, so that the launcher names the rank that failed first."""
-
 RANK_VARIABLES = tuple(dict.fromkeys(name for launcher in LAUNCHERS.values() for name in launcher.rank_variables))
 """Names of the variables in which launchers store a process's rank; the first one that is set counts."""
-
-EXIT_DELAY_SECONDS = 2.5
-"""How much later than rank zero the other ranks exit: torchrun and mpirun terminate all ranks once one exits."""
-
-REPORTER_EXIT_DELAY_SECONDS = 0.3
 
 _host_locks: list[socket.socket] = []
 """Sockets that represent this process's host locks, kept open until it exits."""
@@ -123,7 +116,7 @@ def exit_after_reporter(code: int, has_printed: bool) -> None:
         os._exit(code)
 
     signal.signal(signal.SIGTERM, exit_at_once)
-    time.sleep(EXIT_DELAY_SECONDS if _host_locks or not has_printed else REPORTER_EXIT_DELAY_SECONDS)
+    time.sleep(TIMERS.exit_of_others if _host_locks or not has_printed else TIMERS.exit_of_reporter)
 
 
 def refuse(error: CannotStart, launch: Launch | None, code: Exit = Exit.WRONG_REQUEST) -> Exit:
@@ -166,11 +159,11 @@ def report_error(error: BaseException, launch: Launch, prints_traceback: bool = 
     if place == SANITY_CHECK:
         where += ", which --trainer.num_sanity_val_steps 0 skips"
     if was_reported(error):
-        time.sleep(LOST_CONTACT_EXIT_DELAY_SECONDS)
+        time.sleep(TIMERS.exit_after_loss)
     elif launch.world_size > 1 and is_peer_failure(error):
         position = f", {user_position(error)}" if user_position(error) else ""
         print_error(f"{process_name} lost contact with another rank{where}{position} ({error})")
-        time.sleep(LOST_CONTACT_EXIT_DELAY_SECONDS)
+        time.sleep(TIMERS.exit_after_loss)
     elif message := user_message(error):
         print_error(f"{process_name} failed{where}\n  {message}")
     else:

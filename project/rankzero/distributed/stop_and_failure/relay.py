@@ -9,12 +9,9 @@ import time
 
 from rankzero.distributed.connections.line_connection import LineConnection, Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
-from rankzero.distributed.monitoring.report_schedule import HEARTBEAT_SECONDS, ReportSchedule
+from rankzero.distributed.monitoring.report_schedule import ReportSchedule
 from rankzero.distributed.monitoring.status import Status
-
-FINISH_SECONDS = 5.0
-_FLUSH_SECONDS = 0.02
-_MAX_STATUS_AGE = 2 * HEARTBEAT_SECONDS
+from rankzero.distributed.timers import TIMERS
 
 
 class NodeRelay:
@@ -44,18 +41,18 @@ class NodeRelay:
         self._thread.start()
 
     def finish(self) -> None:
-        """Waits up to `FINISH_SECONDS` for the other ranks of this node to leave."""
-        self._finish_at = time.monotonic() + FINISH_SECONDS
-        self._thread.join(FINISH_SECONDS + 1)
+        """Waits up to `TIMERS.leave` for the other ranks of this node to leave."""
+        self._finish_at = time.monotonic() + TIMERS.leave
+        self._thread.join(TIMERS.leave + TIMERS.slow_poll)
 
     def _serve(self) -> None:
         checked_at = time.monotonic()
         is_connected = True
         while is_connected and len(self._left) < self.size and time.monotonic() < self._finish_at:
-            for connection, messages in self._server.poll(min(HEARTBEAT_SECONDS, self._finish_at - time.monotonic())):
+            for connection, messages in self._server.poll(min(TIMERS.heartbeat, self._finish_at - time.monotonic())):
                 self._receive(connection, messages)
             is_connected = self._pass_on_from_rank_zero()
-            if time.monotonic() - checked_at >= HEARTBEAT_SECONDS:
+            if time.monotonic() - checked_at >= TIMERS.heartbeat:
                 checked_at = time.monotonic()
                 self._report()
                 self._send_all(None)
@@ -66,17 +63,17 @@ class NodeRelay:
             self._send_all({"done": True})
             for rank in set(self._ranks.values()) - self._left:
                 self.rank_zero.send({"rank": rank, "leaving": True})
-        deadline = time.monotonic() + FINISH_SECONDS
+        deadline = time.monotonic() + TIMERS.leave
         while self.rank_zero.has_unsent_bytes and time.monotonic() < deadline:
-            time.sleep(_FLUSH_SECONDS)
+            time.sleep(TIMERS.poll)
             self.rank_zero.flush()
-        self._server.close(FINISH_SECONDS)
+        self._server.close(TIMERS.leave)
         self.listener.close()
         self.rank_zero.close()
 
     def _report(self) -> None:
         """Sends rank zero the statuses that are due, each once; forgets those of ranks that have stopped reporting."""
-        oldest = time.monotonic() - _MAX_STATUS_AGE
+        oldest = time.monotonic() - 2 * TIMERS.heartbeat
         statuses = {rank: status for rank, (status, received_at) in self._statuses.items() if received_at >= oldest}
         due = {
             rank for rank, status in statuses.items() if self._schedules[rank].is_due(status, rank in self._requested)

@@ -22,14 +22,12 @@ from typing import Any
 from rankzero.distributed.connections.line_connection import Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
 from rankzero.distributed.monitoring.detector import HangDetector
-from rankzero.distributed.monitoring.report_schedule import HEARTBEAT_SECONDS, silence_seconds
+from rankzero.distributed.monitoring.report_schedule import silence_seconds
 from rankzero.distributed.monitoring.slow_ranks import SlowRankDetector
 from rankzero.distributed.monitoring.status import Status
 from rankzero.distributed.rendezvous.peers import Members
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import few, print_error, printable, printable_line
-
-FINISH_SECONDS = 5.0
-MISSING_RANK_SECONDS = 60.0
 
 MAX_REASON_LENGTH, MAX_CAUSE_LENGTH = 200, 20_000
 """Characters of the reason of a stop and of the cause of a failure that the ranks receive."""
@@ -61,10 +59,10 @@ class ControlServer:
         listeners: Sequence[socket.socket],
         members: Members,
         parent_reports_lost_ranks: bool,
-        describe_exit: Callable[[int], str] = lambda rank: "",
-        world_id: str = "",
-        secret: bytes | None = None,
-        interval: float = HEARTBEAT_SECONDS,
+        describe_exit: Callable[[int], str],
+        world_id: str,
+        secret: bytes | None,
+        interval: float,
     ) -> None:
         self.listeners, self.members, self.parent_reports_lost_ranks, self.describe_exit = (
             listeners,
@@ -95,17 +93,17 @@ class ControlServer:
         return len(self._ranks)
 
     def finish(self) -> None:
-        """Announces that rank zero exits, and waits up to `FINISH_SECONDS` for the other ranks to leave."""
+        """Announces that rank zero exits, and waits up to `TIMERS.leave` for the other ranks to leave."""
         self._send_all({"done": True})
-        self._thread.join(FINISH_SECONDS)
+        self._thread.join(TIMERS.leave)
 
     def _serve(self) -> None:
         checked_at = requested_at = started = time.monotonic()
         while len(self._exited_ranks) < self.size:
-            for connection, messages in self._server.poll(HEARTBEAT_SECONDS):
+            for connection, messages in self._server.poll(TIMERS.heartbeat):
                 self._receive(connection, messages)
             now = time.monotonic()
-            if now - checked_at >= min(self.interval, HEARTBEAT_SECONDS):
+            if now - checked_at >= min(self.interval, TIMERS.heartbeat):
                 checked_at = now
                 self._check_for_hang()
             if now - requested_at >= self.interval:
@@ -114,7 +112,7 @@ class ControlServer:
                 self._check_for_missing_ranks(now - started)
                 for report in self.slow_ranks.new_reports():
                     print_error(report)
-        self._server.close(FINISH_SECONDS)
+        self._server.close(TIMERS.leave)
         for listener in self.listeners:
             listener.close()
 
@@ -170,7 +168,7 @@ class ControlServer:
         self._record_failure(cause, LAUNCHER_REPORTS if self.parent_reports_lost_ranks else 0)
 
     def _check_for_missing_ranks(self, seconds: float) -> None:
-        if len(self._ranks) < self.size and seconds > MISSING_RANK_SECONDS:
+        if len(self._ranks) < self.size and seconds > TIMERS.missing_rank:
             missing = [self.members.name_of(rank) for rank in range(self.size) if rank not in self._ranks]
             connections = "its control connection" if len(missing) == 1 else "their control connections"
             self._record_failure(f"{few(missing)} did not open {connections}", 0)

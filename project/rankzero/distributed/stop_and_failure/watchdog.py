@@ -5,7 +5,7 @@ SIGKILL still terminates it. So the watchdog is a separate process, one per mach
 are stopped together (Ctrl-Z, `scontrol suspend`, a closed laptop lid), since it is then stopped too. It ignores ranks
 that a debugger has stopped, which are in a different process state.
 
-python watchdog.py HOST RANK:PID...
+python watchdog.py HOST STOPPED_SECONDS POLL_SECONDS RANK:PID...
 """
 
 import contextlib
@@ -14,44 +14,45 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-STOPPED_SECONDS = 8.0
-"""How long a rank may be stopped before it is killed."""
 
-POLL_SECONDS = 1.0
-
-
-def start_watchdog(host: str, ranks: Sequence[tuple[int, int]]) -> "subprocess.Popen[bytes] | None":
+def start_watchdog(
+    host: str, ranks: Mapping[int, int], stopped_seconds: float, poll_seconds: float
+) -> "subprocess.Popen[bytes] | None":
     """Starts the watchdog of this machine; returns None on a system without `/proc`.
 
     Args:
         host: The machine's name.
-        ranks: Rank and process id of each process on the machine.
+        ranks: Process id of each rank on the machine.
+        stopped_seconds: How long a rank may be stopped before it is killed.
+        poll_seconds: Pause between two looks at the ranks.
     """
     if not Path("/proc/self/stat").exists():
         return None
-    arguments = [f"{rank}:{pid}" for rank, pid in ranks]
+    arguments = [host, str(stopped_seconds), str(poll_seconds), *(f"{rank}:{pid}" for rank, pid in ranks.items())]
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, host, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        [sys.executable, "-I", "-S", __file__, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
 
 
-def monitor_ranks(host: str, ranks: dict[int, int]) -> None:
+def monitor_ranks(host: str, ranks: dict[int, int], stopped_seconds: float, poll_seconds: float) -> None:
     """Watches the ranks until all of them have exited.
 
     Args:
         host: The machine's name.
         ranks: Process id of each rank on the machine; emptied as the ranks exit.
+        stopped_seconds: See `start_watchdog`.
+        poll_seconds: See `start_watchdog`.
     """
     start_times = {rank: _stat(pid)[1] for rank, pid in ranks.items()}
     stopped_since: dict[int, float] = {}
     last_poll = time.monotonic()
     while ranks:
-        time.sleep(POLL_SECONDS)
+        time.sleep(poll_seconds)
         now = time.monotonic()
-        if now - last_poll > STOPPED_SECONDS / 2:
+        if now - last_poll > stopped_seconds / 2:
             stopped_since.clear()  # the watchdog was stopped too
         last_poll = now
         for rank, pid in list(ranks.items()):
@@ -60,10 +61,10 @@ def monitor_ranks(host: str, ranks: dict[int, int]) -> None:
                 del ranks[rank]
             elif state != "T":
                 stopped_since.pop(rank, None)
-            elif now - stopped_since.setdefault(rank, now) >= STOPPED_SECONDS:
+            elif now - stopped_since.setdefault(rank, now) >= stopped_seconds:
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-                description = f"was suspended (SIGSTOP) for {STOPPED_SECONDS:g} s; killing it"
+                description = f"was suspended (SIGSTOP) for {stopped_seconds:g} s; killing it"
                 with contextlib.suppress(OSError, ValueError):
                     print(f"rankzero: rank {rank} on {host} {description}", file=sys.stderr, flush=True)
 
@@ -80,6 +81,6 @@ def _stat(pid: int) -> tuple[str, str]:
 if __name__ == "__main__":
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
-    monitor_ranks(
-        sys.argv[1], {int(rank): int(pid) for rank, _, pid in (argument.partition(":") for argument in sys.argv[2:])}
-    )
+    _, host, stopped, poll, *ranks = sys.argv
+    pids = {int(rank): int(pid) for rank, _, pid in (argument.partition(":") for argument in ranks)}
+    monitor_ranks(host, pids, float(stopped), float(poll))

@@ -12,10 +12,8 @@ import torch
 from rankzero import __version__
 from rankzero.distributed.process.spawn import own_command
 from rankzero.distributed.session import Session
+from rankzero.distributed.timers import TIMERS
 from rankzero.runs.reports.secrets import command_without_secrets
-
-GIT_SECONDS = 2.0
-"""Time limit for git, which may wait for a slow file system."""
 
 
 def describe_environment(session: Session) -> dict[str, Any]:
@@ -55,7 +53,9 @@ def git_commit(folder: Path) -> str | None:
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMERS.optional, check=True
+        ).stdout.strip()
 
     try:
         commit = git("rev-parse", "HEAD")

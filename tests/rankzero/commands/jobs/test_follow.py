@@ -11,6 +11,7 @@ from rankzero.commands.jobs.record import Record, record_path, write_record
 from rankzero.commands.jobs.request.job_request import JobRequest
 from rankzero.commands.jobs.schedulers.state import State
 from rankzero.commands.jobs.submission import submit
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Exit
 
 RECORD = Record("x", "slurm", "srun", "123")
@@ -20,7 +21,7 @@ STOP = "python launch/submit.py stop x"
 @pytest.fixture
 def states(monkeypatch):
     """Replaces the scheduler by a list of states, one per query; an action may precede a state."""
-    monkeypatch.setattr(module, "STATE_SECONDS", 0)
+    monkeypatch.setattr(TIMERS, "scheduler_pause", 0)
     monkeypatch.setattr(module, "LOG_SECONDS", 0)
     answers = []
 
@@ -232,7 +233,7 @@ def test_an_interrupt_ends_the_output_but_not_the_job(tmp_path, states, capsys):
 
 
 def test_a_local_job_is_followed_to_its_end(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(module, "STATE_SECONDS", 0.02)
+    monkeypatch.setattr(TIMERS, "scheduler_pause", 0.02)
     monkeypatch.setattr(module, "LOG_SECONDS", 0.01)
     text = 'echo one; sleep 0.1; echo two; mkdir runs/x; echo \'{"status": "stopped"}\' >runs/x/summary.json\n'
     reader = LogReader(tmp_path / "runs", "x", False)

@@ -6,6 +6,7 @@ from rankzero.commands.jobs import queue
 from rankzero.commands.jobs.queue import recorded_jobs, states_of, status_with_job
 from rankzero.commands.jobs.record import Record, write_record
 from rankzero.commands.jobs.schedulers.state import State
+from rankzero.distributed.timers import TIMERS
 from rankzero.runs.reports.recorded.recorded_run import RecordedRun
 from rankzero.runs.reports.recorded.run_status import Status
 
@@ -26,7 +27,7 @@ def test_the_scheduler_is_asked_about_each_job(programs):
 
 def test_a_scheduler_that_does_not_answer_in_time_is_not_waited_for(monkeypatch):
     answer = threading.Event()
-    monkeypatch.setattr(queue, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(TIMERS, "optional", 0.05)
     monkeypatch.setattr("rankzero.commands.jobs.submission.job_state", lambda record: answer.wait(60))
     assert states_of([JOB]) == {}
     answer.set()

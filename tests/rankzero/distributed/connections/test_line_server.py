@@ -16,6 +16,7 @@ from rankzero.distributed.connections import line_server
 from rankzero.distributed.connections.handshake import DifferentKeyError, perform_handshake
 from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.connections.line_server import LineServer, raise_file_limit
+from rankzero.distributed.timers import TIMERS
 
 KEY = b"k" * 32
 
@@ -125,7 +126,7 @@ def test_no_bytes_of_attackers_disturb_the_service(service):
 
 
 def test_unidentified_connections_are_closed_after_some_seconds(service, monkeypatch):
-    monkeypatch.setattr(line_server, "IDENTIFY_SECONDS", 0.2)
+    monkeypatch.setattr(TIMERS, "identify", 0.2)
     running = service()
     client = running.client()
     client.send({"position": 1})
@@ -139,7 +140,7 @@ def test_unidentified_connections_are_closed_after_some_seconds(service, monkeyp
 
 
 def test_a_client_that_sends_its_bytes_slowly_is_closed_too(service, monkeypatch):
-    monkeypatch.setattr(line_server, "IDENTIFY_SECONDS", 0.3)
+    monkeypatch.setattr(TIMERS, "identify", 0.3)
     attacker = service().connect()
     with pytest.raises(OSError):
         for _ in range(200):
@@ -148,7 +149,7 @@ def test_a_client_that_sends_its_bytes_slowly_is_closed_too(service, monkeypatch
 
 
 def test_many_idle_connections_do_not_shut_out_a_client(service, monkeypatch):
-    monkeypatch.setattr(line_server, "STALLED_SECONDS", 0.05)
+    monkeypatch.setattr(TIMERS, "make_room", 0.05)
     running = service(max_unidentified=10)
     for _ in range(200):
         running.connect()

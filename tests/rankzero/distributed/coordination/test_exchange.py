@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 from torch._C._distributed_c10d import TCPStore
 
-from rankzero.distributed.coordination import exchange
 from rankzero.distributed.coordination.exchange import StoreExchange
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import AnotherRankFailed, RequestError
 from running import reserved_port
 
@@ -77,7 +77,7 @@ def test_the_first_missing_rank_is_named_on_all_ranks(ranks, missing):
 
 
 def test_a_missing_rank_zero_is_named(ranks, monkeypatch):
-    monkeypatch.setattr(exchange, "STORE_ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(TIMERS, "late_answer", 0.1)
     with pytest.raises(AnotherRankFailed, match=r"rank 0 did not respond within 0\.3 s"):
         ranks[1].decide(None, len, 0.2)
 

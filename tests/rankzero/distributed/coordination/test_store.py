@@ -23,8 +23,8 @@ def test_a_client_reads_what_the_server_sets():
 
 
 @pytest.fixture
-def short_attempts(monkeypatch):
-    monkeypatch.setattr(store, "ATTEMPT_SECONDS", 0.5)
+def short_attempts(scale_timers):
+    scale_timers(0.03)
 
 
 def test_a_server_that_ended_after_the_rendezvous_is_reported(short_attempts):
@@ -38,7 +38,7 @@ def test_a_client_waits_for_a_server_that_still_imports_torch(short_attempts):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port, serving = listener.getsockname()[1], []
         duplicate = listener.dup()
-        timer = threading.Timer(1.5, lambda: serving.append(serve_store("127.0.0.1", duplicate, 30)))
+        timer = threading.Timer(0.7, lambda: serving.append(serve_store("127.0.0.1", duplicate, 30)))
         timer.start()
         client = connect_to_store("127.0.0.1", port, 30, "rank 0")
         timer.join()

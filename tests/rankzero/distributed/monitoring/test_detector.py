@@ -1,5 +1,6 @@
 from rankzero.distributed.monitoring.detector import HangDetector
 from rankzero.distributed.monitoring.status import Status
+from rankzero.distributed.timers import TIMERS
 
 STUCK = Status(5, "data wait", 6.0, 5.0)
 WAITING = Status(5, "backward", 6.0, 5.0, waits_in="all_reduce of 9 values", sequence=5)
@@ -17,7 +18,7 @@ class Clock:
 
 def detector(*statuses):
     clock = Clock()
-    found = HangDetector(["n1", "n2", "n3"][: len(statuses)], clock=clock)
+    found = HangDetector(["n1", "n2", "n3"][: len(statuses)], TIMERS.silence, clock)
     for rank, status in enumerate(statuses):
         found.update(rank, status)
     return found, clock
@@ -85,7 +86,7 @@ def test_a_rank_outside_training_is_forgotten():
 def test_only_the_leader_of_a_silent_node_is_named():
     """Ranks 1 and 2 report through rank 1, which is blocked; rank 2 waits for it."""
     clock = Clock()
-    found = HangDetector(["n1", "n2", "n2"], clock=clock, leader_of=[0, 1, 1].__getitem__)
+    found = HangDetector(["n1", "n2", "n2"], TIMERS.silence, clock, leader_of=[0, 1, 1].__getitem__)
     for rank in (1, 2):
         found.update(rank, STUCK._replace(age=0.0))
     for _ in range(4):

@@ -6,6 +6,7 @@ from rankzero.distributed.monitoring import monitor as monitor_module
 from rankzero.distributed.monitoring.activity import DATA, END, FORWARD
 from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.distributed.monitoring.pauses import PauseDetector
+from rankzero.distributed.timers import TIMERS
 
 
 def no_collective():
@@ -75,7 +76,7 @@ def test_the_state_of_an_earlier_training_is_dropped_at_the_start(monitor):
 
 def test_rank_zero_of_a_large_run_may_be_silent_between_its_requests(monitor, clock):
     silence_after(monitor, clock, 1, has_received=True, interval=30.0)
-    assert silence_after(monitor, clock, 40, interval=30.0) == []
+    assert silence_after(monitor, clock, 28 + int(TIMERS.silence), interval=30.0) == []
     assert len(silence_after(monitor, clock, 1, interval=30.0)) == 1
 
 
@@ -88,7 +89,7 @@ def test_a_rank_has_a_status_only_in_training(monitor):
 
 @pytest.mark.parametrize("stops_run", [True, False])
 def test_a_single_process_watches_itself(monkeypatch, capsys, stops_run):
-    monkeypatch.setattr(monitor_module, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(TIMERS, "heartbeat", 0.02)
     causes, recorded = [], []
     monitor = Monitor(causes.append)
     monitor.is_single_process, monitor.on_hang = True, recorded.append

@@ -1,8 +1,8 @@
 import pytest
 
-from rankzero.distributed.monitoring.diagnosis import SILENCE_SECONDS
 from rankzero.distributed.monitoring.report_schedule import ReportSchedule, report_interval, silence_seconds
 from rankzero.distributed.monitoring.status import Status
+from rankzero.distributed.timers import TIMERS
 
 QUICK = Status(5, "backward", 0.1, 300.0)
 LONG = Status(5, "backward", 100.0, 300.0)
@@ -28,5 +28,5 @@ def test_the_interval_grows_with_the_number_of_nodes_up_to_a_limit(nodes, second
 
 
 def test_a_rank_may_miss_several_seconds_of_reports_beyond_an_interval():
-    assert silence_seconds(2.0) == SILENCE_SECONDS
+    assert silence_seconds(2.0) == TIMERS.silence
     assert silence_seconds(60.0) > 60.0 + 9.0  # the watchdog acts within 9 s

@@ -44,7 +44,8 @@ def test_the_position_of_a_loader_process_is_the_line_of_user_code(loader):
     assert "in __getitem__" in worker_stacks()[pid]
 
 
-def test_a_loader_process_that_does_not_respond_is_named_with_its_state(loader):
+def test_a_loader_process_that_does_not_respond_is_named_with_its_state(loader, scale_timers):
+    scale_timers(0.2)
     pid = loader._workers[0].pid
     os.kill(pid, signal.SIGSTOP)
     assert worker_position() == f"loader process {pid}: no response, process state T"

@@ -7,8 +7,8 @@ import time
 import psutil
 import pytest
 
-from rankzero.distributed.process import spawn as processes
 from rankzero.distributed.process.spawn import run_processes
+from rankzero.distributed.timers import TIMERS
 
 REPORTING = "from rankzero.distributed.process.exit_handshake import report_exit; report_exit()\n"
 """Code that a process runs before an intended exit."""
@@ -55,14 +55,14 @@ def test_a_reported_exit_code_is_kept(code, capfd):
 
 
 def test_the_first_failure_sets_the_exit_code_and_ends_the_other_processes(monkeypatch):
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(TIMERS, "grace", 0.5)
     start = time.monotonic()
     assert run(REPORTING + "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(60)") == 3
     assert time.monotonic() - start < 30
 
 
 def test_a_killed_process_is_named(monkeypatch, capfd):
-    monkeypatch.setattr(processes, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(TIMERS, "grace", 0.2)
     code = "import os, time; os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(60)"
     assert run(code) == 1
     assert (

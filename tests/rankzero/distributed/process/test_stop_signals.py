@@ -8,6 +8,7 @@ import pytest
 SETUP = """
 import os, signal, subprocess, sys, threading, time
 from rankzero.distributed.process.stop_signals import SIGNALS, STOP_SIGNALS
+from rankzero.distributed.timers import TIMERS
 before = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
 SIGNALS.install()
 """
@@ -59,8 +60,9 @@ print("goes on")
 """)
     assert (one_press.returncode, one_press.stdout.split()) == (0, ["goes", "on"])
     two_presses = run("""
+TIMERS.same_press = 0.2
 os.kill(os.getpid(), signal.SIGINT)
-time.sleep(1.2)
+time.sleep(0.4)
 os.kill(os.getpid(), signal.SIGINT)
 time.sleep(20)
 """)
@@ -82,8 +84,7 @@ print(SIGNALS.received)
 
 def test_waiting_for_other_ranks_ends_soon_after_a_signal():
     result = run("""
-import rankzero.distributed.process.stop_signals
-rankzero.distributed.process.stop_signals.RENDEZVOUS_GRACE_SECONDS = 0.2
+TIMERS.stop_grace = 0.2
 SIGNALS.check_stop_request()
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(0.5)

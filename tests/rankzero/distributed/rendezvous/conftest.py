@@ -14,6 +14,7 @@ from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.rendezvous.server import RendezvousServer
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
 
 KEY = Key(b"k" * 32, "the tests")
@@ -98,8 +99,9 @@ def call():
 
 
 @pytest.fixture
-def rendezvous():
-    """Returns a function that starts rank zero of a world of a given size."""
+def rendezvous(monkeypatch):
+    """Returns a function that starts rank zero of a world of a given size, which waits briefly for refused ranks."""
+    monkeypatch.setattr(TIMERS, "refuse", 0.1)
     started = []
 
     def start(size, **options):

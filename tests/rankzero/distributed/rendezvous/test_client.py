@@ -96,7 +96,8 @@ def test_ranks_are_assigned_host_by_host(port):
     assert sum(bool(result.listener) for result in results) == 1
 
 
-def test_a_missing_rank_is_named_on_all_ranks(port):
+def test_a_missing_rank_is_named_on_all_ranks(port, scale_timers):
+    scale_timers(0.1)
     started = time.monotonic()
     errors = call(launches(port)[:3], start_timeout=1)
     assert time.monotonic() - started < 8
@@ -104,38 +105,44 @@ def test_a_missing_rank_is_named_on_all_ranks(port):
     assert [error.reported_elsewhere for error in errors] == [None, True, True]  # rank zero reports the error
 
 
-def test_a_missing_machine_is_named(port):
+def test_a_missing_machine_is_named(port, scale_timers):
+    scale_timers(0.1)
     first, second, *_ = launches(port, hosts=(socket.gethostname(), "gone"))
     assert "missing ranks 2, 3; no process from gone" in call([first, second], start_timeout=1)[0].found
     first, second, *_ = launches(port)
     assert "no process from node 1" in call([first, second], start_timeout=1)[0].found
 
 
-def test_a_missing_rank_zero_is_reported_once_per_machine(port):
+def test_a_missing_rank_zero_is_reported_once_per_machine(port, scale_timers):
+    scale_timers(0.1)
     errors = call(launches(port)[1:3], start_timeout=1)
     assert all("missing rank 0" in error.found for error in errors)
     assert [error.reported_elsewhere for error in errors] == [True, False]  # local rank zero, once per machine
 
 
-def test_two_processes_with_the_same_rank_are_refused(port):
+def test_two_processes_with_the_same_rank_are_refused(port, scale_timers):
+    scale_timers(0.5)
     first, second, *_ = launches(port)
     errors = call([first, second, second])
     assert all("two: process" in error.found and "with rank 1" in error.asked for error in errors)
 
 
-def test_two_processes_with_rank_zero_are_refused(port):
+def test_two_processes_with_rank_zero_are_refused(port, scale_timers):
+    scale_timers(0.5)
     first = launches(port)[0]
     errors = call([first, first])
     assert all("with rank 0" in error.asked for error in errors)
 
 
-def test_different_world_sizes_are_refused(port):
+def test_different_world_sizes_are_refused(port, scale_timers):
+    scale_timers(0.5)
     first, second, *_ = launches(port)
     errors = call([first, second._replace(world_size=8)])
     assert all("rank 1" in error.found and "expects 8" in error.found for error in errors)
 
 
-def test_another_run_on_the_port_is_named(port):
+def test_another_run_on_the_port_is_named(port, scale_timers):
+    scale_timers(0.1)
     first, *_ = launches(port, count=2, nodes=1)
     unrelated_launch = launches(port, count=2, nodes=1)[1]._replace(world_id="another")
     found = [error.found for error in call([first, unrelated_launch], start_timeout=1)]
@@ -143,8 +150,8 @@ def test_another_run_on_the_port_is_named(port):
 
 
 @pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", f"{GREETING} 3\n".encode()])
-def test_the_process_on_a_port_in_use_is_named(port, monkeypatch, reply):
-    monkeypatch.setattr(search, "GREETING_SECONDS", 1.0)
+def test_the_process_on_a_port_in_use_is_named(port, scale_timers, reply):
+    scale_timers(0.2)
     with network.listen("127.0.0.1", port) as listener, contextlib.suppress(OSError):
         thread = threading.Thread(target=accept_and_reply, args=(listener, reply), daemon=True)
         thread.start()
@@ -170,9 +177,9 @@ def test_an_address_that_does_not_resolve_is_refused(port, name):
     assert all("does not resolve" in error.found for error in errors)
 
 
-def test_an_address_of_another_machine_is_refused(port, monkeypatch):
+def test_an_address_of_another_machine_is_refused(port, monkeypatch, scale_timers):
+    scale_timers(0.1)
     monkeypatch.setattr(search.network, "resolve", lambda address: ["192.0.2.1"])  # documentation only (RFC 5737)
-    monkeypatch.setattr(search, "NO_ANSWER_SECONDS", 0.5)
     monkeypatch.setattr(search.socket, "create_connection", unreachable)
     first, second = call(launches(port, count=2, address="elsewhere"), start_timeout=9)
     assert "elsewhere (192.0.2.1) is another machine or does not exist" in first.found
@@ -183,8 +190,8 @@ def unreachable(address, timeout):
     raise OSError(113, "No route to host")
 
 
-def test_processes_beyond_the_world_size_are_refused(port, monkeypatch):
-    monkeypatch.setattr(search, "GREETING_SECONDS", 1.0)  # nothing answers after the rendezvous
+def test_processes_beyond_the_world_size_are_refused(port, scale_timers):
+    scale_timers(0.2)  # nothing answers after the rendezvous
     tasks = [
         Launch(
             launcher="pbs", rank=None, local_rank=None, world_size=2, local_world_size=None, num_nodes=1,
@@ -197,8 +204,9 @@ def test_processes_beyond_the_world_size_are_refused(port, monkeypatch):
     assert sum(isinstance(result, RequestError) for result in results) == 2
 
 
-def test_a_process_that_is_refused_alone_reports_it_itself(port):
+def test_a_process_that_is_refused_alone_reports_it_itself(port, scale_timers):
     """Two machines without a common key have the same rank; rank zero waits for the missing one."""
+    scale_timers(0.1)
     first, second, _ = launches(port, count=3, nodes=3)
     duplicate = second._replace(node_rank=2)
     started = [first, second, duplicate]
@@ -215,16 +223,16 @@ def call_with_keys(all_launches, keys):
     def result_of(launch):
         key = keys.get(launch.node_rank, Key(b"0" * 32, "rank zero"))
         if launch.node_rank:
-            time.sleep(0.3 * launch.node_rank)
+            time.sleep(0.2 * launch.node_rank)
         try:
             if launch.rank == 0:
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(client, "find_key", lambda: key)
-                    return rendezvous(launch, 3.0)
+                    return rendezvous(launch, 1.5)
             this_peer = peers.Peer.this(launch, key)
             try:
-                deadline = time.monotonic() + 3.0
-                return search.RankZeroSearch(launch, this_peer, deadline, 3.0, key, False).result()
+                deadline = time.monotonic() + 1.5
+                return search.RankZeroSearch(launch, this_peer, deadline, 1.5, key, False).result()
             except RequestError as error:
                 error.local_only = error.reported_elsewhere is None
                 raise

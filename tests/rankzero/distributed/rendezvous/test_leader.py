@@ -14,6 +14,7 @@ from rankzero.distributed.rendezvous import leader, search
 from rankzero.distributed.rendezvous.client import rendezvous
 from rankzero.distributed.rendezvous.leader import leader_name, listen_as_leader, uses_leader
 from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
 from running import reserved_port
 
@@ -46,9 +47,9 @@ def accepted(monkeypatch):
     return counts
 
 
-def join(launch):
+def join(launch, seconds=8):
     try:
-        result = rendezvous(launch, 8)
+        result = rendezvous(launch, seconds)
     except RequestError as error:
         return error
     if result.listener:
@@ -70,33 +71,37 @@ def test_one_process_of_each_other_node_connects_over_the_network(launches, acce
 
 
 def test_processes_without_a_leader_connect_themselves(launches, accepted, monkeypatch):
-    monkeypatch.setattr(search, "LEADER_SECONDS", 0.3)
+    monkeypatch.setattr(TIMERS, "leader", 0.3)
     monkeypatch.setattr(leader, "listen_locally", lambda name: None)
     assert [result.launch.rank for result in all_join(launches)] == [*range(6)]
     assert accepted == {"network": 5}
 
 
-def test_a_refusal_reaches_all_processes_of_all_nodes(launches):
+def test_a_refusal_reaches_all_processes_of_all_nodes(launches, scale_timers):
+    scale_timers(0.5)
     launches[4] = launches[4]._replace(world_size=9)
     errors = all_join(launches)
     assert all("rank 4 on " in error.found and "expects 9" in error.found for error in errors)
     assert [bool(error.reported_elsewhere) for error in errors] == [False] + [True] * 5
 
 
+@pytest.mark.parametrize("factor", [0.5, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("late", [1, 5])
-def test_a_refusal_reaches_a_process_that_connects_later(launches, late):
+def test_a_refusal_reaches_a_process_that_connects_later(launches, late, scale_timers, factor):
     """One on rank zero's node, and one on the node of the wrong process."""
+    scale_timers(factor)
     launches[4] = launches[4]._replace(world_size=9)
     with ThreadPoolExecutor(6) as pool:
         present = [pool.submit(join, launch) for launch in launches if launch.rank != late]
-        time.sleep(1.5)
+        time.sleep(TIMERS.refuse / 3)
         errors = [join(launches[late]), *[future.result() for future in present]]
     assert all("expects 9" in error.found for error in errors)
 
 
-def test_a_process_that_disconnects_from_its_leader_is_missing(launches):
+def test_a_process_that_disconnects_from_its_leader_is_missing(launches, scale_timers):
+    scale_timers(0.1)
     with ThreadPoolExecutor(6) as pool:
-        present = [pool.submit(join, launch) for launch in (*launches[:4], launches[5])]
+        present = [pool.submit(join, launch, 2) for launch in (*launches[:4], launches[5])]
         name = leader_name(launches[4])
         while (connection := connect_locally(name)) is None:
             time.sleep(0.01)
@@ -106,7 +111,7 @@ def test_a_process_that_disconnects_from_its_leader_is_missing(launches):
 
 
 def test_the_error_of_a_leader_reaches_its_node(launches, monkeypatch):
-    monkeypatch.setattr(search, "NO_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(TIMERS, "first_answer", 0.3)
     monkeypatch.setattr(search.socket, "create_connection", unreachable)
     errors = all_join(launches[3:])
     assert all("does not answer" in error.found for error in errors)

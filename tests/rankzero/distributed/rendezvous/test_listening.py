@@ -98,8 +98,8 @@ def test_rank_zero_listens_on_one_address_only_if_it_is_unambiguous(
     assert listening_address(Launch(**fields), own_addresses, interface) == expected
 
 
-def test_processes_that_connect_to_the_wrong_machine_receive_the_error(monkeypatch, call):
-    monkeypatch.setattr(listening, "REJECT_SECONDS", 0.5)
+def test_processes_that_connect_to_the_wrong_machine_receive_the_error(scale_timers, call):
+    scale_timers(0.25)
     with reserved_port() as port, ThreadPoolExecutor(1) as pool:
         launch = Launch(launcher="env", rank=1, world_size=3, port=port, world_id="k")
         rejecting = pool.submit(reject_clients, launch, ["127.0.0.1"], REFUSAL, KEY)

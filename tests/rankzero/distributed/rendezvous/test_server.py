@@ -10,6 +10,7 @@ from rankzero.distributed.connections.handshake import DifferentKeyError
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous import server
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError, Stopped
 
 KEY = Key(b"k" * 32, "the tests")
@@ -164,7 +165,7 @@ def test_a_stop_signal_ends_the_wait(rendezvous, monkeypatch):
 
 
 def test_an_unauthenticated_process_is_admitted_after_a_wait_for_the_key(rendezvous, monkeypatch):
-    monkeypatch.setattr(server, "UNAUTHENTICATED_SECONDS", 0.3)
+    monkeypatch.setattr(TIMERS, "key", 0.3)
     world = rendezvous(2)
     client = world.call(world.member(1, host="b"), secret=b"another")
     assert [member.host for member in world.members.result(10)][1] == "b"
@@ -202,7 +203,7 @@ def test_the_conflict_of_an_unauthenticated_process_does_not_end_the_run(rendezv
 
 
 def test_unauthenticated_processes_are_refused_once_another_machine_has_the_key(rendezvous, monkeypatch):
-    monkeypatch.setattr(server, "UNAUTHENTICATED_SECONDS", 0.0)
+    monkeypatch.setattr(TIMERS, "key", 0.0)
     world = rendezvous(3, seconds=1.0)
     attacker = world.call(world.member(1), secret=None)
     world.wait_for_members(2)
@@ -246,7 +247,7 @@ def test_the_number_of_waiting_unauthenticated_processes_is_limited(rendezvous, 
 
 
 def test_idle_connections_do_not_shut_out_the_ranks(rendezvous, monkeypatch):
-    monkeypatch.setattr(line_server, "IDENTIFY_SECONDS", 0.5)
+    monkeypatch.setattr(TIMERS, "identify", 0.5)
     world = rendezvous(2)
     idle = [socket.create_connection(("127.0.0.1", world.port)) for _ in range(300)]
     world.call(world.member(1))
@@ -287,7 +288,7 @@ def test_a_refusal_of_a_single_process_is_marked(rendezvous):
 def test_connections_that_wait_at_the_end_are_closed(rendezvous, monkeypatch):
     """torch's store would accept them, because its filter does not concern connections that exist already."""
     monkeypatch.setattr(line_server, "MAX_UNIDENTIFIED", 2)
-    monkeypatch.setattr(line_server, "STALLED_SECONDS", 100)
+    monkeypatch.setattr(TIMERS, "make_room", 100)
     world = rendezvous(2)
     client = world.call()
     opened = [socket.create_connection(("127.0.0.1", world.port), timeout=10) for _ in range(5)]

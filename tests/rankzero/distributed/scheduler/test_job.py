@@ -5,8 +5,8 @@ import time
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.scheduler import job, query
 from rankzero.distributed.scheduler.job import current_job, end_of_allocation
+from rankzero.distributed.timers import TIMERS
 from recorded import PBS_SCRIPT, PBS_TASK, SBATCH, STEP, TORCHRUN
 from system.qstat import qstat
 
@@ -75,7 +75,7 @@ def test_an_invalid_end_time_variable_is_ignored(programs, now, end_time):
     ids=["an error", "noise", "no answer", "no squeue"],
 )
 def test_the_end_is_unknown_if_the_scheduler_does_not_answer(programs, monkeypatch, squeue):
-    monkeypatch.setattr(query, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(TIMERS, "scheduler", 0.2)
     programs(**({"squeue": squeue} if squeue else {}))
     assert end_of_allocation(SLURM, STEP) is None
 
@@ -88,7 +88,7 @@ def test_the_end_is_unknown_if_the_scheduler_does_not_answer(programs, monkeypat
     ],
 )
 def test_a_scheduler_that_does_not_answer_is_reported_once(programs, monkeypatch, launch, variables, message):
-    monkeypatch.setattr(job, "QSTAT_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(TIMERS, "scheduler_pause", 0.0)
     programs(qstat="echo 'qstat: Unknown Job Id' >&2; exit 153", squeue="printf 'error\nconnect failure' >&2; exit 1")
     warnings = []
     assert end_of_allocation(launch, variables, warnings.append) is None
@@ -116,7 +116,7 @@ def test_the_machines_time_zone_does_not_change_the_end(programs, now, monkeypat
 
 
 def test_qstat_is_called_again_if_the_start_is_missing_once(programs, now, tmp_path, monkeypatch):
-    monkeypatch.setattr(job, "QSTAT_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(TIMERS, "scheduler_pause", 0.0)
     first = qstat("0.pbs1", stime=None, walltime="100:00:00")
     later = qstat("0.pbs1", stime=STARTED, walltime="100:00:00")
     called = tmp_path / "called"
@@ -135,7 +135,7 @@ def test_qstat_is_called_again_if_the_start_is_missing_once(programs, now, tmp_p
     ids=["no start", "no limit", "no time", "no job"],
 )
 def test_the_end_is_unknown_without_a_valid_start_and_walltime_from_qstat(programs, monkeypatch, script):
-    monkeypatch.setattr(job, "QSTAT_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(TIMERS, "scheduler_pause", 0.0)
     programs(qstat=script)
     assert end_of_allocation(PBS, PBS_TASK) is None
 

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
-from rankzero.distributed.scheduler import query
 from rankzero.distributed.scheduler.query import Answer, find_program, run_program
+from rankzero.distributed.timers import TIMERS
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_an_argument_that_cannot_be_passed_gives_a_failed_answer(programs):
 
 
 def test_a_program_that_does_not_exit_is_killed(programs, monkeypatch, tmp_path):
-    monkeypatch.setattr(query, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(TIMERS, "scheduler", 0.2)
     programs(squeue=f"echo $$ > {tmp_path}/pid; echo early; exec sleep 60")
     assert run_program("squeue") == Answer(False, "no answer within 0.2 s")
     with pytest.raises(ProcessLookupError):

@@ -6,8 +6,8 @@ tests/system/test_slurm_requeue.py tests the other states. qrerun is a replaceme
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.scheduler import query
 from rankzero.distributed.scheduler.requeue import Requeue, requeue
+from rankzero.distributed.timers import TIMERS
 from recorded import PBS_TASK, SBATCH, STEP, TORCHRUN
 from system.qstat import qstat
 
@@ -102,7 +102,7 @@ def test_a_refusal_states_the_command_to_type(scontrol):
 
 
 def test_a_missing_or_silent_scontrol_is_a_refusal(programs, monkeypatch):
-    monkeypatch.setattr(query, "TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(TIMERS, "scheduler", 0.2)
     assert requeue(SLURM, environ=STEP).requeue is Requeue.REFUSED
     programs(scontrol="exec sleep 60")
     outcome = requeue(SLURM, environ=STEP)

@@ -11,6 +11,7 @@ from rankzero.distributed.connections.handshake import perform_handshake
 from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.rendezvous.peers import Members, Peer
 from rankzero.distributed.stop_and_failure.server import ControlServer
+from rankzero.distributed.timers import TIMERS
 
 SECRET = b"s" * 32
 
@@ -33,7 +34,8 @@ class World:
         listener = network.listen("127.0.0.1", 0)
         self.address, self.opened, self.size = listener.getsockname(), [], size
         members = Members(Peer(rank, rank, 0, size, "ab"[rank % 2], 1) for rank in range(size))
-        self.server = ControlServer([listener], members, parent_reports_lost_ranks, describe_exit, "k", SECRET)
+        settings = parent_reports_lost_ranks, describe_exit, "k", SECRET, TIMERS.heartbeat
+        self.server = ControlServer([listener], members, *settings)
 
     def connect(self, *lines):
         connection = LineConnection(socket.create_connection(self.address, timeout=10))

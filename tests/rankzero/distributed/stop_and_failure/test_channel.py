@@ -1,5 +1,6 @@
 """Ranks are separate processes here, because a failed rank makes the other ranks terminate."""
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,7 @@ import pytest
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.peers import Members, Peer
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
+from rankzero.distributed.timers import TIMERS
 
 
 def run_rank(rank, world, pipes, work, result):
@@ -31,6 +33,11 @@ def run_rank(rank, world, pipes, work, result):
     result.close()
     result.join_thread()
     control_channel.close()
+
+
+@pytest.fixture(autouse=True)
+def short_timers(scale_timers):
+    scale_timers(0.25)
 
 
 def run(world, work):
@@ -128,8 +135,11 @@ def test_a_failure_is_reported_once_and_the_other_ranks_are_terminated(failing, 
     assert "time.sleep(30)" in out
 
 
+@pytest.mark.parametrize("factor", [0.25, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_killed_rank_is_detected_although_its_children_survive(lost, capfd, tmp_path):
+def test_a_killed_rank_is_detected_although_its_children_survive(lost, capfd, tmp_path, scale_timers, factor):
+    scale_timers(factor)
+
     def work(control_channel, rank, all_gather_object):
         if rank == lost:
             if os.fork() == 0:  # like a loader process
@@ -143,6 +153,26 @@ def test_a_killed_rank_is_detected_although_its_children_survive(lost, capfd, tm
     assert codes == [-signal.SIGKILL if rank == lost else 1 for rank in range(3)]
     tmp_path.rmdir()
     assert capfd.readouterr().err.count(f"rank {lost} on {socket.gethostname()} was lost") == 1
+
+
+@pytest.mark.parametrize("factor", [0.25, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_suspended_rank_is_killed_before_it_counts_as_blocked(capfd, scale_timers, factor):
+    scale_timers(factor)
+
+    def work(control_channel, rank, all_gather_object):
+        activity = control_channel.monitor.activity
+        control_channel.monitor.start(TIMERS.heartbeat, True, lambda: None)
+        activity.begin_batch(0)
+        for step in itertools.count(1):
+            activity.begin_batch(step)
+            if rank == 1 and step == 10:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(TIMERS.poll)
+
+    _, codes = run(3, work)
+    printed = capfd.readouterr().err
+    assert codes == [1, -signal.SIGKILL, 1] and "was suspended (SIGSTOP)" in printed
+    assert "has not reported for" not in printed
 
 
 def test_a_single_process_needs_no_agreement_to_stop(capsys):

@@ -193,7 +193,7 @@ def end():
         time.sleep(0.001)
     os.kill(os.getpid(), signal.SIGTERM)
 threading.Thread(target=end).start()
-error_reporter.EXIT_DELAY_SECONDS = 60
+error_reporter.TIMERS.exit_of_others = 60
 error_reporter.exit_after_reporter(75, False)
 """
 

@@ -10,9 +10,9 @@ from rankzero.distributed.connections.handshake import perform_handshake
 from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.connections.local_socket import connect_locally, listen_locally
 from rankzero.distributed.rendezvous.peers import Members, Peer
-from rankzero.distributed.stop_and_failure import relay, server
 from rankzero.distributed.stop_and_failure.relay import NodeRelay
 from rankzero.distributed.stop_and_failure.server import ControlServer
+from rankzero.distributed.timers import TIMERS
 
 SECRET = b"s" * 32
 
@@ -25,7 +25,7 @@ class TwoNodes:
         self.local_name = f"{name} first"
         members = Members(Peer(rank, rank % 2, rank // 2, 4, "aabb"[rank], rank) for rank in range(4))
         sockets = [listen_locally(self.local_name), listener]
-        self.server = ControlServer(sockets, members, False, world_id="w", secret=SECRET, interval=0.05)
+        self.server = ControlServer(sockets, members, False, lambda rank: "", "w", SECRET, 0.05)
         rank_zero = LineConnection(socket.create_connection(listener.getsockname(), timeout=10))
         assert perform_handshake(rank_zero, "control", "w", SECRET, True, 10)
         self.relay_name = f"{name} second"
@@ -95,7 +95,8 @@ def report_and_wait(nodes, rank, step):
 
 
 @pytest.fixture
-def nodes(request):
+def nodes(request, scale_timers):
+    scale_timers(0.2)
     created = TwoNodes(request.node.name)
     yield created
     created.close()
@@ -179,7 +180,7 @@ def test_the_loss_of_the_leaders_connection_names_the_leader(nodes):
 
 
 def test_a_leader_that_finishes_first_waits_for_its_node_a_limited_time(nodes, monkeypatch):
-    monkeypatch.setattr(relay, "FINISH_SECONDS", 0.2)
+    monkeypatch.setattr(TIMERS, "leave", 0.2)
     ranks = nodes.wait_for_all()
     ranks[2].send({"leaving": True})
     nodes.relay.finish()
@@ -192,7 +193,7 @@ def test_a_leader_that_finishes_first_waits_for_its_node_a_limited_time(nodes, m
 
 
 def test_rank_zeros_exit_is_announced_to_all_ranks(nodes, monkeypatch):
-    monkeypatch.setattr(server, "FINISH_SECONDS", 0.01)
+    monkeypatch.setattr(TIMERS, "leave", 0.01)
     ranks = nodes.wait_for_all()
     nodes.server.finish()
     assert [rank.next("done") for rank in ranks] == [{"done": True}] * 4

@@ -18,16 +18,14 @@ def sleeping_processes():
         process.wait()
 
 
-@pytest.fixture(autouse=True)
-def short_intervals(monkeypatch):
-    monkeypatch.setattr(watchdog, "STOPPED_SECONDS", 0.8)
-    monkeypatch.setattr(watchdog, "POLL_SECONDS", 0.05)
+def monitor(ranks):
+    monitor_ranks("here", ranks, stopped_seconds=0.8, poll_seconds=0.05)
 
 
 def test_only_a_suspended_rank_is_killed(sleeping_processes, capfd):
     stopped, running = sleeping_processes
     stopped.send_signal(signal.SIGSTOP)
-    monitoring = threading.Thread(target=monitor_ranks, args=("here", {0: running.pid, 3: stopped.pid}))
+    monitoring = threading.Thread(target=monitor, args=({0: running.pid, 3: stopped.pid},))
     monitoring.start()
     assert stopped.wait(20) == -signal.SIGKILL
     assert running.poll() is None
@@ -40,7 +38,7 @@ def test_only_a_suspended_rank_is_killed(sleeping_processes, capfd):
 
 def test_a_suspended_rank_that_continues_in_time_is_not_killed(sleeping_processes):
     stopped, _ = sleeping_processes
-    monitoring = threading.Thread(target=monitor_ranks, args=("here", {0: stopped.pid}))
+    monitoring = threading.Thread(target=monitor, args=({0: stopped.pid},))
     monitoring.start()
     for _ in range(4):
         stopped.send_signal(signal.SIGSTOP)
@@ -60,7 +58,7 @@ def test_a_rank_is_not_killed_if_the_watchdog_was_suspended_too(sleeping_process
     real = time.monotonic
     monkeypatch.setattr(watchdog.time, "monotonic", lambda: real() + clock["skew"])
     stopped.send_signal(signal.SIGSTOP)
-    monitoring = threading.Thread(target=monitor_ranks, args=("here", {0: stopped.pid}))
+    monitoring = threading.Thread(target=monitor, args=({0: stopped.pid},))
     monitoring.start()
     time.sleep(0.3)
     clock["skew"] = 3600.0
@@ -77,5 +75,5 @@ def test_a_process_with_a_reused_process_id_is_not_killed(sleeping_processes, mo
     stopped, _ = sleeping_processes
     start_times = iter(["1", "2"])
     monkeypatch.setattr(watchdog, "_stat", lambda pid: ("T", next(start_times, "2")))
-    monitor_ranks("here", {0: stopped.pid})
+    monitor({0: stopped.pid})
     assert stopped.poll() is None

@@ -7,7 +7,8 @@ from pathlib import Path
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.process_state import process_state
 from rankzero.distributed.rendezvous.peers import Peer
-from rankzero.runs.lock import STALE_SECONDS, Owner, current_owner, last_heartbeat, lock_path
+from rankzero.distributed.timers import TIMERS
+from rankzero.runs.lock import Owner, current_owner, last_heartbeat, lock_path
 from rankzero.runs.reports.recorded.recorded_run import RecordedRun
 from rankzero.runs.reports.text import age
 
@@ -78,7 +79,7 @@ def _on_this_host(owner: Owner) -> Status:
 def _on_another_host(owner: Owner, file: Path, now: float) -> Status:
     heartbeat = last_heartbeat(file)
     silence = now - heartbeat / 1e9 if heartbeat is not None else 0.0
-    if silence <= STALE_SECONDS:
+    if silence <= TIMERS.lock_stale:
         return Status(RUNNING)
     process = f"process {owner.pid} on {owner.host}" if owner.pid else "a process"
     return Status(UNKNOWN, f"no heartbeat of {process} for {age(silence)}: killed, suspended, or the clocks differ")

@@ -1,0 +1,130 @@
+"""How long one process waits for another, and which wait must exceed which. Does not import torch.
+
+Users set two more time limits: `--start_timeout` and `--hang_timeout`.
+"""
+
+
+class Timers:
+    """Durations in seconds. Code reads them when it uses them, so that `scale` takes effect."""
+
+    poll = 0.05
+    """Pause between two looks at something that another process changes."""
+    slow_poll = 1.0
+    """Pause between two looks that cost more, and the length of one call that waits for another rank."""
+
+    # Connections
+    attempt = 3.0
+    """An address has this long to accept a connection before the next address is tried."""
+    first_answer = 5.0
+    """Rank zero has this long to answer a new connection; at a wrong address, it waits as long to refuse all ranks."""
+    identify = 5.0
+    """A new connection to rank zero, or to the leader of a node, has this long to identify itself."""
+    make_room = 0.2
+    """A server with too many unidentified connections keeps each of them at least this long."""
+    unreachable = 15.0
+    """The kernel waits this long for another machine to acknowledge data before it closes the connection."""
+    leave = 5.0
+    """A process that exits waits this long for the other ranks to read its last messages and to leave."""
+
+    # Start
+    leader = 5.0
+    """A rank looks for the leader of its node this long before it connects to rank zero itself."""
+    key = 10.0
+    """Rank zero, which has a key, waits this long for ranks that have it before it admits others in their place."""
+    refuse = 2.0
+    """Rank zero, or the leader of a node, waits this long for late ranks to send them a refusal."""
+    late_answer = 30.0
+    """The other ranks wait this much longer than rank zero for its answer."""
+    stop_grace = 10.0
+    """After a stop request, a rank waits this long for missing ranks, so that all ranks stop together."""
+    shared_file = 10.0
+    """A network file system has this long to show a file that another machine has just written."""
+    store_attempt = 10.0
+    """torch's store first has this long to answer until a rank checks that its process exists; later six times that."""
+    work = 1800.0
+    """A rank has at least this long to build its data and model while the other ranks wait."""
+    connect = 30.0
+    """A rank tries this long to connect to the control server."""
+    missing_rank = 60.0
+    """Rank zero waits this long for all ranks to connect to the control server."""
+
+    # Monitoring
+    heartbeat = 2.0
+    """Pause between two reports of a rank to the leader of its node, and between two checks for a hang."""
+    longest_report_interval = 60.0
+    """Rank zero requests reports at least this often, also in very large runs."""
+    suspended = 8.0
+    """The watchdog lets a rank be suspended this long; a process without heartbeats for as long was suspended too."""
+    silence = 14.0
+    """A connected rank has this long to send a report before it counts as blocked; longer in large runs."""
+    worker = 2.0
+    """A loader process has this long to write its stacks, or to exit."""
+
+    # Failure and exit
+    cause = 4.0
+    """A rank that failed or lost contact waits this long for rank zero to name the cause and the reporting rank."""
+    notice = 2.0
+    """The main thread of a rank has this long to notice the failure of another rank."""
+    teardown = 10.0
+    """A main thread that has noticed the failure has this long to exit."""
+    record = 12.0
+    """A rank has this long to record a failure or a hang, including a save in progress."""
+    exit_of_reporter = 0.3
+    """A rank that has reported why nothing was started delays its exit this long, until the launcher prints that."""
+    exit_after_loss = 1.0
+    """A rank that lost contact delays its exit this long, so that the launcher names the rank that failed first."""
+    exit_of_others = 2.5
+    """Other ranks delay their exit this long; torchrun and mpirun terminate all ranks once one exits."""
+    grace = 15.0
+    """Local processes have this long to exit by themselves after one of them has failed."""
+    same_press = 1.0
+    """One Ctrl-C may arrive twice within this time: from the terminal, and forwarded by the parent process."""
+
+    # Runs, jobs and the preflight
+    lock_heartbeat = 10.0
+    """Pause between two heartbeats of the owner of a run's lock."""
+    lock_stale = 60.0
+    """The owner of a lock has this long to send a heartbeat, if its process cannot be inspected."""
+    scheduler = 10.0
+    """A scheduler's program has this long; without its controller, squeue takes half a minute (Slurm 22.05)."""
+    scheduler_pause = 3.0
+    """Pause between two queries of a scheduler; after a rerun, qstat may omit `stime` once (OpenPBS 23.06)."""
+    optional = 2.0
+    """git, or the scheduler of a run in a list, has this long; the output does without a later answer."""
+    message = 60.0
+    """A message or collective of the preflight has this long."""
+    network_check = 180.0
+    """The other ranks have this long to finish a check of the network, after one rank has finished it."""
+
+    def scale(self, factor: float) -> None:
+        """Multiplies the durations above by a factor, in this process and in those that it forks later."""
+        for name, value in vars(Timers).items():
+            if isinstance(value, float):
+                setattr(self, name, value * factor)
+
+    def order(self) -> list[tuple[float, float, str]]:
+        """Returns pairs of durations, the shorter one first, each with the reason for the order."""
+        return [
+            (self.poll, self.slow_poll, "cheap looks may be frequent"),
+            (self.first_answer / 3 + self.attempt, self.first_answer, "all ranks try rank zero's host in time"),
+            (self.make_room, self.identify, "unidentified connections are closed sooner if there are too many"),
+            (self.heartbeat, self.unreachable, "a connection in use is not idle"),
+            (self.attempt, self.connect, "the control server is tried again"),
+            (self.leader + self.connect, self.missing_rank, "a rank may connect without its leader"),
+            (self.refuse, self.late_answer, "a refusal arrives before the other ranks give up"),
+            (self.refuse + self.exit_of_reporter, self.exit_of_others, "rank zero reports a refusal and exits first"),
+            (self.exit_of_others + self.leave, self.grace, "local processes that are refused exit by themselves"),
+            (6 * self.store_attempt, self.work, "a rank that imports torch slowly is tried again"),
+            (self.heartbeat + self.worker, self.suspended, "a rank that reads stacks does not seem suspended"),
+            (2 * self.slow_poll, self.suspended, "the watchdog notices that it was suspended too"),
+            (self.heartbeat, self.longest_report_interval, "large runs report less often"),
+            (self.suspended + self.slow_poll + self.heartbeat, self.silence, "a suspended rank is named as such"),
+            (self.exit_after_loss + self.leave, self.teardown, "a rank that lost contact exits by itself"),
+            (self.notice + self.record, self.grace, "local processes record a failure before they are killed"),
+            (3 * self.lock_heartbeat, self.lock_stale, "the owner of a lock may miss two heartbeats"),
+            (self.message, self.network_check, "a check ends after its first message that fails"),
+        ]
+
+
+TIMERS = Timers()
+"""The durations of this process."""
