@@ -8,10 +8,10 @@ import subprocess
 import pytest
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in
-from running import BIN, fit, script
+from running import INTERPRETER_BIN, fit, script
 from system.slurm import wait_until
 
-PYTHON = str(BIN / "python")
+PYTHON = str(INTERPRETER_BIN / "python")
 TRAIN = ("--model", "MLP", "--data", "Toy", "--run", "x", "--save_every", "50steps")
 
 
