@@ -24,6 +24,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -234,15 +235,15 @@ class Server:
         connection, _ = self.listener.accept()
         connection.sendall(self.greeting)
         header, ancillary, *_ = connection.recvmsg(8, socket.CMSG_SPACE(4 * 250))
-        if len(header) < 8:  # the program runs the real interpreter
-            connection.close()
-            return None
         files = array.array("i")
         for _, _, data in ancillary:
             files.frombytes(data)
         size, text = int.from_bytes(header, "little"), b""
-        while len(text) < size:
-            text += connection.recv(size - len(text))
+        while len(text) < size and (part := connection.recv(size - len(text))):
+            text += part
+        if not text or len(text) < size:  # the program runs the real interpreter, or was killed
+            connection.close()
+            return None
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         pid = os.fork()
         if pid:
@@ -347,7 +348,9 @@ def execute(arguments: list[str]) -> int:
             _let_stop_signals_through(arguments[0])
             if not os.environ.get("PYTHONSAFEPATH"):
                 sys.path.insert(0, os.path.dirname(os.path.realpath(arguments[0])))  # noqa: PTH120
-            runpy.run_path(arguments[0], run_name="__main__")
+            main_module = sys.modules["__main__"] = types.ModuleType("__main__")
+            main_module.__file__ = os.path.abspath(arguments[0])  # noqa: PTH100
+            exec(compile(Path(arguments[0]).read_bytes(), main_module.__file__, "exec"), main_module.__dict__)
     except SystemExit as error:
         if isinstance(error.code, int | None):
             return error.code or 0
