@@ -106,7 +106,7 @@ def measure_control(world: World, seconds: float) -> dict[str, float]:
     listener = network.listen("127.0.0.1", 0)
     members = Members(assign_ranks(world.peers()))
     server = ControlServer(
-        [listener], members, False, world_id=WORLD_ID, secret=KEY.secret, interval=report_interval(world.nodes)
+        [listener], members, False, lambda rank: "", WORLD_ID, KEY.secret, report_interval(world.nodes)
     )
     clients = Clients(control_clients, world, listener.getsockname()[1])
     own = LineConnection(socket.create_connection(listener.getsockname()))

@@ -6,7 +6,7 @@ files, limits and network namespace. The program forwards signals to the fork an
 is killed, so is the fork. Launchers, Rankzero and tests can therefore use these programs as they use the real ones.
 
 The programs run the real interpreter where a fork would behave differently: for `-c` and other options, under strace,
-as another user, in another cgroup, or with other values of variables that libraries read while they are imported.
+as another user, in another cgroup, for benchmarks, or with other values of variables that are read during imports.
 """
 
 import array
@@ -39,7 +39,7 @@ MODULES = (
 )
 
 READ_AT_IMPORT = (
-    *("OMP_", "MKL_", "PYTHON", "LD_", "LC_", "LANG"),
+    *("OMP_", "MKL_", "PYTHON", "LD_PRELOAD", "LC_", "LANG"),
     *("ATEN_", "ONEDNN_", "DNNL_", "TORCH_", "MALLOC_"),
 )
 """Beginnings of the names of variables that Python or libraries read when they start or are imported."""
@@ -114,6 +114,8 @@ def _request(address: str, arguments: list[str]) -> socket.socket | None:
         return None
     if "/launch/" in script[0] and not script[0].startswith(expected["repository"]):  # of a copy of Rankzero
         return None
+    if os.path.basename(os.path.dirname(script[0])) == "benchmarks":  # noqa: PTH119, PTH120
+        return None  # benchmarks measure the start too
     files = [int(entry) for entry in os.listdir("/proc/self/fd")]
     files = [file for file in files if file != connection.fileno() and _is_open(file)]
     request = {
@@ -342,13 +344,14 @@ def execute(arguments: list[str]) -> int:
         if arguments[0] == "-m":
             sys.argv = arguments[1:]
             sys.path.insert(0, os.getcwd())  # noqa: PTH109
+            sys.modules.pop(arguments[1], None)  # otherwise, runpy warns
             runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = arguments
             _let_stop_signals_through(arguments[0])
             if not os.environ.get("PYTHONSAFEPATH"):
                 sys.path.insert(0, os.path.dirname(os.path.realpath(arguments[0])))  # noqa: PTH120
-            main_module = sys.modules["__main__"] = types.ModuleType("__main__")
+            main_module = sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")
             main_module.__file__ = os.path.abspath(arguments[0])  # noqa: PTH100
             exec(compile(Path(arguments[0]).read_bytes(), main_module.__file__, "exec"), main_module.__dict__)
     except SystemExit as error:

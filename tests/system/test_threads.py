@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from rankzero.distributed.process.limits.cores import usable_cores
-from running import require, run
-from system.learned import PYTHON, TORCHRUN, TRAIN
+from running import INTERPRETER_BIN, require, run
+from system.learned import TRAIN
 
+PYTHON, TORCHRUN = str(INTERPRETER_BIN / "python"), str(INTERPRETER_BIN / "torchrun")
 CORES = len(usable_cores())
 ALL_CORES = f"{CORES} core{'s' * (CORES > 1)}"
 SHARED = (max(1, CORES // 2), f"{ALL_CORES} / 2 ranks")

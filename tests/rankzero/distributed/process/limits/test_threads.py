@@ -8,7 +8,7 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.limits import threads
 from rankzero.distributed.process.limits.threads import MARK, Threads, choose_threads, set_threads, user_setting
 from rankzero.distributed.rendezvous.peers import Peer
-from running import BIN
+from running import INTERPRETER_BIN
 
 
 def make_peers(*cores, machines=None, quotas=None):
@@ -134,7 +134,7 @@ def test_the_default_of_a_real_torchrun_is_not_taken_for_the_users_setting(tmp_p
     worker = ["worker.py"]
     if wrapped:
         worker = ["--no-python", "sh", "-c", f"{sys.executable} worker.py; true"]
-    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", *worker]
+    command = [str(INTERPRETER_BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", *worker]
     result = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
     lines = sorted(line for line in result.stdout.splitlines() if line.startswith("rank "))
     assert lines == [f"rank {rank}: 1, set by the user: {setting}" for rank in range(2)], result.stderr
