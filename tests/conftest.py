@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import tempfile
 import threading
 from collections.abc import Collection, Iterator
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, settings
 import running
 from progress import Progress
 from rankzero import messages
+from rankzero.distributed.process.stop_signals import STOP_SIGNALS
 from system.preloaded import programs
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -55,10 +57,12 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def fail_on_leaks() -> Iterator[None]:
     initial_variables = _variables()
+    initial_handlers = _signal_handlers()
     initial_threads = set(threading.enumerate())
     initial_children = {child.pid for child in _children()}
     yield
     assert _variables() == initial_variables, "the test leaked an environment variable"
+    assert _signal_handlers() == initial_handlers, "the test leaked a signal handler"
     assert not (torch.distributed.is_available() and torch.distributed.is_initialized()), "a process group is left"
     leaves_trainer = bool(messages._spellings)
     messages.set_spelling(None)  # so that only this test fails
@@ -82,6 +86,10 @@ def _variables() -> dict[str, str]:
     return {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "KMP_", "TORCHINDUCTOR_"))
     }
+
+
+def _signal_handlers() -> dict[signal.Signals, object]:
+    return {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
 
 
 def _children(known: Collection[int] = ()) -> list[psutil.Process]:

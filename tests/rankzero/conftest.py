@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import is_peer_failure
 from running import TOY, as_rank, fit_in_folder, reserved_port, script_process
@@ -27,6 +28,13 @@ def script_folder(tmp_path):
     """An empty folder, in a process in which no Trainer has been built."""
     with script_process(tmp_path):
         yield tmp_path
+
+
+@pytest.fixture
+def restore_signals():
+    """Restores the signal handlers that the `main` of a command installs."""
+    yield
+    SIGNALS.close()
 
 
 @pytest.fixture

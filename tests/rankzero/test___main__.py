@@ -12,7 +12,7 @@ from running import run
 
 
 @pytest.fixture(autouse=True)
-def restore_spelling():
+def restore_spelling(restore_signals):
     yield
     set_spelling(None)
 

@@ -33,7 +33,7 @@ def test_the_examples_in_the_help_are_valid_command_lines(name, example):
 
 
 @pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
-def test_main_reads_the_command_line_of_the_process(name, monkeypatch, capsys):
+def test_main_reads_the_command_line_of_the_process(name, monkeypatch, capsys, restore_signals):
     main = importlib.import_module(f"rankzero.commands.{name}").main
     monkeypatch.setattr(sys, "argv", [f"launch/{name}.py", "--devices", "0"])
     assert main() == 2

@@ -159,13 +159,10 @@ def test_an_error_of_an_included_module_is_a_refusal_only_before_the_first_step(
     assert not isinstance(error.value, CannotStart) and summary(cwd)["status"] == "failed"
 
 
-def test_a_signal_stops_the_run_and_the_same_command_resumes_the_run(cwd, user_module, capsys):
+def test_a_signal_stops_the_run_and_the_same_command_resumes_the_run(cwd, user_module, capsys, restore_signals):
     arguments = (*TOY, "--data.count", "2560", "--run", "x", "--trainer.callbacks", "users.Interrupted")
     SIGNALS.install()
-    try:
-        assert fit_in_process(*arguments) == Exit.STOPPED == 75
-    finally:
-        SIGNALS.close()
+    assert fit_in_process(*arguments) == Exit.STOPPED == 75
     stopped = summary(cwd)
     assert stopped["status"] == "stopped" and 3 <= stopped["steps"] < 80
     assert fit_in_process(*arguments) == 0
