@@ -47,11 +47,19 @@ SYSTEM = ("tests/system/", "tests/launch/", "tests/benchmarks/", "tests/test_rea
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks system tests, and runs the slowest tests first, so that all workers finish at about the same time."""
+    """Marks system tests, and runs the longest groups first, so that all workers finish at about the same time."""
     for item in items:
         if item.nodeid.startswith(SYSTEM) or "on_ranks" in getattr(item, "fixturenames", ()):
             item.add_marker("system")
-    items.sort(key=lambda item: not item.nodeid.startswith(("tests/test_readme", "tests/system")))
+    items.sort(key=_order)
+
+
+def _order(item: pytest.Item) -> int:
+    """Returns 0 for tests that one worker runs, 1 for other slow ones, and 2 for all others."""
+    group = item.get_closest_marker("xdist_group")
+    if group and group.args[0] in ("slurm", "pbs"):
+        return 0
+    return 1 if item.nodeid.startswith(("tests/test_readme", "tests/system")) else 2
 
 
 @pytest.fixture(autouse=True)

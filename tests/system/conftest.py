@@ -8,7 +8,7 @@ import pytest
 
 from running import require
 from system.hosts import Hosts, two_hosts
-from system.learned import Reference, train_reference
+from system.learned import OBSERVED, Reference, train_reference
 from system.slurm import cluster
 
 
@@ -32,6 +32,15 @@ def hosts(tmp_path_factory) -> Iterator[Hosts]:
 def reference(tmp_path_factory) -> Reference:
     """Returns the weights that one process learns, and the metrics of two processes on one machine."""
     return train_reference(tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture
+def cores_shared(tmp_path, monkeypatch) -> Path:
+    """Returns a folder with the callback of `OBSERVE`; the user sets no number of threads."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "observed.py").write_text(OBSERVED)
+    return tmp_path
 
 
 @pytest.fixture

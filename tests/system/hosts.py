@@ -1,7 +1,11 @@
-"""Two hosts on this machine: connected network namespaces rz1 and rz2, each with a name and an address."""
+"""Two hosts on this machine: connected network namespaces, each with a host name and an address.
+
+Each process that creates hosts has namespaces of its own, so tests may use the same names, addresses and ports at once.
+"""
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,11 +18,13 @@ HOSTS = {"rz1": "10.93.0.1", "rz2": "10.93.0.2"}
 ATTACKER = "rz3"
 """A third host, which can reach rz1 but takes part in no run."""
 
+NAMESPACES = {host: f"{host}-{os.getpid()}" for host in (*HOSTS, ATTACKER)}
+
 ENTER = """\
 #!/bin/sh
 # enter HOST COMMAND...: runs a command on a host
 host=$1; shift
-exec ip netns exec "$host" unshare --uts sh -c 'hostname "$0"; exec "$@"' "$host" "$@"
+exec ip netns exec "$host-{pid}" unshare --uts sh -c 'hostname "$0"; exec "$@"' "$host" "$@"
 """
 
 AGENT = """\
@@ -36,45 +42,51 @@ def two_hosts(folder: Path) -> Iterator["Hosts"]:
     hosts = Hosts(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (("enter", ENTER), ("agent", AGENT)):
-        (folder / name).write_text(text.format(folder=folder) if name == "agent" else text)
+        (folder / name).write_text(text.replace("{folder}", str(folder)).replace("{pid}", str(os.getpid())))
         (folder / name).chmod(0o755)
     names = "127.0.0.1 localhost\n" + "".join(f"{ip} {host}\n" for host, ip in HOSTS.items())
-    _remove()
+    _remove_namespaces_of_ended_processes()
     try:
-        for host in HOSTS:
-            ip("netns", "add", host)
-            etc = Path("/etc/netns") / host
-            etc.mkdir(parents=True, exist_ok=True)
+        for host, namespace in NAMESPACES.items():
+            subprocess.run(["ip", "netns", "add", namespace], check=True)
+            etc = Path("/etc/netns") / namespace
+            etc.mkdir(parents=True)
             (etc / "hosts").write_text(names)
-        ip("link", "add", "to-rz2", "netns", "rz1", "type", "veth", "peer", "name", "to-rz1", "netns", "rz2")
-        for host, link in (("rz1", "to-rz2"), ("rz2", "to-rz1")):
-            ip("-n", host, "addr", "add", f"{HOSTS[host]}/24", "dev", link)
-            ip("-n", host, "link", "set", link, "up")
-            ip("-n", host, "link", "set", "lo", "up")
-        _connect_attacker()
+            on(host, "ip", "link", "set", "lo", "up")
+        _connect("rz1", HOSTS["rz1"], "rz2", HOSTS["rz2"])
+        _connect("rz1", "10.93.1.1", ATTACKER, "10.93.1.3")
+        on(ATTACKER, "ip", "route", "add", "10.93.0.0/24", "via", "10.93.1.1")
         yield hosts
-        for host in (*HOSTS, ATTACKER):
+        for host in NAMESPACES:
             hosts.kill_all(host)
     finally:
-        _remove()
+        for namespace in NAMESPACES.values():
+            _remove(namespace)
 
 
-def _connect_attacker() -> None:
-    ip("netns", "add", ATTACKER)
-    ip("link", "add", "to-rz3", "netns", "rz1", "type", "veth", "peer", "name", "to-rz1", "netns", ATTACKER)
-    for host, link, address in (("rz1", "to-rz3", "10.93.1.1"), (ATTACKER, "to-rz1", "10.93.1.3")):
-        ip("-n", host, "addr", "add", f"{address}/24", "dev", link)
-        ip("-n", host, "link", "set", link, "up")
-    ip("-n", ATTACKER, "route", "add", "10.93.0.0/24", "via", "10.93.1.1")
+def on(host: str, *command: str) -> str:
+    """Runs a command in the network namespace of a host, and returns its output."""
+    command = ("ip", "netns", "exec", NAMESPACES[host], *command)
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+def _connect(first: str, first_address: str, second: str, second_address: str) -> None:
+    links = (f"to-{second}", "netns", NAMESPACES[first]), (f"to-{first}", "netns", NAMESPACES[second])
+    subprocess.run(["ip", "link", "add", *links[0], "type", "veth", "peer", "name", *links[1]], check=True)
+    for host, address, (link, *_) in zip((first, second), (first_address, second_address), links, strict=True):
+        on(host, "ip", "addr", "add", f"{address}/24", "dev", link)
+        on(host, "ip", "link", "set", link, "up")
 
 
-def _remove() -> None:
-    for host in (*HOSTS, ATTACKER):
-        subprocess.run(["ip", "netns", "delete", host], capture_output=True)
+def _remove_namespaces_of_ended_processes() -> None:
+    for folder in Path("/run/netns").glob("rz?-*"):
+        if not Path(f"/proc/{folder.name.partition('-')[2]}").exists():
+            _remove(folder.name)
+
+
+def _remove(namespace: str) -> None:
+    subprocess.run(["ip", "netns", "delete", namespace], capture_output=True)
+    shutil.rmtree(Path("/etc/netns") / namespace, ignore_errors=True)
 
 
 class Hosts:
@@ -105,7 +117,7 @@ class Hosts:
 
     def kill_all(self, host: str) -> None:
         """Kills all processes on a host at once."""
-        listing = subprocess.run(["ip", "netns", "pids", host], check=True, capture_output=True, text=True)
+        listing = subprocess.run(["ip", "netns", "pids", NAMESPACES[host]], check=True, capture_output=True, text=True)
         for pid in listing.stdout.split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)

@@ -1,5 +1,7 @@
 """The result that every way to start a run must reach: the weights that one process learns, to 1e-6."""
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,25 @@ from system.slurm import wait_until
 
 TRAIN = (script("fit"), "--model", "MLP", "--data", "Toy", "--epochs", "1", "--global_batch_size", "64")
 PYTHON, TORCHRUN = str(BIN / "python"), str(BIN / "torchrun")
+
+OBSERVED = """
+import json
+from pathlib import Path
+
+import psutil
+import torch
+from lightning.pytorch import Callback
+
+
+class Observed(Callback):
+    def on_train_end(self, trainer, module):
+        connections = psutil.Process().net_connections("inet")
+        addresses = [connection.laddr for connection in connections if connection.status == psutil.CONN_LISTEN]
+        found = {"threads": torch.get_num_threads(), "listening": addresses}
+        Path(f"observed-{trainer.global_rank}.json").write_text(json.dumps(found))
+"""
+OBSERVE = ("--trainer.callbacks", "observed.Observed")
+"""Flags that make each rank record its number of threads and the addresses on which it listens; see `observed`."""
 
 Reference = tuple[dict[str, torch.Tensor], dict[str, float]]
 """The weights that one process learns, and the metrics of two, whose train/loss covers rank zero's share."""
@@ -28,7 +49,7 @@ def check(
 ) -> dict[str, Any]:
     """Checks that a run learned what one process learns from each sample once, and left no process.
 
-    It must also have printed one line about its launcher, and nothing about a missing key.
+    It must also have printed one line about its launcher.
 
     Args:
         folder: Working directory of the run.
@@ -62,3 +83,21 @@ def check(
     assert len(list((run_folder / "logs").iterdir())) == sum(shape)
     assert len(list((run_folder / "tensorboard").glob("events.*"))) == 1
     return summary
+
+
+def observed(folder: Path, printed: str) -> tuple[list[int], str, list[list[tuple[str, int]]]]:
+    """Returns what a run with the flags `OBSERVE` recorded in a folder that contains `OBSERVED` as observed.py.
+
+    Args:
+        folder: Working directory of the run.
+        printed: Output of all processes.
+
+    Returns:
+        The number of threads of each rank, the reason in the start line, and the addresses on which each rank listened.
+    """
+    files = [folder / f"observed-{rank}.json" for rank in range(len(list(folder.glob("observed-*"))))]
+    found = [json.loads(file.read_text()) for file in files]
+    threads = [rank["threads"] for rank in found]
+    start_line = re.search(r" process(?:es)? on cpu, (\d+) threads?(?: each)? \((.*?)\)[,;]", printed)
+    assert start_line and {int(start_line[1])} == set(threads), printed
+    return threads, start_line[2], [[tuple(address) for address in rank["listening"]] for rank in found]

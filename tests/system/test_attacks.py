@@ -20,7 +20,7 @@ from system.hosts import ATTACKER, HOSTS, kill_group
 from system.learned import PYTHON, TRAIN
 from system.slurm import wait_until
 
-pytestmark = [pytest.mark.xdist_group("hosts"), pytest.mark.timeout(480)]
+pytestmark = pytest.mark.timeout(480)
 
 PORT = "29561"
 OTHER_USER = 65534

@@ -9,8 +9,6 @@ from running import BIN, script
 from system.hosts import kill_group
 from system.slurm import wait_until
 
-pytestmark = pytest.mark.xdist_group("hosts")
-
 TRAIN = (script("fit"), "--model", "MLP", "--data", "Toy", "--global_batch_size", "32", "--save_every", "20steps")
 
 

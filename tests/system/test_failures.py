@@ -1,5 +1,6 @@
 """A rank, a machine or its network is lost under real launchers: no process remains, and the next start resumes."""
 
+import contextlib
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import pytest
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in
 from running import INTERPRETER_BIN, require, run, script
-from system.hosts import HOSTS, Hosts, ip, kill_group
+from system.hosts import HOSTS, Hosts, kill_group, on
 from system.pbs_server import pbs_server
 from system.slurm import wait_until
 from system.test_exactly_once import CLASSES, are_equal, learned_state
@@ -33,8 +34,6 @@ TRAIN = (
     "--save_every",
     "5steps",
 )
-
-pytestmark = pytest.mark.xdist_group("hosts")
 
 
 def ranks_in(folder: Path) -> list[psutil.Process]:
@@ -189,29 +188,17 @@ def test_both_machines_exit_when_one_of_them_stops_responding(hosts, user_folder
             codes, message = {"rz1": 1, "rz2": -signal.SIGKILL}, r"was suspended \(SIGSTOP\)"
         else:
             time.sleep(5)  # until each rank has reported what it is doing
-            for host, peer_address, link in (("rz1", "10.93.0.2", "to-rz2"), ("rz2", "10.93.0.1", "to-rz1")):
-                ip(
-                    "-n",
-                    host,
-                    "neigh",
-                    "replace",
-                    peer_address,
-                    "lladdr",
-                    "02:00:00:00:00:99",
-                    "dev",
-                    link,
-                    "nud",
-                    "permanent",
-                )
-            codes, message = (
-                {"rz1": 1, "rz2": 1},
-                r"was lost \(Connection timed out\), last seen in .* at step \d+; stopping all ranks",
-            )
+            for host, peer_address, link in LINKS:
+                wrong_peer = (peer_address, "lladdr", "02:00:00:00:00:99", "dev", link, "nud", "permanent")
+                on(host, "ip", "neigh", "replace", *wrong_peer)
+            codes = {"rz1": 1, "rz2": 1}
+            message = r"was lost \(Connection timed out\), last seen in .* at step \d+; stopping all ranks"
         assert {host: process.wait(30) for host, process in processes.items()} == codes
         assert re.search(message, "".join((user_folder / f"{host}.log").read_text() for host in HOSTS))
     finally:
         for host, peer_address, link in LINKS:
-            subprocess.run(["ip", "-n", host, "neigh", "delete", peer_address, "dev", link], capture_output=True)
+            with contextlib.suppress(subprocess.CalledProcessError):
+                on(host, "ip", "neigh", "delete", peer_address, "dev", link)
         for process in processes.values():
             kill_group(process)
 

@@ -120,7 +120,6 @@ FORMS = {
 }
 
 
-@pytest.mark.xdist_group("hosts")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_job_without_a_queue_is_stopped_and_resumed(submit_on_hosts, user_folder, form):
     if form in ("openmpi", "mpich"):
@@ -139,7 +138,6 @@ def test_a_job_without_a_queue_is_stopped_and_resumed(submit_on_hosts, user_fold
     assert submit.summary()["nodes"] == (1 if form == "local" else 2)
 
 
-@pytest.mark.xdist_group("hosts")
 def test_ssh_ends_all_hosts_if_one_fails(submit_on_hosts, hosts, user_folder):
     """On the second host, Python exits with 3."""
     (user_folder / "bin").mkdir()
@@ -162,7 +160,7 @@ def submit_to_pbs(hosts, user_folder, tmp_path_factory):
         yield Submitter(user_folder, {})
 
 
-@pytest.mark.xdist_group("hosts")
+@pytest.mark.xdist_group("pbs")
 @pytest.mark.parametrize("form", ["pbsdsh", "torchrun", "mpirun"])
 def test_a_stopped_pbs_job_submits_itself_again_unless_it_was_deleted(submit_to_pbs, user_folder, form):
     submit = submit_to_pbs
@@ -185,7 +183,7 @@ def test_a_stopped_pbs_job_submits_itself_again_unless_it_was_deleted(submit_to_
     assert "FINISHED" in submit("status", "x").out  # no job was submitted after qdel
 
 
-@pytest.mark.xdist_group("hosts")
+@pytest.mark.xdist_group("pbs")
 def test_a_deleted_pbs_job_saves_before_it_is_killed_in_a_slow_step(hosts, user_folder, tmp_path_factory):
     with pbs_server(hosts, tmp_path_factory.mktemp("pbs") / "server", kill_delay=3):
         submit = Submitter(user_folder, {})
@@ -199,7 +197,7 @@ def test_a_deleted_pbs_job_saves_before_it_is_killed_in_a_slow_step(hosts, user_
     finishes(submit, attempts=2)
 
 
-@pytest.mark.xdist_group("hosts")
+@pytest.mark.xdist_group("pbs")
 def test_a_pbs_job_finishes_with_the_options_of_a_site(submit_to_pbs, user_folder):
     (user_folder / "site.yaml").write_text("scheduler: pbs\nsetup: ['export FROM_SETUP=1']\ncpus_per_device: 1\n")
     submit = submit_to_pbs
@@ -208,7 +206,7 @@ def test_a_pbs_job_finishes_with_the_options_of_a_site(submit_to_pbs, user_folde
     finishes(submit, attempts=1)
 
 
-@pytest.mark.xdist_group("hosts")
+@pytest.mark.xdist_group("pbs")
 def test_qsub_rejects_a_job_and_no_file_is_left(submit_to_pbs, user_folder):
     before = sorted(user_folder.rglob("*"))
     result = submit_to_pbs("--scheduler", "pbs", "--queue", "nix", "--name", "x", *SHORT, code=2)

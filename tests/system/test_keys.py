@@ -37,7 +37,6 @@ LAUNCHES = pytest.mark.parametrize("launch", [by_hand, by_torchrun], ids=["by ha
 
 
 @LAUNCHES
-@pytest.mark.xdist_group("hosts")
 @pytest.mark.parametrize(
     ("variables", "flags", "is_authenticated"),
     [
@@ -70,7 +69,6 @@ def test_containers_of_one_machine_with_different_homes(tmp_path):
 
 
 @LAUNCHES
-@pytest.mark.xdist_group("hosts")
 def test_different_homes_are_refused_if_a_key_is_required(tmp_path, hosts, launch):
     flags = ("--auth", "required", "--start_timeout", "5")
     commands = {host: with_home(tmp_path, host, *launch(node), *flags) for node, host in enumerate(HOSTS)}
@@ -81,18 +79,6 @@ def test_different_homes_are_refused_if_a_key_is_required(tmp_path, hosts, launc
     assert "Traceback" not in printed.partition("rankzero: cannot start")[2].partition("torch/distributed")[0]
 
 
-@pytest.mark.xdist_group("hosts")
-def test_a_shared_home_needs_no_variable(tmp_path, hosts):
-    commands = {
-        host: with_home(tmp_path, "shared", *by_hand(node), "--auth", "required") for node, host in enumerate(HOSTS)
-    }
-    results = hosts.run_on_both(tmp_path, commands)
-    assert [code for code, _ in results.values()] == [0, 0], results
-    key = tmp_path / "homes/shared/.config/rankzero/key"
-    assert key.stat().st_mode & 0o777 == 0o600 and len(key.read_bytes()) == 32
-
-
-@pytest.mark.xdist_group("hosts")
 @pytest.mark.parametrize("mpi", MPIRUN)
 def test_hosts_with_different_homes_under_mpirun(tmp_path, hosts, mpi):
     require(mpi)

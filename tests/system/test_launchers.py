@@ -1,24 +1,37 @@
 """Runs every row of the table of launchers with the real launcher, and without preloaded programs.
 
-Each row learns the same weights, to 1e-6, uses each sample once, and leaves no process.
+Each row learns the same weights, to 1e-6, uses each sample once, requires a common key, divides the cores of a machine,
+listens only on the interface between the machines, exits with 0, and leaves no process.
 """
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
+import system.learned
+from rankzero.distributed.process.limits.cores import usable_cores
 from running import INTERPRETER_BIN, require, run
 from system import pbs
-from system.hosts import HOSTS, kill_group
-from system.learned import TRAIN, check
-from system.slurm import wait_until
-
-pytestmark = pytest.mark.xdist_group("hosts")
+from system.hosts import HOSTS
+from system.learned import OBSERVE, observed
 
 PYTHON, TORCHRUN = str(INTERPRETER_BIN / "python"), str(INTERPRETER_BIN / "torchrun")
 TWO_NODES = ("--nodes", "2", "--devices", "1")
+CORES = len(usable_cores())
+TRAIN = (*system.learned.TRAIN, "--auth", "required", *OBSERVE)
+
+
+def check(folder, printed, reference, launcher, shape, *also_printed, listens_everywhere=False):
+    """Checks all that a row promises; returns the run's summary and the addresses on which rank zero listened."""
+    summary = system.learned.check(folder, printed, reference, launcher, shape, *also_printed)
+    threads, reason, listening = observed(folder, printed)
+    assert set(threads) == {max(1, CORES // sum(shape))} and reason.endswith(f" / {sum(shape)} ranks"), reason
+    for rank, addresses in enumerate(listening):
+        interface = "127.0.0.1" if len(shape) == 1 else HOSTS["rz1" if rank < shape[0] else "rz2"]
+        allowed = {interface, "0.0.0.0"} if listens_everywhere and rank == 0 else {interface}
+        assert addresses and {ip for ip, _ in addresses} <= allowed, listening
+    return summary, listening[0]
 
 
 @pytest.mark.parametrize(
@@ -30,29 +43,31 @@ TWO_NODES = ("--nodes", "2", "--devices", "1")
     ],
     ids=["local", "torchrun --standalone", "torch.distributed.launch"],
 )
-def test_two_processes_on_one_machine_learn_as_one_process(tmp_path, reference, launcher, command):
-    result = run(*command, folder=tmp_path)
-    check(tmp_path, result.out + result.err, reference, launcher, (2,))
+def test_two_processes_on_one_machine_learn_as_one_process(cores_shared, reference, launcher, command):
+    result = run(*command, folder=cores_shared)
+    check(cores_shared, result.out + result.err, reference, launcher, (2,))
 
 
-def test_ranks_started_with_rank_variables_learn_as_one_process(tmp_path, reference, hosts):
+def test_ranks_started_with_rank_variables_learn_as_one_process(cores_shared, reference, hosts):
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "rz1", "MASTER_PORT": "29501"}
     commands = {host: ["env", f"RANK={rank}", PYTHON, *TRAIN] for rank, host in enumerate(HOSTS)}
-    results = hosts.run_on_both(tmp_path, commands, environment=variables)
+    results = hosts.run_on_both(cores_shared, commands, environment=variables)
     assert [code for code, _ in results.values()] == [0, 0], results
-    check(tmp_path, "".join(text for _, text in results.values()), reference, "env", (1, 1))
+    check(cores_shared, "".join(text for _, text in results.values()), reference, "env", (1, 1))
 
 
-def test_two_machines_started_with_flags_learn_as_one_process(tmp_path, reference, hosts):
+def test_two_machines_started_with_flags_learn_as_one_process(cores_shared, reference, hosts):
     rendezvous = ("--nodes", "2", "--devices", "2", "--master_addr", "rz1", "--master_port", "29502")
     commands = {host: [PYTHON, *TRAIN, *rendezvous, "--node_rank", str(node)] for node, host in enumerate(HOSTS)}
-    results = hosts.run_on_both(tmp_path, commands)
+    results = hosts.run_on_both(cores_shared, commands)
     assert [code for code, _ in results.values()] == [0, 0], results
-    check(tmp_path, "".join(text for _, text in results.values()), reference, "local", (2, 2))
+    printed = "".join(text for _, text in results.values())
+    _, listening = check(cores_shared, printed, reference, "local", (2, 2))
+    assert (HOSTS["rz1"], 29502) in listening
 
 
 @pytest.mark.parametrize("kind", ["static", "c10d"])
-def test_torchrun_on_two_machines_learns_as_one_process(tmp_path, reference, hosts, kind):
+def test_torchrun_on_two_machines_learns_as_one_process(cores_shared, reference, hosts, kind):
     def command(node):
         if kind == "static":
             rendezvous = ["--node-rank", str(node), "--master-addr", "rz1", "--master-port", "29503"]
@@ -60,9 +75,9 @@ def test_torchrun_on_two_machines_learns_as_one_process(tmp_path, reference, hos
             rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "rz1:29504", "--rdzv-id", "job"]
         return [TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *rendezvous, *TRAIN, *TWO_NODES]
 
-    results = hosts.run_on_both(tmp_path, {host: command(node) for node, host in enumerate(HOSTS)})
+    results = hosts.run_on_both(cores_shared, {host: command(node) for node, host in enumerate(HOSTS)})
     assert [code for code, _ in results.values()] == [0, 0], results
-    check(tmp_path, "".join(text for _, text in results.values()), reference, "torchrun", (1, 1))
+    check(cores_shared, "".join(text for _, text in results.values()), reference, "torchrun", (1, 1))
 
 
 MPIRUN = {
@@ -72,16 +87,17 @@ MPIRUN = {
 
 
 @pytest.mark.parametrize(("mpi", "per_host"), [("openmpi", 2), ("mpich", 1)])
-def test_mpirun_on_two_machines_learns_as_one_process_without_mpi4py(tmp_path, reference, hosts, mpi, per_host):
+def test_mpirun_on_two_machines_learns_as_one_process_without_mpi4py(cores_shared, reference, hosts, mpi, per_host):
     require(mpi)
     slots = ",".join(f"{host}:{per_host}" for host in HOSTS)
     launcher = [argument.format(agent=hosts.agent, slots=slots) for argument in MPIRUN[mpi]]
     command = [*launcher, "-np", str(2 * per_host), PYTHON, *TRAIN, "--nodes", "2", "--devices", str(per_host)]
-    (tmp_path / "trap").mkdir()
-    (tmp_path / "trap/mpi4py.py").write_text("raise SystemExit('mpi4py was imported')")
-    results = hosts.run_on_both(tmp_path, {"rz1": command}, environment={"PYTHONPATH": str(tmp_path / "trap")})
+    (cores_shared / "trap").mkdir()
+    (cores_shared / "trap/mpi4py.py").write_text("raise SystemExit('mpi4py was imported')")
+    results = hosts.run_on_both(cores_shared, {"rz1": command}, environment={"PYTHONPATH": str(cores_shared / "trap")})
     assert results["rz1"][0] == 0, results
-    check(tmp_path, results["rz1"][1], reference, "mpi", (per_host, per_host))
+    # Open MPI's variables contain two addresses of rz1; MPICH's proxy listens, and its processes inherit the socket.
+    check(cores_shared, results["rz1"][1], reference, "mpi", (per_host, per_host), listens_everywhere=True)
 
 
 NODES = "rz1\nrz2\n"
@@ -99,69 +115,39 @@ def job(tmp_path, hosts):
     return pbsdsh, {**pbs.SCRIPT, "PBS_JOBID": "0.rz1", "PBS_NODEFILE": str(node_file), "HOME": str(tmp_path)}
 
 
-def test_pbsdsh_without_rank_variables_learns_as_one_process(tmp_path, reference, job):
+def test_pbsdsh_without_rank_variables_learns_as_one_process(cores_shared, reference, job):
     pbsdsh, variables = job
-    result = run(*pbsdsh, "--", PYTHON, *TRAIN, *TWO_NODES, folder=tmp_path, environment=variables)
-    summary = check(tmp_path, result.out + result.err, reference, "pbs", (1, 1), NO_QSTAT)
+    result = run(*pbsdsh, "--", PYTHON, *TRAIN, *TWO_NODES, folder=cores_shared, environment=variables)
+    summary, _ = check(
+        cores_shared, result.out + result.err, reference, "pbs", (1, 1), NO_QSTAT, listens_everywhere=True
+    )
     assert summary["run"] == "MLP-Toy-0.rz1"
 
 
-def test_pbsdsh_with_rank_variables_in_its_command_learns_as_one_process(tmp_path, reference, job):
+def test_pbsdsh_with_rank_variables_in_its_command_learns_as_one_process(cores_shared, reference, job):
     pbsdsh, variables = job
     shared = "WORLD_SIZE=2 MASTER_ADDR=rz1 MASTER_PORT=29505"
     lines = [
         f"{' '.join(pbsdsh)} -n {rank} -- env RANK={rank} {shared} {PYTHON} {' '.join(TRAIN)} &" for rank in range(2)
     ]
-    result = run("sh", "-c", "\n".join([*lines, "wait"]), folder=tmp_path, environment=variables)
-    check(tmp_path, result.out + result.err, reference, "pbs", (1, 1), NO_QSTAT)
+    result = run("sh", "-c", "\n".join([*lines, "wait"]), folder=cores_shared, environment=variables)
+    check(cores_shared, result.out + result.err, reference, "pbs", (1, 1), NO_QSTAT, listens_everywhere=True)
 
 
-def test_pbsdsh_with_a_torchrun_on_each_host_learns_as_one_process(tmp_path, reference, job):
+def test_pbsdsh_with_a_torchrun_on_each_host_learns_as_one_process(cores_shared, reference, job):
     pbsdsh, variables = job
     rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "rz1:29506", "--rdzv-id", "0.rz1")
     command = (TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", *rendezvous, *TRAIN)
-    result = run(*pbsdsh, "--", *command, folder=tmp_path, environment=variables)
-    check(tmp_path, result.out + result.err, reference, "torchrun", (1, 1), NO_QSTAT)
+    result = run(*pbsdsh, "--", *command, folder=cores_shared, environment=variables)
+    check(cores_shared, result.out + result.err, reference, "torchrun", (1, 1), NO_QSTAT)
 
 
-def test_mpirun_in_a_pbs_script_learns_as_one_process(tmp_path, reference, hosts, job):
+def test_mpirun_in_a_pbs_script_learns_as_one_process(cores_shared, reference, hosts, job):
     require("openmpi")
     launcher = [argument.format(agent=hosts.agent, slots="rz1:1,rz2:1") for argument in MPIRUN["openmpi"]]
-    results = hosts.run_on_both(tmp_path, {"rz1": [*launcher, "-np", "2", PYTHON, *TRAIN]}, environment=job[1])
-    summary = check(tmp_path, results["rz1"][1], reference, "mpi", (1, 1), NO_QSTAT)
+    results = hosts.run_on_both(cores_shared, {"rz1": [*launcher, "-np", "2", PYTHON, *TRAIN]}, environment=job[1])
+    summary, _ = check(cores_shared, results["rz1"][1], reference, "mpi", (1, 1), NO_QSTAT)
     assert summary["run"] == "MLP-Toy-0.rz1"
-
-
-def test_two_processes_on_one_machine_listen_only_on_loopback(tmp_path, hosts):
-    command = (PYTHON, *TRAIN, "--devices", "2", "--epochs", "1000")
-    process = hosts.start("rz1", *command, folder=tmp_path, log=tmp_path / "log")
-    try:
-        addresses = listening_addresses(tmp_path / "log", "rz1")
-    finally:
-        kill_group(process)
-    assert addresses and all(address.startswith(("127.", "[::1]")) for address in addresses), addresses
-
-
-def test_two_machines_listen_only_on_the_interface_between_them(tmp_path, hosts):
-    flags = ("--nodes", "2", "--devices", "1", "--master_addr", "rz1", "--master_port", "29507", "--epochs", "1000")
-    processes = [
-        hosts.start(host, PYTHON, *TRAIN, *flags, "--node_rank", str(node), folder=tmp_path, log=tmp_path / host)
-        for node, host in enumerate(HOSTS)
-    ]
-    try:
-        addresses = listening_addresses(tmp_path / "rz1", "rz1")
-    finally:
-        for process in processes:
-            kill_group(process)
-    assert f"{HOSTS['rz1']}:29507" in addresses
-    assert all(address.startswith(HOSTS["rz1"]) for address in addresses), addresses
-
-
-def listening_addresses(log: Path, host: str) -> list[str]:
-    """Waits until training has started, and returns the addresses on which the host listens."""
-    wait_until(lambda: log.exists() and "epoch " in log.read_text(), "training")
-    found = run("ip", "netns", "exec", host, "ss", "-Hltn", folder=Path("/"))
-    return [line.split()[3] for line in found.out.splitlines()]
 
 
 def test_the_environment_of_the_tests_has_no_launcher_variables():

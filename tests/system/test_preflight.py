@@ -9,11 +9,9 @@ import pytest
 
 from rankzero.preflight.check import CHECK_NAMES
 from running import REPOSITORY, disk_at, require, run, script
-from system.hosts import HOSTS, ip
+from system.hosts import HOSTS, on
 from system.learned import PYTHON, TORCHRUN
 from system.test_launchers import MPIRUN
-
-pytestmark = pytest.mark.xdist_group("hosts")
 
 CHECKED = ("--model", "MLP", "--data", "Toy", "--json", "preflight.json")
 PREFLIGHT = (script("preflight"), *CHECKED)
@@ -184,26 +182,12 @@ def test_another_virtual_environment_on_one_host_is_reported(tmp_path, hosts):
 
 
 def test_a_link_of_100_mbit_per_second_is_named(tmp_path, hosts):
-    limit = (
-        "tc",
-        "qdisc",
-        "add",
-        "dev",
-        "to-rz2",
-        "root",
-        "tbf",
-        "rate",
-        "100mbit",
-        "burst",
-        "64kb",
-        "latency",
-        "400ms",
-    )
-    subprocess.run(["ip", "netns", "exec", "rz1", *limit], check=True)
+    limit = ("root", "tbf", "rate", "100mbit", "burst", "64kb", "latency", "400ms")
+    on("rz1", "tc", "qdisc", "add", "dev", "to-rz2", *limit)
     try:
         printed, codes = run_on_hosts(hosts, tmp_path, command=PREFLIGHT)
     finally:
-        ip("netns", "exec", "rz1", "tc", "qdisc", "del", "dev", "to-rz2", "root")
+        on("rz1", "tc", "qdisc", "del", "dev", "to-rz2", "root")
     assert codes == [1, 1], printed
     found, _ = statuses(tmp_path)
     # The training steps of the preflight do not communicate, so they do not fail.

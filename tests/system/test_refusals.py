@@ -28,7 +28,6 @@ def check(printed: str, folder: Path, *texts: str, times: int = 1) -> None:
 ENV = {"WORLD_SIZE": "2", "MASTER_PORT": "29520", "MASTER_ADDR": "rz1"}
 
 
-@pytest.mark.xdist_group("hosts")
 class TestOnTwoHosts:
     @pytest.mark.parametrize(
         ("address", "texts"),

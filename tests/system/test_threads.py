@@ -8,53 +8,29 @@ import pytest
 
 from rankzero.distributed.process.limits.cores import usable_cores
 from running import INTERPRETER_BIN, require, run
-from system.learned import TRAIN
+from system.learned import OBSERVE, TRAIN, observed
 
-PYTHON, TORCHRUN = str(INTERPRETER_BIN / "python"), str(INTERPRETER_BIN / "torchrun")
+PYTHON = str(INTERPRETER_BIN / "python")
 CORES = len(usable_cores())
 ALL_CORES = f"{CORES} core{'s' * (CORES > 1)}"
 SHARED = (max(1, CORES // 2), f"{ALL_CORES} / 2 ranks")
 ONE_CORE = str(min(os.sched_getaffinity(0)))
 
-NOTE_CALLBACK = """
-import os
-import torch
-from lightning.pytorch import Callback
-
-class NoteThreads(Callback):
-    def on_train_start(self, trainer, module):
-        with open(f"rank-{trainer.global_rank}", "w") as file:
-            print(torch.get_num_threads(), file=file)
-"""
-TWO_BATCHES = ("--trainer.callbacks", "noting.NoteThreads", "--trainer.limit_train_batches", "2")
+TWO_BATCHES = (*OBSERVE, "--trainer.limit_train_batches", "2")
 MPIRUN = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2")
-
-
-@pytest.fixture
-def without_setting(monkeypatch):
-    """Removes the user's settings of the number of threads."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
 
 
 def threads_of(folder, *command, environment=None):
     """Returns the number of threads of each rank, the reason in the start line, and what --explain prints."""
-    (folder / "noting.py").write_text(NOTE_CALLBACK)
     printed = run(*command, *TWO_BATCHES, folder=folder, environment=environment).out
-    start_line = re.search(r" process(?:es)? on cpu, (\d+) threads?(?: each)? \((.*?)\)[,;]", printed)
-    assert start_line, printed
-    counts = [int((folder / f"rank-{rank}").read_text()) for rank in range(len(list(folder.glob("rank-*"))))]
-    assert {int(start_line[1])} == set(counts)
+    counts, reason, _ = observed(folder, printed)
     explanation = run(*command, "--explain", folder=folder, environment=environment).out
-    explained_threads = re.search(r"^threads: +(.*)$", explanation, re.MULTILINE)[1]
-    return counts, start_line[2], explained_threads
+    return counts, reason, re.search(r"^threads: +(.*)$", explanation, re.MULTILINE)[1]
 
 
 @pytest.mark.parametrize(
     ("command", "count", "reason"),
     [
-        ((PYTHON, *TRAIN, "--devices", "2"), *SHARED),
-        ((TORCHRUN, "--standalone", "--nproc-per-node", "2", *TRAIN), *SHARED),
         (("taskset", "-c", ONE_CORE, PYTHON, *TRAIN, "--devices", "2"), 1, "1 core / 2 ranks"),
         ((*MPIRUN, "--bind-to", "none", PYTHON, *TRAIN), *SHARED),
         pytest.param(
@@ -62,29 +38,29 @@ def threads_of(folder, *command, environment=None):
             marks=pytest.mark.skipif(CORES < 2, reason="a single core"),
         ),
     ],
-    ids=["local", "torchrun", "taskset", "mpirun", "mpirun that binds"],
+    ids=["taskset", "mpirun", "mpirun that binds"],
 )  # fmt: skip
-def test_two_ranks_share_the_cores_of_a_machine(tmp_path, without_setting, command, count, reason):
+def test_two_ranks_share_the_cores_of_a_machine(cores_shared, command, count, reason):
     if command[0] == MPIRUN[0]:
         require("openmpi")
-    assert threads_of(tmp_path, *command) == ([count] * 2, reason, f"{count} each ({reason})")
+    assert threads_of(cores_shared, *command) == ([count] * 2, reason, f"{count} each ({reason})")
 
 
-def test_one_process_uses_all_cores(tmp_path, without_setting):
-    assert threads_of(tmp_path, PYTHON, *TRAIN) == ([CORES], ALL_CORES, f"{CORES} ({ALL_CORES})")
+def test_one_process_uses_all_cores(cores_shared):
+    assert threads_of(cores_shared, PYTHON, *TRAIN) == ([CORES], ALL_CORES, f"{CORES} ({ALL_CORES})")
 
 
-def test_the_users_omp_num_threads_is_kept(tmp_path):
+def test_the_users_omp_num_threads_is_kept(cores_shared):
     command, setting = (PYTHON, *TRAIN, "--devices", "2"), f"OMP_NUM_THREADS={CORES}"
     environment = {"OMP_NUM_THREADS": str(CORES)}
-    assert threads_of(tmp_path, *command, environment=environment) == ([CORES] * 2, setting, f"as set by {setting}")
+    assert threads_of(cores_shared, *command, environment=environment) == ([CORES] * 2, setting, f"as set by {setting}")
 
 
 @pytest.mark.xdist_group("slurm")
-def test_tasks_of_srun_share_the_cores_of_their_machine(tmp_path, without_setting, slurm):
+def test_tasks_of_srun_share_the_cores_of_their_machine(cores_shared, slurm):
     command = ("srun", "--nodes=1", "--ntasks=2", PYTHON, *TRAIN)
     environment = {name: value for name, value in slurm.items() if name != "OMP_NUM_THREADS"}
-    counts, reason, explained_threads = threads_of(tmp_path, *command, environment=environment)
+    counts, reason, explained_threads = threads_of(cores_shared, *command, environment=environment)
     assert (counts, reason) == ([SHARED[0]] * 2, SHARED[1])
     assert explained_threads == f"{SHARED[0]} each ({SHARED[1]})"
 
@@ -111,6 +87,6 @@ def small_cgroup():
 
 
 @pytest.mark.skipif(CORES < 2, reason="a single core")
-def test_the_cpu_quota_of_a_cgroup_limits_the_threads(tmp_path, without_setting, small_cgroup):
+def test_the_cpu_quota_of_a_cgroup_limits_the_threads(cores_shared, small_cgroup):
     join = ("sh", "-c", f'echo $$ > {small_cgroup}; exec "$@"', "sh", PYTHON, *TRAIN)
-    assert threads_of(tmp_path, *join) == ([1], "CPU quota of 1 core", "1 (CPU quota of 1 core)")
+    assert threads_of(cores_shared, *join) == ([1], "CPU quota of 1 core", "1 (CPU quota of 1 core)")
