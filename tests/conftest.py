@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items):
 def _order(item: pytest.Item) -> int:
     """Returns 0 for tests that one worker runs, 1 for other slow ones, and 2 for all others."""
     group = item.get_closest_marker("xdist_group")
-    if group and group.args[0] in ("slurm", "pbs"):
+    if group and group.args[0] in ("slurm", "pbs", "failures"):
         return 0
     return 1 if item.nodeid.startswith(("tests/test_readme", "tests/system")) else 2
 

@@ -21,19 +21,12 @@ from system.pbs_server import pbs_server
 from system.slurm import wait_until
 from system.test_exactly_once import CLASSES, are_equal, learned_state
 
+pytestmark = pytest.mark.xdist_group("failures")  # so that one worker trains `undisturbed`
+
 PYTHON, TORCHRUN = str(INTERPRETER_BIN / "python"), str(INTERPRETER_BIN / "torchrun")
 
-TRAIN = (
-    *CLASSES,
-    "--model.pause",
-    "0.02",
-    "--data.count",
-    "320",
-    "--global_batch_size",
-    "16",
-    "--save_every",
-    "5steps",
-)
+TRAIN = (*CLASSES, "--model.pause", "0.02", "--data.count", "320", "--global_batch_size", "16")
+TRAIN += ("--save_every", "5steps")
 
 
 def ranks_in(folder: Path) -> list[psutil.Process]:

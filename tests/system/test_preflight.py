@@ -4,6 +4,7 @@ import json
 import shutil
 import socket
 import subprocess
+import sysconfig
 
 import pytest
 
@@ -23,14 +24,35 @@ def by_hand(node, *flags):
     return ["--nodes", "2", "--devices", "1", "--node_rank", str(node), *rendezvous, *flags]
 
 
-def run_on_hosts(hosts, folder, *flags, fault="", command=FAULTY):
-    """Runs a command on both hosts, with a fault on the second; returns the output of both and the exit codes."""
+def start(hosts, folder, *flags, command=PREFLIGHT, first=(), second=(), code=0):
+    """Runs a command on both hosts and checks its exit code.
+
+    Args:
+        hosts: The hosts.
+        folder: Working directory.
+        flags: More flags of the command.
+        command: The script and its flags; a pair of these if they differ between the hosts.
+        first: Words before the command on the first host.
+        second: Words before the command on the second host.
+        code: Exit code of both.
+
+    Returns:
+        The output of each host.
+    """
+    scripts = command if isinstance(command[0], tuple) else (command, command)
     commands = {
-        host: ["env", f"FAULT={fault if node else ''}", PYTHON, *command, *by_hand(node, *flags)]
-        for node, host in enumerate(HOSTS)
+        host: [*prefix, PYTHON, *scripts[node], *by_hand(node, *flags)]
+        for node, (host, prefix) in enumerate(zip(HOSTS, (first, second), strict=True))
     }
     results = hosts.run_on_both(folder, commands)
-    return "".join(text for _, text in results.values()), [code for code, _ in results.values()]
+    assert [found for found, _ in results.values()] == [code, code], results
+    return [printed for _, printed in results.values()]
+
+
+def fault(name, command="preflight", *flags):
+    """Returns the arguments of `start` that plant a fault on the second host."""
+    words = (FAULTY[0], command, *(CHECKED if command == "preflight" else CHECKED[:4]), *flags)
+    return {"command": words, "second": ("env", f"FAULT={name}")}
 
 
 def statuses(folder):
@@ -76,9 +98,7 @@ def test_the_preflight_passes_under_torchrun_on_two_hosts(tmp_path, hosts):
 
 
 def test_the_preflight_passes_on_two_hosts_started_by_hand(tmp_path, hosts):
-    printed, codes = run_on_hosts(hosts, tmp_path, command=PREFLIGHT)
-    assert codes == [0, 0], printed
-    check_passes(tmp_path, printed, list(HOSTS))
+    check_passes(tmp_path, "".join(start(hosts, tmp_path)), list(HOSTS))
 
 
 def test_a_rank_that_never_starts_is_named(tmp_path, hosts):
@@ -90,32 +110,23 @@ def test_a_rank_that_never_starts_is_named(tmp_path, hosts):
 
 
 def test_an_unreachable_address_of_rank_zero_is_named(tmp_path, hosts):
-    commands = {
-        host: [PYTHON, *PREFLIGHT, *by_hand(node, "--master_addr", "10.93.0.99", "--start_timeout", "20")]
-        for node, host in enumerate(HOSTS)
-    }
-    results = hosts.run_on_both(tmp_path, commands)
-    assert [code for code, _ in results.values()] == [1, 1], results
-    assert "10.93.0.99 is another machine or does not exist" in results["rz1"][1].replace("(10.93.0.99) ", "")
-    assert "10.93.0.99) does not answer rz2" in results["rz2"][1]
+    printed = start(hosts, tmp_path, "--master_addr", "10.93.0.99", "--start_timeout", "20", code=1)
+    assert "10.93.0.99 is another machine or does not exist" in printed[0].replace("(10.93.0.99) ", "")
+    assert "10.93.0.99) does not answer rz2" in printed[1]
     assert statuses(tmp_path)[0]["rendezvous"] == "fail"
 
 
-@pytest.mark.parametrize("command", ["preflight", "fit"])
-def test_another_version_of_torch_on_one_host_is_refused(tmp_path, hosts, command):
-    flags = CHECKED if command == "preflight" else CHECKED[:4]
-    printed, codes = run_on_hosts(hosts, tmp_path, fault="torch", command=(FAULTY[0], command, *flags))
-    assert codes == ([1, 1] if command == "preflight" else [2, 2]), printed
+@pytest.mark.parametrize(("command", "code"), [("preflight", 1), ("fit", 2)])
+def test_another_version_of_torch_on_one_host_is_refused(tmp_path, hosts, command, code):
+    printed = "".join(start(hosts, tmp_path, **fault("torch", command), code=code))
     assert "on rank 0 (rz1); 2.14.0 on rank 1 (rz2)" in printed
     assert "install the same version of torch on all hosts" in printed
     assert command == "preflight" or not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("command", ["preflight", "fit"])
-def test_a_clock_that_is_90_seconds_off_is_reported(tmp_path, hosts, command):
-    flags = CHECKED if command == "preflight" else (*CHECKED[:4], "--epochs", "1")
-    printed, codes = run_on_hosts(hosts, tmp_path, fault="clock", command=(FAULTY[0], command, *flags))
-    assert codes == [0, 0], printed
+@pytest.mark.parametrize(("command", "flags"), [("preflight", ()), ("fit", ("--epochs", "1"))])
+def test_a_clock_that_is_90_seconds_off_is_reported(tmp_path, hosts, command, flags):
+    printed = "".join(start(hosts, tmp_path, **fault("clock", command, *flags)))
     assert "the clock of rz2 is 90." in printed or "the clock of rz2 is 89.9" in printed
     assert "ahead of the clock of rz1" in printed
 
@@ -126,13 +137,7 @@ def test_other_code_of_rankzero_on_one_host_is_refused(tmp_path, hosts):
         shutil.copytree(REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     with (copy / "project/rankzero/messages.py").open("a") as file:
         file.write("# changed\n")
-    commands = {
-        host: [PYTHON, str(REPOSITORY if node == 0 else copy) + "/launch/preflight.py", *CHECKED, *by_hand(node)]
-        for node, host in enumerate(HOSTS)
-    }
-    results = hosts.run_on_both(tmp_path, commands)
-    assert [code for code, _ in results.values()] == [1, 1], results
-    printed = results["rz1"][1]
+    printed, _ = start(hosts, tmp_path, command=(PREFLIGHT, (f"{copy}/launch/preflight.py", *CHECKED)), code=1)
     assert "Rankzero's code differs between ranks" in printed and "rankzero/messages.py: " in printed
 
 
@@ -141,105 +146,74 @@ def test_other_code_of_the_user_on_one_host_is_refused(tmp_path, hosts):
         (tmp_path / host).mkdir()
         text = f"from lightning_modules import MLP\n\nVALUE = {value}\n\n\nclass MyModel(MLP):\n    pass\n"
         (tmp_path / host / "my_model.py").write_text(text)
-    command = [PYTHON, script("fit"), "--model", "my_model.MyModel", "--data", "Toy"]
-    commands = {
-        host: ["env", f"PYTHONPATH={tmp_path / host}", *command, *by_hand(node)] for node, host in enumerate(HOSTS)
-    }
-    results = hosts.run_on_both(tmp_path, commands)
-    assert [code for code, _ in results.values()] == [2, 2], results
-    printed = results["rz1"][1]
-    assert printed.count("my_model: ") == 1 and "use the same files on all hosts" in printed
-    assert results["rz2"][1].count("your code differs between ranks") == 1
+    command = (script("fit"), "--model", "my_model.MyModel", "--data", "Toy")
+    paths = [("env", f"PYTHONPATH={tmp_path / host}") for host in HOSTS]
+    printed = start(hosts, tmp_path, command=command, first=paths[0], second=paths[1], code=2)
+    assert printed[0].count("my_model: ") == 1 and "use the same files on all hosts" in printed[0]
+    assert printed[1].count("your code differs between ranks") == 1
 
 
 def test_different_flags_on_one_host_are_refused(tmp_path, hosts):
-    commands = {
-        host: [PYTHON, script("fit"), *CHECKED[:4], *by_hand(node), "--epochs", str(node + 1)]
-        for node, host in enumerate(HOSTS)
-    }
-    results = hosts.run_on_both(tmp_path, commands)
-    assert [code for code, _ in results.values()] == [2, 2], results
-    assert results["rz1"][1].count("trainer.max_epochs: 1 on rank 0 (rz1); 2 on rank 1 (rz2)") == 1
-    assert results["rz2"][1].count("settings differ between ranks") == 1
+    commands = tuple((script("fit"), *CHECKED[:4], "--epochs", epochs) for epochs in "12")
+    printed = start(hosts, tmp_path, command=commands, code=2)
+    assert printed[0].count("trainer.max_epochs: 1 on rank 0 (rz1); 2 on rank 1 (rz2)") == 1
+    assert printed[1].count("settings differ between ranks") == 1
 
 
 def test_another_virtual_environment_on_one_host_is_reported(tmp_path, hosts):
-    subprocess.run([PYTHON, "-m", "venv", "--without-pip", tmp_path / "other"], check=True)
-    (site_packages,) = (tmp_path / "other").glob("lib/*/site-packages")
-    library = subprocess.run(
-        [PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    (site_packages / "same.pth").write_text(library.stdout)
-    pythons = (PYTHON, str(tmp_path / "other/bin/python"))
-    commands = {host: [pythons[node], *PREFLIGHT, *by_hand(node)] for node, host in enumerate(HOSTS)}
-    results = hosts.run_on_both(tmp_path, commands)
-    assert [code for code, _ in results.values()] == [0, 0], results
-    printed = results["rz1"][1]
-    assert f"{tmp_path / 'other'} on rank 1 (rz2)" in printed and "warn     environment" in printed
+    other = tmp_path / "other"
+    subprocess.run([PYTHON, "-m", "venv", "--without-pip", other], check=True)
+    (site_packages,) = other.glob("lib/*/site-packages")
+    (site_packages / "same.pth").write_text(sysconfig.get_path("purelib"))
+    # As the interpreter of the virtual environment, the words before the command replace PYTHON.
+    replace = ("sh", "-c", 'shift; exec "$0" "$@"', str(other / "bin/python"))
+    printed, _ = start(hosts, tmp_path, second=replace)
+    assert f"{other} on rank 1 (rz2)" in printed and "warn     environment" in printed
 
 
 def test_a_link_of_100_mbit_per_second_is_named(tmp_path, hosts):
     limit = ("root", "tbf", "rate", "100mbit", "burst", "64kb", "latency", "400ms")
     on("rz1", "tc", "qdisc", "add", "dev", "to-rz2", *limit)
     try:
-        printed, codes = run_on_hosts(hosts, tmp_path, command=PREFLIGHT)
+        printed = "".join(start(hosts, tmp_path, code=1))
     finally:
         on("rz1", "tc", "qdisc", "del", "dev", "to-rz2", "root")
-    assert codes == [1, 1], printed
     found, _ = statuses(tmp_path)
     # The training steps of the preflight do not communicate, so they do not fail.
     assert {name for name, status in found.items() if status == "fail"} == {"collectives", "links"}, printed
     assert "rz1 - rz2 (ranks 0 and 1): 0.1" in printed
 
 
-def test_a_run_directory_that_one_host_cannot_write_is_named(tmp_path, hosts):
+@pytest.mark.parametrize(
+    ("mount", "message"),
+    [
+        ('mount --bind -o ro "$0" "$0"', "rank 1 (rz2): OSError: [Errno 30] Read-only file system"),
+        ('mount -t tmpfs tmpfs "$0"', "runs on rank 1 (rz2) is not the same folder as on rank 0"),
+    ],
+    ids=["cannot be written", "is not shared"],
+)
+def test_a_run_directory_that_one_host_does_not_share_is_named(tmp_path, hosts, mount, message):
     (tmp_path / "runs").mkdir()
-    (tmp_path / "read_only.sh").write_text('mount --bind -o ro "$1" "$1"; shift; exec "$@"\n')
-    protect = ["unshare", "--mount", "sh", str(tmp_path / "read_only.sh"), str(tmp_path / "runs")]
-    commands = {
-        host: [*(protect if node else []), PYTHON, *PREFLIGHT, *by_hand(node)] for node, host in enumerate(HOSTS)
-    }
-    results = hosts.run_on_both(tmp_path, commands)
-    assert [code for code, _ in results.values()] == [1, 1], results
-    assert "rank 1 (rz2): OSError: [Errno 30] Read-only file system" in results["rz1"][1]
-
-
-def test_a_run_directory_that_is_not_shared_is_named(tmp_path, hosts):
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "own.sh").write_text('mount -t tmpfs tmpfs "$1"; shift; exec "$@"\n')
-    separate = ["unshare", "--mount", "sh", str(tmp_path / "own.sh"), str(tmp_path / "runs")]
-    commands = {
-        host: [*(separate if node else []), PYTHON, *PREFLIGHT, *by_hand(node)] for node, host in enumerate(HOSTS)
-    }
-    results = hosts.run_on_both(tmp_path, commands)
-    assert [code for code, _ in results.values()] == [1, 1], results
-    assert "runs on rank 1 (rz2) is not the same folder as on rank 0" in results["rz1"][1]
+    mounted = ("unshare", "--mount", "sh", "-c", f'{mount}; exec "$@"', str(tmp_path / "runs"))
+    assert message in start(hosts, tmp_path, second=mounted, code=1)[0]
 
 
 @pytest.mark.parametrize("free", [0, 200_000])
 def test_a_full_disk_is_named(tmp_path, hosts, free):
     with disk_at(tmp_path / "disk", "4m") as disk:
         (disk / "ballast").write_bytes(bytes(4 * 2**20 - free // 4096 * 4096))
-        printed, codes = run_on_hosts(hosts, tmp_path, "--root", str(disk), command=PREFLIGHT)
-    assert codes == [1, 1], printed
-    assert "No space left on device" in printed and statuses(tmp_path)[0]["run directory"] == "fail"
+        printed = start(hosts, tmp_path, "--root", str(disk), code=1)
+    assert "No space left on device" in "".join(printed) and statuses(tmp_path)[0]["run directory"] == "fail"
 
 
 def test_a_disk_without_space_for_the_checkpoints_is_named(tmp_path, hosts):
     with disk_at(tmp_path / "disk", "8m") as disk:
         flags = ("--root", str(disk), "--model.hidden_sizes", "[1024, 1024]")
-        printed, codes = run_on_hosts(hosts, tmp_path, *flags, command=PREFLIGHT)
-    assert codes == [1, 1], printed
-    assert "4 checkpoints need" in printed
+        assert "4 checkpoints need" in "".join(start(hosts, tmp_path, *flags, code=1))
 
 
 def test_a_rank_that_is_three_times_slower_is_named(tmp_path, hosts):
-    flags = ("--model", "ResNet", "--data", "Digits")
-    printed, codes = run_on_hosts(hosts, tmp_path, *flags, fault="slow")
-    assert codes == [0, 0], printed
+    printed = "".join(start(hosts, tmp_path, "--model", "ResNet", "--data", "Digits", **fault("slow")))
     (line,) = [line for line in printed.splitlines() if "times the median" in line]
     assert line.strip().startswith("rank 1 on rz2 takes ")
     assert statuses(tmp_path)[0]["training steps"] == "warn"
@@ -262,13 +236,8 @@ def test_a_full_preflight_before_training_does_not_change_the_result(tmp_path):
 
 
 def test_rank_zero_chooses_the_checks_before_training(tmp_path, hosts):
-    modes = ("quick", "off")
-    commands = {
-        host: [PYTHON, script("fit"), *CHECKED[:4], "--epochs", "1", "--preflight", modes[node], *by_hand(node)]
-        for node, host in enumerate(HOSTS)
-    }
-    results = hosts.run_on_both(tmp_path, commands)
-    assert [code for code, _ in results.values()] == [0, 0], results
+    fit = (script("fit"), *CHECKED[:4], "--epochs", "1", "--preflight")
+    start(hosts, tmp_path, command=((*fit, "quick"), (*fit, "off")))
 
 
 @pytest.mark.parametrize("name", ["preflight", "fit"])
