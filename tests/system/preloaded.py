@@ -44,7 +44,10 @@ READ_AT_IMPORT = (
 )
 """Beginnings of the names of variables that Python or libraries read when they start or are imported."""
 
-TAKEN_OVER = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONSAFEPATH", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+TAKEN_OVER = (
+    *("OMP_NUM_THREADS", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONSAFEPATH", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+    "LC_CTYPE",  # Python sets it, to the UTF-8 that it already uses
+)
 """Exceptions, which a fork takes over."""
 
 PROGRAM = """\
@@ -130,6 +133,7 @@ def _request(address: str, arguments: list[str]) -> socket.socket | None:
         "mask": os.umask(0),
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     }
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until they can be forwarded
     text = json.dumps(request).encode(errors="surrogateescape")
     header = len(text).to_bytes(8, "little")
     connection.sendmsg([header], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
@@ -311,7 +315,9 @@ def become(request: dict[str, Any], python: str, path: list[str]) -> None:
     # A process that this fork starts, such as a loader process, has this fork as its parent.
     os.getppid = lambda: request["parent"] if os.getpid() == own else real_getppid()
     import numpy.random
+    import torch
 
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", len(request["cpus"]))))
     numpy.random.seed()  # as unpredictable as in a new process
 
 

@@ -14,7 +14,7 @@ SCRIPTS = {
 import os, sys
 print(__name__, __file__, sys.argv, os.getcwd(), os.environ["GIVEN"], os.getppid(), sys.path[0], sys.stdin.read())
 print(os.sched_getaffinity(0), os.umask(0), sys.stdout.isatty(), sys.dont_write_bytecode, file=sys.stderr)
-print("torch" in sys.modules and open(3).read())
+print("torch" in sys.modules and open(3).read(), sys.modules["torch"].get_num_threads())
 """,
     "code": "import sys; sys.exit(3)",
     "text": "raise SystemExit('why')",
@@ -36,11 +36,10 @@ def test_a_script_prints_and_returns_what_it_does_with_the_real_interpreter(tmp_
     (tmp_path / "main.py").write_text("import torch\n" + SCRIPTS[name])
     (tmp_path / "file").write_text("of file 3")
     outcomes = []
+    variables = {**os.environ, "GIVEN": "ä", "OMP_NUM_THREADS": "2"}
     for folder in (BIN, INTERPRETER_BIN):
         command = ["sh", "-c", f"umask 027; exec taskset -c 0 {folder}/python main.py a 'b c' 3<file"]
-        result = subprocess.run(
-            command, cwd=tmp_path, input="stdin", capture_output=True, text=True, env={**os.environ, "GIVEN": "ä"}
-        )
+        result = subprocess.run(command, cwd=tmp_path, input="stdin", capture_output=True, text=True, env=variables)
         outcomes.append(
             (result.returncode, *(text.replace(str(folder), "") for text in (result.stdout, result.stderr)))
         )
