@@ -48,7 +48,7 @@ def test_a_script_prints_and_returns_what_it_does_with_the_real_interpreter(tmp_
 
 def test_signals_reach_the_fork_and_a_killed_program_takes_it_along(tmp_path):
     (tmp_path / "main.py").write_text(
-        "import signal, time\nsignal.signal(signal.SIGUSR1, lambda *_: print('got it', flush=True))\n"
+        "import os, signal, time\nsignal.signal(signal.SIGUSR1, lambda *_: os.write(1, b'got it\\n'))\n"
         "print('ready', flush=True)\nwhile True: time.sleep(0.1)"
     )
     with subprocess.Popen([BIN / "python", "main.py"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
