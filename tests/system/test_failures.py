@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in
-from running import INTERPRETER_BIN, require, run, script
+from running import INTERPRETER_BIN, fit, processes_in, require, run, script
 from system.hosts import HOSTS, Hosts, kill_group, on
 from system.pbs_server import pbs_server
 from system.slurm import wait_until
@@ -52,7 +52,7 @@ def undisturbed(tmp_path_factory):
     """Returns the state that two ranks learn without a failure."""
     folder = tmp_path_factory.mktemp("undisturbed")
     shutil.copy(Path(__file__).parent / "recording.py", folder)
-    run(PYTHON, script("fit"), *TRAIN, "--epochs", "4", "--run", "x", "--devices", "2", folder=folder)
+    fit(*TRAIN, "--epochs", "4", "--run", "x", "--devices", "2", folder=folder)
     return learned_state(folder / "runs/x")
 
 
@@ -86,8 +86,8 @@ class Leaves(Callback):
             ctypes.CDLL(None)._exit(int(self.how)) if self.how.startswith("+") else os._exit(int(self.how))
 """
 
-LOCAL, ONE_PROCESS = (PYTHON, script("fit"), "--devices", "2", "--run", "x"), (PYTHON, script("fit"), "--run", "x")
-UNDER_TORCHRUN = (TORCHRUN, "--nproc-per-node", "2", script("fit"), "--run_name", "x")
+LOCAL, ONE_PROCESS = ("python", script("fit"), "--devices", "2", "--run", "x"), ("python", script("fit"), "--run", "x")
+UNDER_TORCHRUN = ("torchrun", "--nproc-per-node", "2", script("fit"), "--run_name", "x")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_rank_that_exits_without_a_report_fails_the_run_with_one_line(user_fol
     log = (user_folder / f"runs/x/logs/rank-00{0 if is_single else 1}.log").read_text()
     assert "in on_train_batch_end" in log or how.startswith("+")
     assert json.loads((user_folder / "runs/x/summary.json").read_text())["status"] == "failed"
-    assert not ranks_in(user_folder) and not (user_folder / "runs/.x.lock").exists()
+    assert not processes_in(user_folder) and not (user_folder / "runs/.x.lock").exists()
 
 
 @pytest.mark.soak
