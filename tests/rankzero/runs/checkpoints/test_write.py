@@ -15,13 +15,7 @@ from checkpoint_files import names, save, serialized
 from rankzero.runs.checkpoints import write
 from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, clean, newest_valid, read_manifest, verify
 from rankzero.runs.checkpoints.safe_load import load
-from rankzero.runs.checkpoints.write import (
-    HashedFile,
-    _move_to_target,
-    remove_directory,
-    write_directory,
-    write_state,
-)
+from rankzero.runs.checkpoints.write import HashedFile, _move_to_target, remove_directory, write_directory, write_state
 from running import disk_at
 
 

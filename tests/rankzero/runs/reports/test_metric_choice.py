@@ -1,12 +1,6 @@
 import pytest
 
-from rankzero.runs.reports.metric_choice import (
-    direction,
-    is_measurement,
-    is_training_loss,
-    is_validation,
-    main_metric,
-)
+from rankzero.runs.reports.metric_choice import direction, is_measurement, is_training_loss, is_validation, main_metric
 from rankzero.tracking.measurements.series import SERIES
 
 

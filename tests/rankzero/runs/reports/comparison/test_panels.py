@@ -31,9 +31,7 @@ def test_train_loss_and_validation_metrics_are_drawn_common_ones_first(tmp_path)
     assert chosen_metrics([first, second]) == ([TRAIN_LOSS, "val/accuracy", "val/loss", "val_f1"], [])
 
 
-def test_the_metric_of_keep_best_is_first_and_metrics_beyond_the_last_panel_are_named(
-    tmp_path,
-):
+def test_the_metric_of_keep_best_is_first_and_metrics_beyond_the_last_panel_are_named(tmp_path):
     kept = run(tmp_path, kept_best=("min", "val/loss"), val__loss=[1], val__accuracy=[1])
     assert chosen_metrics([kept])[0] == ["val/loss", "val/accuracy"]
     assert chosen_metrics([run(tmp_path, reward=[1], x_axis__epoch=[1])])[0] == ["reward"]
