@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.write import write_directory
 
 
@@ -30,6 +31,11 @@ def save(folder: Path, step: int, **entries: Any) -> Path:
     path = folder / f"step-{step:08d}"
     write_directory(content(step, **entries), path)
     return path
+
+
+def load(path: Path, **options: Any) -> dict[str, Any]:
+    """Reads a checkpoint with the plugin that a Trainer uses."""
+    return DirectoryCheckpointIO(**options).load_checkpoint(path)
 
 
 def serialized(content: Any) -> bytes:

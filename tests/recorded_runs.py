@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 import yaml
 
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process.process_state import process_state
 from rankzero.runs.lock import Owner, RunLock
 
 METRICS = {"train/loss": 0.5, "val/accuracy": 0.9, "val/loss": 0.3}
@@ -81,10 +83,17 @@ def write_lock(run: Path, **changes: Any) -> Path:
     return file
 
 
+def suspend(pid: int) -> None:
+    """Suspends a process and waits until it is suspended."""
+    os.kill(pid, signal.SIGSTOP)
+    while process_state(pid)[0] != "T":
+        time.sleep(0.01)
+
+
 @contextmanager
-def locked(run: Path) -> Iterator[None]:
-    """Holds the lock of a run, as a process does that trains it."""
-    lock = RunLock(Launch())
+def locked(run: Path, **settings: Any) -> Iterator[None]:
+    """Holds the lock of a run, as a process does that trains it; `settings` are those of the lock."""
+    lock = RunLock(Launch(), **settings)
     lock.acquire(run)
     try:
         yield

@@ -11,13 +11,13 @@ from data_modules.cifar10 import CIFAR10, read_batch
 from data_modules.in_memory import split_indices
 
 
-def write_cifar(folder, count=20, **changes):
+def write_cifar(folder, count=20):
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(0)
     for file in cifar10.FILES:
         data = generator.integers(0, 256, (count, 3072), dtype=np.uint8)
         labels = generator.integers(0, 10, count).tolist()
-        (folder / file.name).write_bytes(pickle.dumps({"data": data, "labels": labels, **changes}))
+        (folder / file.name).write_bytes(pickle.dumps({"data": data, "labels": labels}))
 
 
 def test_converted_files_need_verify_false(tmp_path):
@@ -32,20 +32,21 @@ def test_converted_files_need_verify_false(tmp_path):
     assert images.shape == (8, 3, 32, 32) and labels.dtype is torch.int64
 
 
-def batch(folder, **content):
-    """Writes a batch of images without values, or other content; returns its path."""
-    (folder / "b").write_bytes(pickle.dumps(content))
+def batch(folder, count, labels):
+    """Writes a batch of images without values, and returns its path."""
+    (folder / "b").write_bytes(pickle.dumps({"data": np.zeros((count, 3072), np.uint8), "labels": labels}))
     return folder / "b"
 
 
-def images(count):
-    return np.zeros((count, 3072), np.uint8)
+JUNK = [
+    b"",
+    b"junk",
+    pickle.dumps({"data": [[1, 2]]}),
+    pickle.dumps({"data": np.zeros((1, 3072), "u1"), "labels": [11]}),
+]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"junk", pickle.dumps({"data": [[1, 2]]}), pickle.dumps({"data": np.zeros((1, 3072), "u1"), "labels": [11]})],
-)
+@pytest.mark.parametrize("content", JUNK, ids=["empty", "no pickle", "no images", "wrong label"])
 def test_the_error_names_a_damaged_batch(tmp_path, content):
     (tmp_path / "data_batch_1").write_bytes(content)
     with pytest.raises(ValueError, match="corrupt: .*data_batch_1"):
@@ -66,11 +67,8 @@ def test_the_splits_contain_the_images_that_torchvision_reads(tmp_path):
     write_cifar(tmp_path / "cifar-10-batches-py")
     splits = CIFAR10(root=str(tmp_path), split_seed=4).load()
     train, val = split_indices([90, 10], 4)
-    for split, stock, indices in (
-        ("train", Stock(tmp_path, train=True), train),
-        ("val", Stock(tmp_path, train=True), val),
-        ("test", Stock(tmp_path, train=False), slice(None)),
-    ):
+    for split, indices in (("train", train), ("val", val), ("test", slice(None))):
+        stock = Stock(tmp_path, train=split != "test")
         assert torch.equal(splits[split].inputs, torch.from_numpy(stock.data).permute(0, 3, 1, 2)[indices])
         assert torch.equal(splits[split].targets, torch.tensor(stock.targets)[indices])
 
@@ -106,15 +104,12 @@ def test_pickles_of_older_versions_of_numpy_are_read(tmp_path):
     assert torch.equal(images, torch.from_numpy(data.reshape(2, 3, 32, 32))) and labels.tolist() == [3, 4]
 
 
-def test_a_batch_without_images_is_read(tmp_path):
-    found, labels = read_batch(batch(tmp_path, data=images(0), labels=[]))
+def test_labels_that_do_not_fit_the_images_are_refused_and_a_batch_without_images_is_read(tmp_path):
+    for labels in ([], [1], [1, 2, 3], [-1, 0], [0, 10]):
+        with pytest.raises(ValueError, match="^corrupt: .*b has 2 images, but its labels do not match them$"):
+            read_batch(batch(tmp_path, 2, labels))
+    found, labels = read_batch(batch(tmp_path, 0, []))
     assert found.shape == (0, 3, 32, 32) and labels.shape == (0,)
-
-
-@pytest.mark.parametrize("labels", [[], [1], [1, 2, 3], [-1, 0], [0, 10]])
-def test_labels_that_do_not_fit_the_images_are_refused(tmp_path, labels):
-    with pytest.raises(ValueError, match="^corrupt: .*b has 2 images, but its labels do not match them$"):
-        read_batch(batch(tmp_path, data=images(2), labels=labels))
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,15 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from data_modules.image_folder import ImageFolder, check_images
+from rankzero.messages import user_message
 
 
 def write_tree(root, splits=("",), classes=("ant", "bee"), count=15, size=(40, 30), mode="RGB"):
-    for split in splits:
-        for number, name in enumerate(classes):
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            for i in range(count):
-                Image.new(mode, size, color=i * 10 if mode == "L" else (number * 200, i * 10, 0)).save(
-                    folder / f"{i}.png"
-                )
+    for folder in [root / split / name for split in splits for name in classes]:
+        folder.mkdir(parents=True)
+        for i in range(count):
+            color = i * 10 if mode == "L" else (classes.index(folder.name) * 200, i * 10, 0)
+            Image.new(mode, size, color).save(folder / f"{i}.png")
     return root
 
 
@@ -25,11 +23,17 @@ def set_up(root, **options):
     return module
 
 
-def test_a_tree_with_split_folders_is_read(tmp_path):
-    module = set_up(write_tree(tmp_path, splits=("train", "val", "test")))
-    assert {split: len(samples) for split, samples in module.splits.items()} == {"train": 30, "val": 30, "test": 30}
-    images, labels = next(iter(module.train_dataloader()))
-    assert images.shape == (4, 3, 16, 16) and images.dtype is torch.float32 and labels.dtype is torch.int64
+def sizes_of(splits):
+    return {split: len(samples) for split, samples in splits.items()}
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_tree_with_split_folders_is_read_also_with_grayscale_images(tmp_path, mode):
+    module = set_up(write_tree(tmp_path, splits=("train", "val", "test"), mode=mode))
+    assert sizes_of(module.splits) == {"train": 30, "val": 30, "test": 30}
+    for loader in (module.train_dataloader(), module.val_dataloader()):
+        images, labels = next(iter(loader))
+        assert images.shape == (4, 3, 16, 16) and images.dtype is torch.float32 and labels.dtype is torch.int64
     assert (module.num_classes, module.in_channels, module.classes) == (2, 3, ["ant", "bee"])
 
 
@@ -37,17 +41,13 @@ def test_a_tree_with_split_folders_is_read(tmp_path):
 def test_a_tree_without_val_and_test_is_split_by_seed_without_overlap(tmp_path, splits):
     root = write_tree(tmp_path, splits=splits)
     first, repeated = set_up(root).splits, set_up(root).splits
-    assert first == repeated and {split: len(samples) for split, samples in first.items()} == {
-        "train": 24,
-        "val": 3,
-        "test": 3,
-    }
+    assert first == repeated and sizes_of(first) == {"train": 24, "val": 3, "test": 3}
     assert len({path for samples in first.values() for path, _ in samples}) == 30
 
 
 def test_a_tree_with_test_but_without_val_holds_out_the_validation_split_only(tmp_path):
     splits = set_up(write_tree(tmp_path, splits=("train", "test"))).splits
-    assert {split: len(samples) for split, samples in splits.items()} == {"train": 27, "val": 3, "test": 30}
+    assert sizes_of(splits) == {"train": 27, "val": 3, "test": 30}
     assert all(path.is_relative_to(tmp_path / "test") for path, _ in splits["test"])
     other_paths = {path for split in ("train", "val") for path, _ in splits[split]}
     assert len(other_paths) == 30 and all(path.is_relative_to(tmp_path / "train") for path in other_paths)
@@ -61,12 +61,7 @@ def test_a_class_without_training_images_is_refused(tmp_path, split):
         set_up(tmp_path)
 
 
-def test_grayscale_images_become_rgb(tmp_path):
-    module = set_up(write_tree(tmp_path, mode="L"))
-    assert next(iter(module.val_dataloader()))[0].shape[1:] == (3, 16, 16)
-
-
-def test_a_folder_that_is_missing_or_has_no_or_too_few_images_is_refused(tmp_path):
+def test_a_folder_or_split_that_is_missing_or_has_no_or_too_few_images_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         ImageFolder(str(tmp_path / "nowhere"))
     with pytest.raises(FileNotFoundError, match="contains no folders"):
@@ -76,6 +71,8 @@ def test_a_folder_that_is_missing_or_has_no_or_too_few_images_is_refused(tmp_pat
         set_up(tmp_path)
     with pytest.raises(ValueError, match="too few"):
         set_up(write_tree(tmp_path / "few", count=2))
+    with pytest.raises(FileNotFoundError, match="--split val"):
+        set_up(write_tree(tmp_path / "untested", splits=("train", "val"))).test_dataloader()
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"no image"])
@@ -95,11 +92,4 @@ def test_reading_names_a_damaged_image_that_was_not_checked(tmp_path):
     with pytest.raises(ValueError, match=r"corrupt: .*png") as error:
         list(batches)
     batches._shutdown_workers()  # without waiting for the garbage collection
-    from rankzero.messages import user_message
-
     assert str(user_message(error.value)).startswith("corrupt: ")
-
-
-def test_the_error_for_a_missing_test_split_suggests_the_val_split(tmp_path):
-    with pytest.raises(FileNotFoundError, match="--split val"):
-        set_up(write_tree(tmp_path, splits=("train", "val"))).test_dataloader()

@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,24 @@ def test_splits_never_overlap_and_leave_nothing_out(sizes, seed):
 MODULES = [Toy, Digits, lambda: SyntheticImages(count=300, image_size=12, in_channels=2, num_classes=5)]
 
 
+def stored(data):
+    """Returns inputs and targets of a data set."""
+    return (data.inputs, data.targets) if hasattr(data, "inputs") else (data.images, data.labels)
+
+
+TINY = partial(SyntheticImages, count=9, image_size=2)
+
+
+@pytest.mark.parametrize(("make_module", "seed"), [(Toy, "data_seed"), (Digits, "split_seed"), (TINY, "data_seed")])
+def test_data_depend_only_on_the_seed_and_the_split(make_module, seed):
+    first, same_seed, other_seed = (make_module(**{seed: number}).load() for number in (5, 5, 6))
+    for split in ("train", "val", "test"):
+        for values, same_values in zip(stored(first[split]), stored(same_seed[split]), strict=True):
+            assert torch.equal(values, same_values)
+        assert not torch.equal(stored(first[split])[0], stored(other_seed[split])[0])
+    assert not torch.equal(stored(first["val"])[0], stored(first["test"])[0])
+
+
 @pytest.mark.parametrize("make_module", MODULES)
 def test_the_attributes_of_a_module_match_the_shape_of_its_data(make_module):
     module = make_module()
@@ -40,13 +60,12 @@ def test_the_attributes_of_a_module_match_the_shape_of_its_data(make_module):
 @pytest.mark.parametrize("make_module", MODULES)
 def test_a_batch_shares_no_memory_with_later_batches_or_the_data(make_module):
     data = make_module().load()["train"]
-    stored = data.inputs if hasattr(data, "inputs") else data.images
     inputs, labels = data.__getitems__(range(8))
-    original, all_stored = inputs.clone(), stored.clone()
+    original, all_stored = inputs.clone(), stored(data)[0].clone()
     data.__getitems__(range(8, 16))
     assert torch.equal(inputs, original)
     inputs.zero_(), labels.zero_()
-    assert torch.equal(stored, all_stored)
+    assert torch.equal(stored(data)[0], all_stored)
 
 
 def test_an_augmented_image_depends_on_its_key_and_not_on_its_batch():
@@ -66,21 +85,16 @@ def test_val_and_test_have_an_eighth_of_the_count_and_at_least_one_sample(make_m
 
 
 @pytest.mark.parametrize(
-    ("make_module", "settings"),
+    ("make_module", "name", "value"),
     [
-        *((make, {name: 0}) for make in (Toy, SyntheticImages) for name in ("count", "batch_size")),
-        (Toy, {"count": -1}),
-        *(
-            (SyntheticImages, {name: value})
-            for name in ("image_size", "in_channels", "num_classes")
-            for value in (0, -1)
-        ),
+        *((make, name, 0) for make in (Toy, SyntheticImages) for name in ("count", "batch_size")),
+        (Toy, "count", -1),
+        *((SyntheticImages, name, value) for name in ("image_size", "in_channels", "num_classes") for value in (0, -1)),
     ],
 )
-def test_the_error_names_a_size_below_one(make_module, settings):
-    ((name, value),) = settings.items()
+def test_the_error_names_a_size_below_one(make_module, name, value):
     with pytest.raises(ValueError, match=f"^--data.{name} is {value}; it must be 1 or more$"):
-        make_module(**settings)
+        make_module(**{name: value})
     with pytest.raises(ValueError, match="or more"):
         Digits(num_workers=-1)
 
@@ -116,12 +130,12 @@ def test_a_data_set_that_mixes_samples_is_read_batch_by_batch():
     assert found.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.bool, torch.float32])
-def test_a_gathered_batch_equals_the_stacked_single_samples(dtype):
-    data = InMemory(torch.arange(30).view(10, 3).to(dtype), torch.arange(10))
-    inputs, targets = next(iter(DataLoader(data, batch_size=4, collate_fn=tuple)))
-    assert torch.equal(inputs, torch.stack([data[i][0] for i in range(4)])) and targets.tolist() == [0, 1, 2, 3]
-    assert torch.equal(data.__getitems__([4, 0])[0], data.inputs[[4, 0]])
+def test_a_gathered_batch_equals_the_stacked_single_samples():
+    for dtype in (torch.bfloat16, torch.float16, torch.bool, torch.float32):
+        data = InMemory(torch.arange(30).view(10, 3).to(dtype), torch.arange(10))
+        inputs, targets = next(iter(DataLoader(data, batch_size=4, collate_fn=tuple)))
+        assert torch.equal(inputs, torch.stack([data[i][0] for i in range(4)])) and targets.tolist() == [0, 1, 2, 3]
+        assert torch.equal(data.__getitems__([4, 0])[0], data.inputs[[4, 0]])
 
 
 def test_a_tensor_dataset_is_gathered_as_torch_collates_it():

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from data_modules import parts
-from data_modules.parts import MAX_THREADS, MIN_THREAD_ROWS, in_row_blocks
+from data_modules.parts import MAX_THREADS, in_row_blocks
+from data_modules.parts import MIN_THREAD_ROWS as ROWS
 
 
 @pytest.fixture(params=[1, 2, 3, 64])
@@ -16,9 +17,7 @@ def threads(request):
     torch.set_num_threads(previous)
 
 
-@pytest.mark.parametrize(
-    "rows", [0, 1, MIN_THREAD_ROWS - 1, MIN_THREAD_ROWS, 2 * MIN_THREAD_ROWS, 10 * MIN_THREAD_ROWS + 7]
-)
+@pytest.mark.parametrize("rows", [0, 1, ROWS - 1, ROWS, 2 * ROWS, 10 * ROWS + 7])
 def test_row_blocks_cover_every_row_once(threads, rows):
     blocks, workers = [], set()
 
@@ -29,7 +28,7 @@ def test_row_blocks_cover_every_row_once(threads, rows):
     in_row_blocks(work, rows)
     blocks.sort()
     assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks[:-1])] and blocks[-1][1] == rows
-    assert len(blocks) == max(1, min(threads, MAX_THREADS, rows // MIN_THREAD_ROWS))
+    assert len(blocks) == max(1, min(threads, MAX_THREADS, rows // ROWS))
     assert threading.current_thread() in workers
 
 
@@ -37,11 +36,9 @@ def test_an_error_in_any_block_is_raised():
     previous = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        for failing_start in (0, MIN_THREAD_ROWS):
+        for first_row in (0, ROWS):
             with pytest.raises(ZeroDivisionError):
-                in_row_blocks(
-                    lambda block, failing_start=failing_start: 1 / (block.start != failing_start), 2 * MIN_THREAD_ROWS
-                )
+                in_row_blocks(lambda block, row=first_row: 1 / (block.start != row), 2 * ROWS)
     finally:
         torch.set_num_threads(previous)
 
@@ -49,7 +46,7 @@ def test_an_error_in_any_block_is_raised():
 def run_in_child(queue):
     torch.set_num_threads(2)
     starts = []
-    in_row_blocks(lambda block: starts.append(block.start), 2 * MIN_THREAD_ROWS)
+    in_row_blocks(lambda block: starts.append(block.start), 2 * ROWS)
     queue.put(sorted(starts))
 
 
@@ -60,7 +57,7 @@ def test_a_forked_process_creates_its_own_threads():
     process = context.Process(target=run_in_child, args=(queue,), daemon=True)
     process.start()
     try:
-        assert queue.get(timeout=30) == [0, MIN_THREAD_ROWS]
+        assert queue.get(timeout=30) == [0, ROWS]
     finally:
         process.kill()
         process.join()

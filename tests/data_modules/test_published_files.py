@@ -21,13 +21,23 @@ def md5(data):
 A, B = PublishedFile("a", md5(b"a")), PublishedFile("b", md5(b"b"))
 
 
+def write_files(folder, **contents):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / name).write_text(content)
+    return folder
+
+
+def failing_fetch(folder):
+    (folder / "a").write_text("a")
+    raise OSError("no network")
+
+
 def test_concurrent_requests_download_once(tmp_path):
     fetched = []
 
     def fetch(folder):
-        fetched.append(folder)
-        for name in ("a", "b"):
-            (folder / name).write_text(name)
+        fetched.append(write_files(folder, a="a", b="b"))
 
     threads = [threading.Thread(target=download, args=([A, B], tmp_path / "x", fetch, "")) for _ in range(6)]
     for thread in threads:
@@ -51,19 +61,9 @@ def test_a_recompressed_gz_is_verified_by_its_content(tmp_path):
     assert not PublishedFile("a.gz", md5(b"content")).matches_checksum(tmp_path)
 
 
-def write_files(folder, **contents):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        (folder / name).write_text(content)
-    return folder
-
-
 def test_the_first_folder_with_all_files_is_found(tmp_path):
-    incomplete, complete, also_complete = (
-        write_files(tmp_path / "1", a="a"),
-        write_files(tmp_path / "2", a="", b=""),
-        write_files(tmp_path / "3", a="", b=""),
-    )
+    incomplete = write_files(tmp_path / "1", a="a")
+    complete, also_complete = (write_files(tmp_path / name, a="", b="") for name in ("2", "3"))
     assert find_folder([A, B], [incomplete, tmp_path / "none", complete, also_complete]) == complete
     assert find_folder([A, B], [incomplete]) is None and find_folder([A, B], []) is None
     (incomplete / "b").mkdir()
@@ -82,29 +82,15 @@ def test_the_error_names_each_damaged_file_and_what_to_do(tmp_path):
         verify_checksums([A, B], write_files(tmp_path, a=""), "")
 
 
-def test_a_download_is_written_to_the_file_system_of_its_folder_and_not_repeated(tmp_path):
-    """Within one file system, a single rename moves each file to its folder."""
-
-    def fetch(folder):
-        assert folder.parent == tmp_path / "x"
-        write_files(folder, a="a")
-
-    for fetch_files in (fetch, lambda folder: pytest.fail("downloaded")):
-        download([A], tmp_path / "x", fetch_files, "")
-        assert (tmp_path / "x" / "a").read_text() == "a"
-
-
-def failing_fetch(folder):
-    (folder / "a").write_text("a")
-    raise OSError("no network")
+INCOMPLETE = r"^missing: a, b; downloading failed \("
 
 
 @pytest.mark.parametrize(
     ("fetch", "error"),
     [
-        (failing_fetch, r"^missing: a, b; downloading failed \("),
-        (lambda folder: None, r"^missing: a, b; downloading failed \("),
-        (lambda folder: write_files(folder, a="a"), r"^missing: a, b; downloading failed \("),
+        (failing_fetch, INCOMPLETE),
+        (lambda folder: None, INCOMPLETE),
+        (lambda folder: write_files(folder, a="a"), INCOMPLETE),
         (lambda folder: write_files(folder, a="other", b="b"), "checksum differs"),
     ],
 )
@@ -147,16 +133,23 @@ def test_the_error_of_a_failed_download_names_missing_files_and_what_to_do(tmp_p
     assert (tmp_path / "x" / "b").read_text() == "old" and not (tmp_path / "x" / "a").exists()
 
 
-def test_an_interrupted_download_can_be_repeated(tmp_path):
+def test_an_interrupted_download_can_be_repeated_on_the_file_system_of_its_folder_and_a_complete_one_is_not(tmp_path):
+    """Within one file system, a single rename moves each file to its folder."""
+
     def interrupted_fetch(folder):
         write_files(folder, a="a")
         raise KeyboardInterrupt
 
+    def fetch(folder):
+        assert folder.parent == tmp_path / "x"
+        write_files(folder, a="a")
+
     with pytest.raises(KeyboardInterrupt):
         download([A], tmp_path / "x", interrupted_fetch, "")
     assert {path.name for path in (tmp_path / "x").iterdir()} <= {".download.lock"}
-    download([A], tmp_path / "x", lambda folder: write_files(folder, a="a"), "")
-    assert (tmp_path / "x" / "a").read_text() == "a"
+    for fetch_files in (fetch, lambda folder: pytest.fail("downloaded")):
+        download([A], tmp_path / "x", fetch_files, "")
+        assert (tmp_path / "x" / "a").read_text() == "a"
 
 
 @pytest.mark.parametrize("fails", [False, True])

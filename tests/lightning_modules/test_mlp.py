@@ -4,9 +4,7 @@ from torch import nn
 
 from lightning_modules.mlp import MLP
 
-
-def shapes(model):
-    return [(layer.in_features, layer.out_features) for layer in model.network if isinstance(layer, nn.Linear)]
+SIZES = {"in_features": 64, "num_classes": 10}
 
 
 @pytest.mark.parametrize(
@@ -14,17 +12,16 @@ def shapes(model):
     [
         ({"in_features": 20, "out_features": 1}, [(20, 1)]),
         ({"in_features": 20, "out_features": 3, "hidden_sizes": [8]}, [(20, 8), (8, 3)]),
-        ({"in_features": 64, "num_classes": 10}, [(64, 256), (256, 128), (128, 10)]),
-        ({"in_features": 64, "num_classes": 10, "hidden_sizes": []}, [(64, 10)]),
-        ({"in_features": 64, "num_classes": 10, "out_features": 3, "hidden_sizes": [5, 6]}, [(64, 5), (5, 6), (6, 10)]),
+        (SIZES, [(64, 256), (256, 128), (128, 10)]),
+        ({**SIZES, "hidden_sizes": []}, [(64, 10)]),
+        ({**SIZES, "out_features": 3, "hidden_sizes": [5, 6]}, [(64, 5), (5, 6), (6, 10)]),
     ],
 )
-def test_layer_sizes_follow_the_options(options, layers):
-    assert shapes(MLP(**options)) == layers
-
-
-def test_images_are_flattened():
-    assert MLP(in_features=48, num_classes=4)(torch.rand(2, 3, 4, 4)).shape == (2, 4)
+def test_layer_sizes_follow_the_options_and_images_are_flattened(options, layers):
+    model = MLP(**options)
+    linear = [layer for layer in model.network if isinstance(layer, nn.Linear)]
+    assert [(layer.in_features, layer.out_features) for layer in linear] == layers
+    assert model(torch.rand(2, 2, 2, layers[0][0] // 4)).shape == (2, layers[-1][1])
 
 
 @pytest.mark.parametrize(

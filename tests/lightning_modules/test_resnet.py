@@ -51,18 +51,12 @@ def test_any_channels_image_size_and_classes_are_accepted(channels, size, classe
     assert net(torch.rand(2, channels, size, size)).shape == (2, classes)
 
 
-def test_the_default_model_has_fewer_than_400_000_parameters():
+def test_the_default_model_has_fewer_than_400_000_parameters_and_needs_an_image_size_only_for_its_stem():
     assert sum(parameter.numel() for parameter in model().parameters()) < 400_000
-
-
-def test_a_given_stem_needs_no_image_size():
     assert model(image_size=None, stem="small")
-
-
-@pytest.mark.parametrize("missing", ["in_channels", "image_size", "num_classes"])
-def test_the_error_names_the_missing_flag(missing):
-    with pytest.raises(ValueError, match=f"--model.{missing} N"):
-        model(**{missing: None})
+    for missing in ("in_channels", "image_size", "num_classes"):
+        with pytest.raises(ValueError, match=f"--model.{missing} N"):
+            model(**{missing: None})
 
 
 @pytest.mark.parametrize("options", [{"num_classes": 1}, {"num_classes": 0}, {"in_channels": -1}, {"depth": 20}])

@@ -24,31 +24,18 @@ def rates(make_schedule, steps):
     return found
 
 
-def test_the_constant_schedule_keeps_the_rate():
+def test_a_constant_rate_is_kept_and_cosine_equals_torchs_annealing_to_the_final_factor():
     assert rates(Constant, 5) == [2.0] * 5
-
-
-def test_cosine_equals_torchs_cosine_annealing_and_halves_the_rate_in_the_middle():
     found = rates(Cosine, 20)
     assert found == pytest.approx(rates(lambda optimizer: CosineAnnealingLR(optimizer, T_max=20), 20))
     assert found[10] == pytest.approx(1.0)
+    assert rates(lambda optimizer: Cosine(optimizer, final_factor=0.1), 1000)[-1] == pytest.approx(0.2, rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", [Constant, Cosine])
 def test_warmup_rises_linearly_to_the_optimizers_rate(kind):
     found = rates(lambda optimizer: kind(optimizer, warmup_steps=4), 20)
     assert found[:5] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0])
-
-
-def test_cosine_ends_at_the_final_factor():
-    assert rates(lambda optimizer: Cosine(optimizer, final_factor=0.1), 1000)[-1] == pytest.approx(0.2, rel=1e-3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_after_planning_get_last_lr_returns_the_optimizers_rate(kind):
-    schedule = kind(sgd())
-    schedule.plan(10)
-    assert schedule.get_last_lr() == [schedule.optimizer.param_groups[0]["lr"]]
 
 
 def test_one_cycle_rises_for_30_percent_of_the_steps_and_then_falls():
@@ -59,9 +46,10 @@ def test_one_cycle_rises_for_30_percent_of_the_steps_and_then_falls():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_restored_schedule_continues_with_the_new_plan(kind):
+def test_a_planned_schedule_returns_the_optimizers_rate_and_a_restored_one_continues_with_the_new_plan(kind):
     first, second = kind(sgd()), kind(sgd())
     first.plan(10)
+    assert first.get_last_lr() == [first.optimizer.param_groups[0]["lr"]]
     for _ in range(5):
         first.optimizer.step()
         first.step()
@@ -70,12 +58,16 @@ def test_a_restored_schedule_continues_with_the_new_plan(kind):
     assert (second.last_epoch, second.total_steps) == (5, 20)
 
 
-@pytest.mark.parametrize(
-    "make_schedule", [lambda o: Constant(o, warmup_steps=-1), lambda o: OneCycle(o, warmup_fraction=1.0)]
-)
-def test_an_invalid_warmup_is_refused(make_schedule):
-    with pytest.raises(ValueError, match="must be"):
-        make_schedule(sgd())
+def test_an_invalid_warmup_or_a_schedule_without_a_factor_is_refused():
+    class Empty(Schedule): ...
+
+    for refused, error, message in (
+        (lambda: Constant(sgd(), warmup_steps=-1), ValueError, "must be"),
+        (lambda: OneCycle(sgd(), warmup_fraction=1.0), ValueError, "must be"),
+        (lambda: Empty(sgd()), TypeError, "abstract class Empty .*factor"),
+    ):
+        with pytest.raises(error, match=message):
+            refused()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -95,10 +87,3 @@ def test_a_step_equals_torchs_step(kind, rate):
         states.append((*([*map(float, each)] for each in rates_of), schedule.last_epoch, schedule._step_count))
         assert isinstance(optimizer.param_groups[0]["lr"], type(rate))
     assert states[0] == states[1]
-
-
-def test_a_schedule_without_a_factor_names_the_missing_method():
-    class Empty(Schedule): ...
-
-    with pytest.raises(TypeError, match="abstract class Empty .*factor"):
-        Empty(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]))

@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -32,13 +33,9 @@ def module(classes=CLASSES, **options):
 
 @pytest.fixture
 def make_trainer():
-    """Yields a function that creates stock Trainers without logger, checkpoints and progress bar."""
-
-    def make(**settings):
-        return Trainer(num_sanity_val_steps=0, **SILENT, **settings)
-
+    """Returns a function that creates stock Trainers without logger, checkpoints and progress bar."""
     with restore_process_state():
-        yield make
+        yield partial(Trainer, num_sanity_val_steps=0, **SILENT)
 
 
 def loader(tensors, batch_size=4):
@@ -48,44 +45,45 @@ def loader(tensors, batch_size=4):
 LOSSES = {CLASSES: F.cross_entropy, None: F.mse_loss}
 
 
-@pytest.mark.parametrize("classes", LOSSES)
-def test_the_loss_is_cross_entropy_with_classes_and_squared_error_without(classes):
-    model, (inputs, targets) = module(classes), data(classes)
-    assert torch.equal(model.loss(model(inputs), targets), LOSSES[classes](model.network(inputs), targets))
-
-
 @pytest.mark.parametrize("classes", [-1, 0, 1])
 def test_fewer_than_two_classes_are_refused(classes):
     with pytest.raises(ValueError, match=f"^num_classes is {classes}; a classifier needs 2 or more$"):
         Supervised(nn.Linear(1, 1), num_classes=classes)
 
 
+class Record(Callback):
+    """Appends the result of a function of the Trainer and the outputs of a batch, or of a validation, to a list."""
+
+    def __init__(self, hook, observe):
+        self.seen = []
+        setattr(self, hook, lambda trainer, module, outputs=None, *_: self.seen.append(observe(trainer, outputs)))
+
+
+def logged_loss(trainer, split="train"):
+    return trainer.callback_metrics[f"{split}/loss"].item()
+
+
 @pytest.mark.parametrize("classes", LOSSES)
-def test_training_equals_a_hand_written_loop_bit_for_bit(make_trainer, classes):
+def test_training_equals_a_hand_written_loop_bit_for_bit_and_logs_the_loss_of_each_step(make_trainer, classes):
+    """The loss is cross entropy with classes and squared error without."""
     tensors, epochs = data(classes), 2
     model, expected = module(classes), module(classes).network
-    make_trainer(max_epochs=epochs).fit(model, loader(tensors))
+    assert torch.equal(model.loss(model(tensors[0]), tensors[1]), LOSSES[classes](expected(tensors[0]), tensors[1]))
+    losses = Record("on_train_batch_end", lambda trainer, outputs: [outputs["loss"].item(), logged_loss(trainer)])
+    make_trainer(max_epochs=epochs, callbacks=[losses]).fit(model, loader(tensors))
 
     optimizer = SGD(expected.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     total = epochs * math.ceil(SAMPLES / 4)
     for step, batch in enumerate([*loader(tensors)] * epochs):
         optimizer.param_groups[0]["lr"] = 0.05 * (1 + math.cos(math.pi * step / total)) / 2
         optimizer.zero_grad()
-        LOSSES[classes](expected(batch[0]), batch[1]).backward()
+        loss = LOSSES[classes](expected(batch[0]), batch[1])
+        assert losses.seen[step] == [loss.item()] * 2
+        loss.backward()
         optimizer.step()
+    assert len(losses.seen) == total
     for parameter, expected_parameter in zip(model.network.parameters(), expected.parameters(), strict=True):
         assert torch.equal(parameter, expected_parameter)
-
-
-def test_the_training_loss_is_logged_in_each_step(make_trainer):
-    losses = []
-
-    class RecordLosses(Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            losses.append((outputs["loss"].item(), trainer.callback_metrics["train/loss"].item()))
-
-    make_trainer(max_epochs=1, callbacks=[RecordLosses()]).fit(module(), loader(data()))
-    assert len(losses) == 3 and all(loss == logged for loss, logged in losses)
 
 
 def accuracy(outputs, targets):
@@ -121,25 +119,19 @@ def test_a_nan_loss_makes_the_mean_loss_nan(make_trainer):
 
 def test_validation_metrics_restart_in_each_epoch(make_trainer):
     model = module(optimizer=lambda parameters: SGD(parameters, lr=0.0))
-    logged_losses = []
-
-    class RecordLoss(Callback):
-        def on_validation_end(self, trainer, pl_module):
-            logged_losses.append(trainer.callback_metrics["val/loss"].item())
+    losses = Record("on_validation_end", lambda trainer, _: logged_loss(trainer, "val"))
 
     class GrowingLoader(DataLoader):
         """Loader that yields half of the samples in the first validation, and all samples later."""
 
         def __iter__(self):
-            return iter([*super().__iter__()][: 1 if not logged_losses else None])
+            return iter([*super().__iter__()][: 1 if not losses.seen else None])
 
-    make_trainer(max_epochs=2, callbacks=[RecordLoss()]).fit(
-        model, loader(data()), GrowingLoader(TensorDataset(*data()), batch_size=5)
-    )
-    inputs, targets = data()
+    (inputs, targets), trainer = data(), make_trainer(max_epochs=2, callbacks=[losses])
+    trainer.fit(model, loader(data()), GrowingLoader(TensorDataset(inputs, targets), batch_size=5))
     with torch.no_grad():
-        losses = F.cross_entropy(model.network(inputs), targets, reduction="none")
-    assert logged_losses == pytest.approx([losses[:5].mean().item(), losses.mean().item()], rel=1e-6)
+        expected = F.cross_entropy(model.network(inputs), targets, reduction="none")
+    assert losses.seen == pytest.approx([expected[:5].mean().item(), expected.mean().item()], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -161,11 +153,8 @@ def test_an_included_schedule_is_planned_for_the_steps_of_the_run(make_trainer, 
 
 
 def test_the_schedule_of_an_endless_run_has_no_plan(make_trainer):
-    class Stop(Callback):
-        def on_train_batch_end(self, trainer, *arguments):
-            trainer.should_stop = True
-
-    trainer = make_trainer(max_epochs=-1, callbacks=[Stop()])
+    stop = Record("on_train_batch_end", lambda trainer, _: setattr(trainer, "should_stop", True))
+    trainer = make_trainer(max_epochs=-1, callbacks=[stop])
     trainer.fit(module(), loader(data()))
     (config,) = trainer.lr_scheduler_configs
     assert config.scheduler.total_steps is None and config.scheduler.get_last_lr() == [0.05]
@@ -192,9 +181,8 @@ def test_the_optimizer_gets_every_parameter(make_trainer):
     model.trainer = make_trainer(max_steps=7)
     optimizer = model.configure_optimizers()["optimizer"]
     assert isinstance(optimizer, torch.optim.AdamW) and optimizer.defaults["lr"] == 0.5
-    assert {id(parameter) for group in optimizer.param_groups for parameter in group["params"]} == {
-        id(parameter) for parameter in model.network.parameters()
-    }
+    given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    assert {*map(id, given)} == {*map(id, model.network.parameters())}
 
 
 def test_a_required_number_is_one_or_more_and_the_error_states_what_to_type():
@@ -212,15 +200,10 @@ def test_a_required_number_is_one_or_more_and_the_error_states_what_to_type():
 
 @pytest.mark.parametrize(("classes", "name"), [(CLASSES, "logits"), (None, "predictions")])
 def test_predict_and_validation_return_the_networks_outputs(make_trainer, classes, name):
-    returned = []
-
-    class Record(Callback):
-        def on_validation_batch_end(self, trainer, pl_module, outputs, *arguments):
-            returned.append(outputs)
-
     model, tensors = module(classes), data(classes)
-    make_trainer(max_epochs=1, callbacks=[Record()]).validate(model, loader(tensors), verbose=False)
+    returned = Record("on_validation_batch_end", lambda _, outputs: (outputs[name], outputs["targets"]))
+    make_trainer(max_epochs=1, callbacks=[returned]).validate(model, loader(tensors), verbose=False)
     expected = torch.cat([model.network(batch) for batch in tensors[0].split(4)])
-    assert torch.equal(torch.cat([outputs[name] for outputs in returned]), expected)
-    assert torch.equal(torch.cat([outputs["targets"] for outputs in returned]), tensors[1])
+    outputs, targets = map(torch.cat, zip(*returned.seen, strict=True))
+    assert torch.equal(outputs, expected) and torch.equal(targets, tensors[1])
     assert torch.equal(torch.cat(make_trainer().predict(model, loader(tensors))), expected)

@@ -4,17 +4,15 @@ import hashlib
 
 import pytest
 import torch
-from checkpoint_files import save
+from checkpoint_files import load, save
 
 from rankzero.messages import CannotStart
-from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, manifest_text, newest_valid, read_manifest
 from rankzero.runs.checkpoints.write import write_directory
 
 
 @pytest.fixture
 def valid_checkpoint(tmp_path):
-    """A valid checkpoint."""
     content = {"epoch": 1, "global_step": 20, "state_dict": {"w": torch.arange(64.0)}, "rankzero": {"run": "x"}}
     write_directory(content, tmp_path / "step-00000020")
     return tmp_path / "step-00000020"
@@ -34,7 +32,7 @@ def message_of():
 
     def read(path, **options):
         with pytest.raises(ValueError) as error:
-            DirectoryCheckpointIO(**options).load_checkpoint(path)
+            load(path, **options)
         assert isinstance(error.value, CannotStart) and path.name in str(error.value)
         assert len(str(error.value)) < 1500 and "\x1b" not in str(error.value)
         return str(error.value)
@@ -57,14 +55,18 @@ def refusal_of(message_of):
 
 @pytest.fixture
 def write_manifest():
-    """Returns a function that changes a checkpoint and writes a valid manifest for it, as an attacker can."""
+    """Returns a function that changes a checkpoint and writes a valid manifest for it, as an attacker can.
 
-    def write(path, state: bytes | None = None, **changes):
+    The manifest has the given `changes`, and lacks the fields in `without`.
+    """
+
+    def write(path, state: bytes | None = None, without=(), **changes):
         if state is not None:
             (path / STATE).write_bytes(state)
         data = (path / STATE).read_bytes()
         description = {STATE: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}}
-        content = {key: value for key, value in read_manifest(path).items() if key != "sha256"}
-        (path / MANIFEST).write_text(manifest_text({**content, "files": description, **changes}))
+        content = {**read_manifest(path), "files": description, **changes}
+        kept = {key: value for key, value in content.items() if key not in ("sha256", *without)}
+        (path / MANIFEST).write_text(manifest_text(kept))
 
     return write

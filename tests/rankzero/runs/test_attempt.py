@@ -8,7 +8,7 @@ import pickle
 import re
 import socket
 import threading
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -28,12 +28,12 @@ from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import verify
 from rankzero.runs.checkpoints.write import write_directory
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.lock import RunLock
 from rankzero.runs.reports.html import report as report_module
 from rankzero.runs.resume import RunOptions
 from rankzero.runs.summary import TrainingCounts
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.strategies import OneProcess
+from recorded_runs import locked
 from running import TOY, fit_in_process
 
 CONFIG = {"model": {"class_path": "Net"}}
@@ -85,9 +85,8 @@ def log():
 
 def is_free():
     """Locks and unlocks the run, which fails if the run is locked; returns whether no lock file is left."""
-    lock = RunLock(Launch())
-    lock.acquire(Path("runs/x"))
-    lock.release()
+    with locked(Path("runs/x")):
+        pass
     return not list(Path("runs").glob(".x.lock*"))
 
 
@@ -98,19 +97,22 @@ def stop(run_attempt, work=lambda: None):
         raise Stopped("SIGTERM")
 
 
-def test_a_finished_attempt_leaves_summary_log_and_no_lock(attempt, capsys):
+def test_a_finished_attempt_leaves_summary_log_and_no_lock_and_the_next_attempt_appends_to_the_log(attempt, capsys):
     with attempt() as run_attempt:
         assert Path("runs/.x.lock").exists() and run_attempt.checkpoint is None
-        logging.getLogger("rankzero").info("in between")
+        logging.getLogger("rankzero").info("message 1")
         with pytest.raises(RequestError, match="has been training run x since"):
             attempt()
     assert read("summary.json")["status"] == "finished" and len(read("run.json")["attempts"]) == 1
-    assert "INFO attempt 1: local (" in log() and "INFO in between" in log() and "Traceback" not in log()
+    assert "INFO attempt 1: local (" in log() and "INFO message 1" in log() and "Traceback" not in log()
     origin = rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d{{3}} rank 0 on {re.escape(socket.gethostname())} INFO "
     assert all(re.match(origin, line) for line in log().splitlines())
     out = capsys.readouterr().out
     assert out.startswith("rankzero: local (") and "run x: finished" in out
     assert is_free() and not logging.getLogger("rankzero").handlers
+    stop(attempt(), lambda: logging.getLogger("rankzero").info("message 2"))
+    assert [log().count(text) for text in ("attempt 1: ", "message 1", "attempt 2: ", "message 2")] == [1, 1, 1, 1]
+    assert read("summary.json")["attempts"] == 2
 
 
 @pytest.mark.parametrize(("level", "propagate"), [(logging.NOTSET, True), (logging.ERROR, False)])
@@ -125,13 +127,6 @@ def test_an_attempt_restores_the_users_logging_settings_at_its_end(attempt, monk
     logger.error("after the attempt")
     assert "in between" in texts.getvalue() and "after the attempt" in texts.getvalue()
     assert "in between" in log() and "after the attempt" not in log()
-
-
-def test_attempts_share_one_log_and_write_each_message_once(attempt):
-    for number in (1, 2):
-        stop(attempt(), lambda number=number: logging.getLogger("rankzero").info(f"message {number}"))
-    assert [log().count(text) for text in ("attempt 1: ", "message 1", "attempt 2: ", "message 2")] == [1, 1, 1, 1]
-    assert read("summary.json")["attempts"] == 2
 
 
 @pytest.mark.parametrize(("reported", "has_trained"), [(False, True), (True, True), (False, False)])
@@ -165,14 +160,11 @@ def test_an_explained_error_undoes_the_attempt_only_before_the_first_batch(attem
         raise kind("no such strategy")
     assert Path("runs").exists() == has_trained and ("run x: failed" in capsys.readouterr().out) == has_trained
     assert not has_trained or read("summary.json")["status"] == "failed"
-
-
-def test_an_impossible_attempt_leaves_earlier_attempts_unchanged(attempt):
     with attempt():
         pass
     before = (read("run.json"), read("summary.json"))
-    with pytest.raises(CannotStart), attempt(has_trained=False, resume="never"):
-        raise CannotStart("no such data")
+    with pytest.raises(kind), attempt(has_trained=False, resume="never"):
+        raise kind("no such data")
     assert (read("run.json"), read("summary.json")) == before
     assert [path.name for path in Path("runs").iterdir()] == ["x"]
 
@@ -187,10 +179,8 @@ def test_a_superseded_attempt_does_not_change_the_files_of_the_newer_attempt(att
 def test_a_summary_that_cannot_be_written_is_reported(attempt, capsys):
     with attempt():
         Path("runs/x/summary.json").mkdir()
-    captured = capsys.readouterr()
-    assert (
-        captured.err.startswith("rankzero: summary.json could not be written: ") and "run x: finished" in captured.out
-    )
+    printed = capsys.readouterr()
+    assert printed.err.startswith("rankzero: summary.json could not be written: ") and "run x: finished" in printed.out
     assert is_free()
 
 
@@ -210,17 +200,22 @@ def test_a_refused_order_undoes_the_attempt_and_unlocks_the_run(attempt):
     assert len(read("run.json")["attempts"]) == 1 and is_free()
 
 
-@pytest.mark.parametrize("epochs", [1, 2, 3, -1])
-def test_a_finished_run_trains_again_only_if_more_epochs_are_requested(attempt, epochs, capsys):
+@pytest.mark.parametrize(
+    ("epochs", "steps", "finished"),
+    [(1, 5, False), (2, 5, True), (3, 5, True), (-1, 5, False), (2, 6, False)],
+    ids=["fewer", "as many", "more", "no limit, which cannot have ended it", "no checkpoint of the last step"],
+)
+def test_a_finished_run_of_two_epochs_trains_again_unless_it_has_trained_them(attempt, epochs, steps, finished, capsys):
     with attempt():
         save(5)
-    summary = {**read("summary.json"), "steps": 5, "epochs": epochs, "max_epochs": epochs}
+    summary = {**read("summary.json"), "steps": steps, "epochs": epochs, "max_epochs": epochs}
     Path("runs/x/summary.json").write_text(json.dumps(summary))
     capsys.readouterr()
     run_attempt = attempt()
-    finished = epochs in (2, 3)  # 2 epochs are requested; an earlier max_epochs of -1 cannot have ended the run
     assert run_attempt.already_finished == finished and len(read("run.json")["attempts"]) == 2 - finished
-    assert ("already finished" in capsys.readouterr().out) == finished
+    out = capsys.readouterr().out
+    note = "run x is finished, but has no checkpoint of its last step; it resumes from the newest"
+    assert ("already finished" in out) == finished and (note in out) == (steps == 6)
     if not finished:
         with run_attempt:
             pass
@@ -228,8 +223,6 @@ def test_a_finished_run_trains_again_only_if_more_epochs_are_requested(attempt, 
 
 
 def raises(error):
-    """Returns a function that raises an error."""
-
     def fit():
         raise error
 
@@ -246,26 +239,12 @@ def test_an_exit_of_the_users_code_is_an_error_unless_allowed(attempt, kind, may
 
 def test_train_raises_the_first_error_of_this_rank_and_a_stop_unchanged(attempt):
     run_attempt = attempt()
-
-    def fit():
-        run_attempt.outcome.error = LookupError("the first")
-        raise RuntimeError("the second")
-
+    run_attempt.outcome.error = LookupError("the first")
     with pytest.raises(LookupError, match="the first"):
-        run_attempt.train(fit, may_exit=False)
+        run_attempt.train(raises(RuntimeError("the second")), may_exit=False)
     with pytest.raises(Stopped, match="SIGTERM"):
         attempt().train(raises(Stopped("SIGTERM")), may_exit=False)
     assert read("summary.json")["status"] == "stopped"
-
-
-def test_a_finished_run_without_a_checkpoint_of_its_last_step_trains_again(attempt, capsys):
-    with attempt():
-        save(5)
-    Path("runs/x/summary.json").write_text(json.dumps({**read("summary.json"), "steps": 6}))
-    with attempt() as run_attempt:
-        assert not run_attempt.already_finished and run_attempt.run.attempt == 2
-    note = "run x is finished, but has no checkpoint of its last step; it resumes from the newest"
-    assert note in capsys.readouterr().out
 
 
 def save_slowly(run_attempt):
@@ -280,12 +259,6 @@ def save_slowly(run_attempt):
         return wait(*arguments)
 
     io.wait = release_and_wait
-
-
-def test_the_end_of_an_attempt_waits_for_a_background_save(attempt):
-    with attempt() as run_attempt:
-        save_slowly(run_attempt)
-    verify(Path("runs/x/checkpoints/step-00000007"))
 
 
 def test_an_attempt_aborted_by_another_rank_is_logged_saved_reported_and_unlocked(attempt):
@@ -339,29 +312,24 @@ def test_the_next_attempt_may_begin_while_the_report_is_written(attempt, monkeyp
 
 
 @pytest.mark.parametrize("error", [None, Stopped("SIGTERM"), RuntimeError("no such layer")])
-def test_a_report_that_fails_changes_neither_the_result_nor_the_summary(attempt, monkeypatch, error, capsys):
+def test_an_end_waits_for_a_background_save_and_no_failure_of_the_report_or_later_changes_result_or_summary(
+    attempt, monkeypatch, error, capsys
+):
     def fail(run, summary):
         raise MemoryError
 
     monkeypatch.setattr(report_module, "render", fail)
     save(5)
-    with pytest.raises(type(error)) if error else nullcontext(), attempt():
-        if error:
-            raise error
-    status = read("summary.json")["status"]
-    captured = capsys.readouterr()
-    assert f"run x: {status}" in captured.out and "report.html could not be written: MemoryError()" in captured.err
-    assert is_free()
-
-
-@pytest.mark.parametrize("error", [None, Stopped("SIGTERM"), RuntimeError("no such layer")])
-def test_a_later_failure_does_not_change_the_summary_of_an_attempt_that_ended(attempt, error):
     run_attempt = attempt()
     describe_exit = run_attempt.control_channel.describe_exit
-    with suppress(Stopped, RuntimeError), run_attempt:
+    with pytest.raises(type(error)) if error else nullcontext(), run_attempt:
+        save_slowly(run_attempt)
         if error:
             raise error
-    before = read("summary.json")
+    verify(Path("runs/x/checkpoints/step-00000007"))
+    before, printed = read("summary.json"), capsys.readouterr()
+    assert f"run x: {before['status']}" in printed.out and is_free()
+    assert printed.err.count("report.html could not be written: MemoryError()") == 1
     run_attempt.control_channel.on_abort("os._exit was called")
     assert read("summary.json") == before and "os._exit" not in log()
     assert (run_attempt.control_channel.describe_exit is describe_exit) == (error is None)

@@ -18,11 +18,14 @@ def contents(folder):
     return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
 
-def test_unnamed_runs_are_numbered_and_a_job_finds_its_own_run_again(tmp_path):
+def test_unnamed_and_archived_runs_are_numbered_and_a_job_finds_its_own_run_again(tmp_path):
     assert [begin(tmp_path, None).name for _ in range(3)] == ["MLP-Toy-1", "MLP-Toy-2", "MLP-Toy-3"]
     first = begin(tmp_path, None, job="4711")
     second = choose_run(str(tmp_path), None, "MLP-Toy", "4711")
     assert second.path == first.path == tmp_path / "MLP-Toy-4711" and second.exists
+    for _ in range(2):
+        begin(tmp_path).archive()
+    assert sorted(path.name for path in tmp_path.glob("x*")) == ["x.before-1", "x.before-2"]
 
 
 def test_concurrent_starts_never_share_a_number(tmp_path):
@@ -36,13 +39,15 @@ def test_concurrent_starts_never_share_a_number(tmp_path):
     assert all(len(run.read("run.json")["attempts"]) == 1 for run in runs)
 
 
-def test_every_attempt_keeps_its_configuration_and_removes_partial_files_of_a_killed_attempt(tmp_path):
-    (begin(tmp_path).path / ".summary.json.17.saving").write_text("half")
+def test_every_attempt_keeps_its_configuration_and_files_that_a_killed_attempt_left_are_removed_or_empty(tmp_path):
+    killed = begin(tmp_path)
+    (killed.path / ".summary.json.17.saving").write_text("half")
+    (killed.path / "summary.json").write_text('{"status": "fin')
     run = begin(tmp_path, text="a: 2")
     assert (run.path / "config.yaml").read_text() == "a: 2"
     assert (run.path / "attempts/0001/config.yaml").read_text() == "a: 1"
     assert [attempt["number"] for attempt in run.read("run.json")["attempts"]] == [1, 2]
-    assert not list(run.path.glob(".*"))
+    assert not list(run.path.glob(".*")) and run.read("summary.json") == {} == run.read("missing.json")
 
 
 def test_discarding_an_attempt_leaves_earlier_attempts_unchanged_or_removes_the_run_and_its_root(tmp_path):
@@ -66,12 +71,6 @@ def test_an_attempt_is_no_longer_the_owner_once_a_newer_attempt_has_begun(tmp_pa
     second.assert_owner()
     with pytest.raises(TakenOverError):
         first.assert_owner()
-
-
-def test_earlier_runs_are_archived_under_different_names(tmp_path):
-    for _ in range(2):
-        begin(tmp_path).archive()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.before-1", "x.before-2"]
 
 
 def test_a_root_that_cannot_be_written_is_refused(tmp_path):
@@ -121,9 +120,3 @@ def test_archived_files_are_restored_if_an_attempt_is_discarded_or_cannot_begin(
                 patch.setattr("rankzero.runs.checkpoints.atomic_files.os.fsync", refuse)
                 run.begin_attempt("a: 2")
         assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_damaged_or_missing_record_is_read_as_empty(tmp_path):
-    run = RunDirectory(tmp_path)
-    (tmp_path / "summary.json").write_text('{"status": "fin')
-    assert run.read("summary.json") == {} == run.read("run.json")

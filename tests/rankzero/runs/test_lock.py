@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
+from checkpoint_files import names
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.process_state import process_state
@@ -17,6 +18,7 @@ from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
 from rankzero.runs import lock as run_lock
 from rankzero.runs.lock import Owner, RunLock
+from recorded_runs import locked, suspend
 
 
 @pytest.fixture
@@ -27,10 +29,6 @@ def run(tmp_path):
 @pytest.fixture
 def lock_file(run):
     return run.parent / ".x.lock"
-
-
-def files(run):
-    return sorted(path.name for path in run.parent.iterdir())
 
 
 @pytest.fixture
@@ -71,12 +69,6 @@ def owner(other_process):
     return process
 
 
-def acquire_and_release(run, lock=None, **settings):
-    lock = lock or RunLock(Launch(), **settings)
-    lock.acquire(run)
-    lock.release()
-
-
 def create_lock(lock_file, **settings):
     """Creates the lock of an ended process of this host, or with other settings; returns its owner."""
     lock_file.parent.mkdir(exist_ok=True)
@@ -96,10 +88,10 @@ def test_the_lock_describes_its_owner_and_is_removed_on_release(run, lock_file, 
     lock.acquire(run)
     content = json.loads(lock_file.read_text())
     assert (content["pid"], content["job"], content["restarts"]) == (os.getpid(), "7", 2)
-    assert files(run) == [".x.lock"]
+    assert names(run.parent) == [".x.lock"]
     lock.release()
     lock.release()
-    assert files(run) == [] if exists else not run.parent.exists()  # `acquire` created this folder
+    assert names(run.parent) == [] if exists else not run.parent.exists()  # `acquire` created this folder
 
 
 def test_the_refusal_of_a_second_start_names_the_owner_even_if_it_is_suspended(run, owner):
@@ -108,28 +100,21 @@ def test_the_refusal_of_a_second_start_names_the_owner_even_if_it_is_suspended(r
     assert error.value.asked == "to train run x"
     assert f"process {owner.pid} on {Owner.this(Launch()).host} has been training run x since 20" in error.value.found
     assert error.value.instead == f"--name ANOTHER-NAME, or first stop that process: kill {owner.pid}"
-    assert files(run) == [".x.lock"]
-    os.kill(owner.pid, signal.SIGSTOP)
-    while process_state(owner.pid)[0] != "T":
-        time.sleep(0.01)
+    assert names(run.parent) == [".x.lock"]
+    suspend(owner.pid)
     with pytest.raises(RequestError, match=f"kill -CONT {owner.pid} resumes it"):
         RunLock(Launch()).acquire(run)
 
 
-def test_the_lock_of_a_killed_process_can_be_taken(run, lock_file, owner):
+def test_the_lock_of_a_killed_process_can_be_taken_also_if_its_process_id_was_reused(run, lock_file, owner):
     owner.kill()
     while (state := process_state(owner.pid)) and state[0] != "Z":
         time.sleep(0.01)  # a zombie process counts as ended
-    lock = RunLock(Launch(), notify=pytest.fail)
-    lock.acquire(run)
-    assert json.loads(lock_file.read_text())["pid"] == os.getpid() and files(run) == [".x.lock"]
-    lock.release()
-    assert files(run) == []
-
-
-def test_the_lock_of_an_ended_process_whose_id_was_reused_can_be_taken(run, lock_file):
-    create_lock(lock_file)
-    acquire_and_release(run)
+    for _ in range(2):
+        with locked(run, notify=pytest.fail):
+            assert json.loads(lock_file.read_text())["pid"] == os.getpid() and names(run.parent) == [".x.lock"]
+        assert names(run.parent) == []
+        create_lock(lock_file)
 
 
 @pytest.mark.parametrize("before", ["nothing", "a killed owner", "a killed successor too", "a damaged file"])
@@ -146,7 +131,7 @@ def test_only_one_of_many_concurrent_starts_gets_the_lock(run, lock_file, before
     answers = [other_process()[1] for _ in range(8)]
     found = [answer.get() for answer in answers]
     assert all(text == "held" or "training run x" in text for text in found)
-    assert found.count("held") == 1 and files(run) == [".x.lock"]
+    assert found.count("held") == 1 and names(run.parent) == [".x.lock"]
 
 
 def test_a_start_is_refused_while_an_owner_on_another_host_sends_heartbeats(run, lock_file, monkeypatch):
@@ -168,30 +153,32 @@ def test_the_lock_of_an_owner_on_another_host_without_heartbeats_is_taken(run, l
     create_lock(lock_file, **ANOTHER_HOST)
     os.utime(lock_file, (time.time() + 9000, time.time() + 9000))  # the clock of the other host is wrong
     notes = []
-    lock = RunLock(Launch(), notify=notes.append)
-    lock.acquire(run)
-    assert len(notes) == 1 and json.loads(lock_file.read_text())["host"] == Owner.this(Launch()).host
-    lock.release()
+    with locked(run, notify=notes.append):
+        assert len(notes) == 1 and json.loads(lock_file.read_text())["host"] == Owner.this(Launch()).host
 
 
 def test_the_wait_for_a_heartbeat_ends_when_the_lock_is_released_or_on_a_signal(run, lock_file, monkeypatch):
     monkeypatch.setattr(TIMERS, "slow_poll", 0.01)
     create_lock(lock_file, **ANOTHER_HOST)
-    acquire_and_release(run, notify=lambda line: lock_file.unlink())
+    with locked(run, notify=lambda line: lock_file.unlink()):
+        pass
     create_lock(lock_file, **ANOTHER_HOST)
     with pytest.raises(RequestError, match="SIGINT ended the wait for its heartbeat"):
         RunLock(Launch(), received_signal=lambda: "SIGINT").acquire(run)
-    assert files(run) == [".x.lock"]
+    assert names(run.parent) == [".x.lock"]
 
 
-def test_the_owner_sends_heartbeats(run, lock_file, monkeypatch):
+def test_the_owner_sends_heartbeats_and_changes_no_files_of_other_runs(run, lock_file, monkeypatch):
     monkeypatch.setattr(TIMERS, "lock_heartbeat", 0.01)
-    lock = RunLock(Launch())
-    lock.acquire(run)
-    first_heartbeat = lock_file.stat().st_mtime_ns
-    while lock_file.stat().st_mtime_ns == first_heartbeat:
-        time.sleep(0.01)
-    lock.release()
+    run.parent.mkdir()
+    for name in (".x.lock.lock", ".x.lock-2", ".xy.lock", ".x.lock.before-1"):
+        (run.parent / name).write_text("{}")
+    before = names(run.parent)
+    with locked(run):
+        first_heartbeat = lock_file.stat().st_mtime_ns
+        while lock_file.stat().st_mtime_ns == first_heartbeat:
+            time.sleep(0.01)
+    assert names(run.parent) == before
 
 
 SAME_JOB = {
@@ -223,29 +210,17 @@ def test_an_owner_that_was_replaced_does_not_release_its_successors_lock(run, lo
     second.acquire(run)
     before = lock_file.read_text()
     first.release()
-    assert lock_file.read_text() == before and files(run) == [".x.lock"]
+    assert lock_file.read_text() == before and names(run.parent) == [".x.lock"]
     second.release()
-    assert files(run) == []
-
-
-def test_files_of_other_runs_are_unchanged(run):
-    run.parent.mkdir()
-    for name in (".x.lock.lock", ".x.lock-2", ".xy.lock", ".x.lock.before-1"):
-        (run.parent / name).write_text("{}")
-    before = files(run)
-    acquire_and_release(run)
-    assert files(run) == before
+    assert names(run.parent) == []
 
 
 def test_a_symbolic_link_to_a_run_has_the_lock_of_the_run(run, tmp_path):
     (tmp_path / "real/x").mkdir(parents=True)
     run.parent.mkdir()
     run.symlink_to(tmp_path / "real/x")
-    lock = RunLock(Launch())
-    lock.acquire(run)
-    with pytest.raises(RequestError):
+    with locked(run), pytest.raises(RequestError):
         RunLock(Launch()).acquire(tmp_path / "real/x")
-    lock.release()
 
 
 def test_a_lock_with_a_path_as_its_token_counts_as_damaged(lock_file):

@@ -26,25 +26,20 @@ class CrashError(RuntimeError):
     pass
 
 
-class CrashAt(Callback):
-    """Callback that raises an error after a step, to simulate a crash."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_end(self, trainer, *arguments):
-        if trainer.global_step == self.step:
-            raise CrashError
-
-
 def crash_at(step, *arguments, **options):
+    """Runs `fit`, which crashes after a step."""
     from rankzero.commands.implementations import training as cli
 
     build = cli.build_trainer
 
+    class Crash(Callback):
+        def on_train_batch_end(self, trainer, *arguments):
+            if trainer.global_step == step:
+                raise CrashError
+
     def with_crash(*build_arguments):
         trainer = build(*build_arguments)
-        trainer.callbacks.append(CrashAt(step))
+        trainer.callbacks.append(Crash())
         return trainer
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(CrashError):
@@ -76,14 +71,18 @@ def test_crashes_at_any_step_change_neither_weights_nor_ledger_nor_metrics(cwd, 
     assert summary["ledger"] == EACH_ONCE and summary["metrics"] == summary_of(whole)["metrics"]
 
 
-def test_a_finished_run_is_reported_and_not_trained_again(finished, capsys):
+def test_a_finished_run_is_reported_resumes_for_more_epochs_and_is_archived_by_the_value_never(finished, capsys):
     run = finished(2)
     before = (run / "run.json").read_text()
-    capsys.readouterr()
     assert fit_in_process(*TOY, "--epochs", "2", "--run", "x") == 0
     out = capsys.readouterr().out
     assert "already finished (2 epochs" in out and "--epochs 4" in out and "--resume never" in out
     assert (run / "run.json").read_text() == before
+    fit_in_process(*TOY, "--epochs", "3", "--run", "x")
+    assert "resuming from step-00000128" in capsys.readouterr().out
+    assert summary_of(run)["epochs"] == 3
+    fit_in_process(*TOY, "--epochs", "1", "--run", "x", "--resume", "never")
+    assert summary_of(run)["steps"] == 64 and summary_of(run.with_name("x.before-1"))["steps"] == 192
 
 
 def test_a_run_ended_early_by_a_callback_is_reported_and_resumes_with_more_epochs(cwd, capsys):
@@ -111,7 +110,7 @@ def test_a_run_ended_by_max_time_resumes_with_a_longer_max_time(cwd, capsys, mon
 
 
 @pytest.mark.parametrize(
-    ("stored_limits", "requested_limits", "epochs", "steps", "expected"),
+    ("stored", "requested", "epochs", "steps", "expected"),
     [
         ((5, -1), (5, -1), 5, 50, "--epochs 10"),
         ((5, -1), (5, -1), 2, 20, "--epochs 10"),
@@ -126,26 +125,11 @@ def test_a_run_ended_by_max_time_resumes_with_a_longer_max_time(cwd, capsys, mon
         ((5, 60), (5, 60), 2, 20, "--epochs 10"),
     ],
 )
-def test_the_note_about_a_finished_run_states_which_limits_to_raise(
-    cwd, stored_limits, requested_limits, epochs, steps, expected
-):
+def test_the_note_about_a_finished_run_states_which_limits_to_raise(cwd, stored, requested, epochs, steps, expected):
     run = RunDirectory(cwd)
-    run.write_summary({"epochs": epochs, "steps": steps, "max_epochs": stored_limits[0], "max_steps": stored_limits[1]})
-    note = already_finished_note(run, SimpleNamespace(max_epochs=requested_limits[0], max_steps=requested_limits[1]))
+    run.write_summary({"epochs": epochs, "steps": steps, "max_epochs": stored[0], "max_steps": stored[1]})
+    note = already_finished_note(run, SimpleNamespace(max_epochs=requested[0], max_steps=requested[1]))
     assert f"the same command with {expected}\n" in note and ("stopped early" in note) == (epochs == 2)
-
-
-def test_a_finished_run_resumes_if_more_epochs_are_requested(finished, capsys):
-    run = finished(1)
-    fit_in_process(*TOY, "--epochs", "3", "--run", "x")
-    assert "resuming from step-00000064" in capsys.readouterr().out
-    assert summary_of(run)["epochs"] == 3
-
-
-def test_the_value_never_of_resume_starts_a_new_run_and_archives_the_earlier_run(finished):
-    run = finished(2)
-    fit_in_process(*TOY, "--epochs", "1", "--run", "x", "--resume", "never")
-    assert summary_of(run)["steps"] == 64 and summary_of(run.with_name("x.before-1"))["steps"] == 128
 
 
 @pytest.mark.parametrize("path", ["runs/x", "runs/x/checkpoints/step-00000128"])
@@ -175,6 +159,7 @@ def test_a_restarted_job_prefers_its_own_checkpoint_to_the_given_checkpoint(fini
         (("--model", "ResNet", "--data", "Digits"), r"--model lightning_modules\.MLP --data data_modules\.Toy"),
         (("--model.hidden_sizes", "[7]"), "does not fit the model"),
         (("--resume", "runs/y", "--seed", "1"), "keeps its seed, 0"),
+        (("--global_batch_size", "8"), "keeps its global batch size, 32"),
         (("--resume", "runs/y", "--model.hidden_sizes", "[7]"), "does not fit the model"),
         (("--resume", "runs/x/checkpoints/step-00000050", "--data", "Digits"), r"--data data_modules\.Toy"),
         (("--resume", "never", "--batch_size", "5000"), "--batch_size 5000"),
@@ -196,18 +181,15 @@ def test_a_refused_start_changes_no_run(finished, flags, message):
     assert (files(), (run / "run.json").read_text(), summary_of(run)) == before
 
 
-def test_a_damaged_checkpoint_is_skipped(finished, capsys):
-    (finished(1) / "checkpoints/step-00000064/state.pt").write_bytes(b"")
-    fit_in_process(*TOY, "--epochs", "2", "--run", "x")
-    out = capsys.readouterr().out
-    assert "skipped" in out and "resuming from step-00000060" in out
-
-
-def test_a_resume_from_an_older_checkpoint_archives_the_newer_checkpoints(finished):
+def test_a_damaged_checkpoint_is_skipped_and_a_resume_from_an_older_one_archives_the_newer(finished, capsys):
     run = finished(1)
     fit_in_process(*TOY, "--epochs", "1", "--run", "x", "--resume", "runs/x/checkpoints/step-00000050")
     found = sorted(int(path.name.removeprefix("step-")) for path in run.glob("checkpoints*/*"))
     assert found == [50, 60, 60, 64, 64]
+    (run / "checkpoints/step-00000064/state.pt").write_bytes(b"")
+    fit_in_process(*TOY, "--epochs", "2", "--run", "x")
+    out = capsys.readouterr().out
+    assert "skipped" in out and "resuming from step-00000060" in out
 
 
 def test_a_run_ended_by_max_steps_in_the_middle_of_an_epoch_resumes_there(cwd, trained, capsys):

@@ -10,18 +10,24 @@ from rankzero.runs.checkpoints.manifest import read_manifest
 from rankzero.runs.stored_config import as_json, changes, dump_config, read_config, without_objects
 from running import TOY, evaluate_in_process, fit_in_process
 
-PARTIAL = """
+USERS_MODULE = """
 import functools
+import math
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+SGD = functools.partial(torch.optim.SGD, lr=0.25)
+
 
 class Net(BoringModel):
-    def __init__(self, optimizer: OptimizerCallable = functools.partial(torch.optim.SGD, lr=0.25), act=torch.nn.ReLU()):
+    def __init__(
+        self, names: dict[int, str], limit: float = math.inf, optimizer: OptimizerCallable = SGD, act=torch.nn.ReLU()
+    ):
         super().__init__()
         self.save_hyperparameters()
+        assert names == {1: "one"} and limit == math.inf
 
     def training_step(self, batch, batch_idx):
         return self.hparams.act(self.layer(batch)).mean()
@@ -31,33 +37,25 @@ class Net(BoringModel):
 """
 
 
-KEYED = """
-from lightning.pytorch.demos.boring_classes import BoringModel
-
-
-class Net(BoringModel):
-    def __init__(self, names: dict[int, str], limit: float = float("inf")):
-        super().__init__()
-        assert names == {1: "one"} and limit == float("inf")
-"""
-
-
 def nested(depth):
     """Returns a dictionary that is nested `depth` levels deep."""
     return {"a": nested(depth - 1)} if depth else {}
 
 
-def test_default_values_that_are_objects_are_omitted_from_configuration_and_checkpoint(cwd, monkeypatch):
-    (cwd / "partial_default.py").write_text(PARTIAL)
+def test_a_configuration_is_stored_without_objects_and_read_with_keys_and_numbers_that_json_lacks(cwd, monkeypatch):
+    (cwd / "users.py").write_text(USERS_MODULE)
     monkeypatch.syspath_prepend(cwd)
-    assert fit_in_process("--model", "partial_default.Net", "--name", "x", "--epochs", "1") == 0
+    arguments = ("--model", "users.Net", "--model.names", '{"1": "one"}', "--name", "x", "--epochs")
+    assert fit_in_process(*arguments, "1") == 0
     stored = yaml.safe_load((cwd / "runs/x/config.yaml").read_text())
-    assert "Unable to serialize" not in str(stored) and "optimizer" not in stored["model"].get("init_args", {})
+    assert "Unable to serialize" not in str(stored) and "optimizer" not in stored["model"]["init_args"]
     (checkpoint,) = (cwd / "runs/x/checkpoints").iterdir()
-    state = torch.load(checkpoint / "state.pt", weights_only=True)
-    assert set(state["hyper_parameters_as_text"]) == {"act", "optimizer"} and read_manifest(checkpoint)["needs"] == []
-    assert evaluate_in_process("--name", "x") == 0
-    assert fit_in_process("--model", "partial_default.Net", "--name", "x", "--epochs", "2") == 0
+    state, manifest = torch.load(checkpoint / "state.pt", weights_only=True), read_manifest(checkpoint)
+    assert set(state["hyper_parameters_as_text"]) == {"act", "optimizer"} and manifest["needs"] == []
+    arguments_of_model = {"names": {"1": "one"}, "limit": ".inf"}
+    assert manifest["rankzero"]["config"]["model"] == {"class_path": "users.Net", "init_args": arguments_of_model}
+    assert evaluate_in_process("--name", "x") == 0  # the model asserts that it gets these arguments
+    assert fit_in_process(*arguments, "2") == 0
     assert fit_in_process("--config", "runs/x/config.yaml", "--name", "again") == 0
 
 
@@ -82,8 +80,10 @@ def test_yaml_values_are_converted_for_json(value, stored):
     [None, 5, [], "", "a: [", "a: &a [1]\nb: *a", "[" * 5000, nested(200), "{a: " * 200 + "1" + "}" * 200],
     ids=lambda stored: str(stored)[:20],
 )
-def test_invalid_content_is_read_as_an_empty_configuration(stored):
+def test_invalid_content_is_read_as_an_empty_configuration_and_yaml_of_an_earlier_version_is_read(stored):
     assert read_config(stored) == {}
+    config = {"model": {"class_path": "mine.Net", "init_args": {"lr": 0.1}}, "trainer": {"max_time": None}}
+    assert read_config(dump_config(config)) == read_config(config) == config
 
 
 def test_changes_name_flags_and_both_values_except_of_secrets():
@@ -98,40 +98,20 @@ def test_changes_name_flags_and_both_values_except_of_secrets():
     assert changes(as_json(current), current) == []
 
 
-def test_evaluation_reads_the_configuration_that_a_manifest_stores_as_an_object(cwd, monkeypatch):
-    (cwd / "keyed.py").write_text(KEYED)
-    monkeypatch.syspath_prepend(cwd)
-    assert fit_in_process("--model", "keyed.Net", "--model.names", '{"1": "one"}', "--name", "x", "--epochs", "1") == 0
-    (checkpoint,) = (cwd / "runs/x/checkpoints").glob("step-*")
-    stored = json.loads((checkpoint / "manifest.json").read_text())["rankzero"]["config"]
-    assert stored["model"] == {"class_path": "keyed.Net", "init_args": {"names": {"1": "one"}, "limit": ".inf"}}
-    assert evaluate_in_process("--name", "x") == 0  # the model asserts that it gets these arguments
-
-
-@pytest.fixture
-def run(finished):
-    """The checkpoint of a finished run."""
-    return finished() / "checkpoints/step-00000064"
-
-
 CONFIGS = [
     *(None, 5, "", "[1]", "a: [", "model: 3", "model: {class_path: 3}", "model: {class_path: os.mkdir}", "\t"),
     *("model: {class_path: lightning_modules.MLP, init_args: {no: 3}}", "model: [" * 2000, "data: {class_path: x}"),
     *("model: !!bool x", 'model: !!int ""', "? {}\n: 1", "model: {class_path: !!timestamp x}"),
     "a0: &a0 [x]\n"
-    + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
-    + "model: {class_path: *a29}\ndata: {class_path: *a29}",
+    + "".join(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]\n" for n in range(1, 30))
+    + "model: {class_path: *a29}",
     *({}, [1], {"model": [1]}, {"model": {"class_path": 3}}, {"model": {"class_path": "os.mkdir"}}, nested(150)),
 ]
 
 
-def test_a_configuration_stored_as_yaml_by_an_earlier_version_is_read():
-    config = {"model": {"class_path": "mine.Net", "init_args": {"lr": 0.1}}, "trainer": {"max_time": None}}
-    assert read_config(dump_config(config)) == read_config(config) == config
-
-
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config)[:40])
-def test_an_invalid_configuration_in_a_valid_manifest_is_refused(run, config, write_manifest):
+def test_an_invalid_configuration_in_a_valid_manifest_is_refused(finished, config, write_manifest):
+    run = finished() / "checkpoints/step-00000064"
     write_manifest(run, rankzero={"run": "x", "config": config})
     with pytest.raises(CannotStart):
         evaluate_in_process("--checkpoint", str(run))

@@ -48,48 +48,23 @@ def summary_of(trainer, run, world=None, keep_best=None, status="finished", anot
     return summarize(status, trainer, counts, run, world, launch, keep_best, 12.34567, another_attempt, **settings)
 
 
-def test_the_summary_of_a_run_has_all_fields(trainer, run):
-    assert summary_of(trainer, run) == {
-        "run": "x",
-        "status": "finished",
-        "reason": None,
-        "epochs": 2,
-        "steps": 6,
-        "samples": 1234,
-        "world_size": 1,
-        "nodes": 1,
-        "devices": 1,
-        "launcher": "slurm",
-        "accelerator": "cpu",
-        "backend": None,
-        "metrics": SHOWN,
-        "samples_per_second": 99.96,
-        "seconds": 12.346,
-        "ledger": ["epoch 1: 6 of 6 samples, each once"],
-        "slow_ranks": [],
-        "attempts": 4,
-        "another_attempt": False,
-        "checkpoint": None,
-        "best": None,
-        "can_validate": True,
-        "max_epochs": 2,
-        "max_steps": -1,
-    }
-
-
-def test_a_summary_survives_a_round_trip_through_strict_json(trainer, run):
-    summary = summary_of(trainer, run, status="stopped", another_attempt=True, metrics={"a": 1.0})
-    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
-    assert (summary["status"], summary["another_attempt"], summary["metrics"]) == ("stopped", True, {"a": 1.0})
-    metrics = metrics_of(trainer)
-    assert metrics == SHOWN and list(metrics) == sorted(SHOWN)
-    assert all(value is None or type(value) is float for value in metrics.values())
-
-
-@pytest.mark.parametrize(("size", "backend"), [(1, None), (2, "gloo")])
-def test_the_backend_is_recorded_only_for_several_processes(trainer, run, size, backend):
-    summary = summary_of(trainer, run, WorldInfo("cpu", size=size, devices=size, backend="gloo"))
-    assert (summary["world_size"], summary["devices"], summary["backend"]) == (size, size, backend)
+def test_the_summary_of_a_run_has_all_fields_and_survives_strict_json(trainer, run):
+    summary = summary_of(trainer, run)
+    assert summary == (
+        {"run": "x", "status": "finished", "reason": None, "epochs": 2, "steps": 6, "samples": 1234}
+        | {"world_size": 1, "nodes": 1, "devices": 1, "launcher": "slurm", "accelerator": "cpu", "backend": None}
+        | {"metrics": SHOWN, "samples_per_second": 99.96, "seconds": 12.346, "slow_ranks": [], "attempts": 4}
+        | {"ledger": ["epoch 1: 6 of 6 samples, each once"], "another_attempt": False, "checkpoint": None}
+        | {"best": None, "can_validate": True, "max_epochs": 2, "max_steps": -1}
+    )
+    assert list(summary["metrics"]) == sorted(SHOWN) and summary["metrics"] == metrics_of(trainer)
+    assert all(value is None or type(value) is float for value in summary["metrics"].values())
+    for size, backend in ((1, None), (2, "gloo")):
+        world = WorldInfo("cpu", size=size, devices=size, backend="gloo")
+        summary = summary_of(trainer, run, world, status="stopped", another_attempt=True, metrics={"a": 1.0})
+        assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+        assert (summary["world_size"], summary["devices"], summary["backend"]) == (size, size, backend)
+        assert (summary["status"], summary["another_attempt"], summary["metrics"]) == ("stopped", True, {"a": 1.0})
 
 
 class Counting(MeanMetric):
@@ -132,30 +107,22 @@ def test_metrics_on_an_accelerator_are_not_waited_for(trainer, monkeypatch):
     assert computed_metrics_of(trainer) == {"here": 1.5, "number": 2.0}
 
 
-@pytest.mark.parametrize(
-    ("error", "cause", "expected"),
-    [
-        (None, None, None),
-        (Stopped("SIGTERM"), None, "SIGTERM"),
-        (RunError("the disk is full"), "rank 1 failed", "the disk is full"),
-        (AnotherRankFailed("lost"), "rank 1 on a failed: IndexError()", "rank 1 on a failed: IndexError()"),
-        (RuntimeError("Connection closed by peer"), "rank 1 was lost", "rank 1 was lost"),
-    ],
-)
-def test_the_reason_is_the_one_that_was_printed(error, cause, expected):
-    channel = SimpleNamespace(failure_cause=lambda seconds: cause)
-    assert reason_of(error, channel) == expected
+def reason(error, cause=None):
+    return reason_of(error, SimpleNamespace(failure_cause=lambda seconds: cause))
 
 
-def test_the_reason_of_an_unexpected_error_is_its_traceback_and_what_the_rank_was_doing():
-    channel = SimpleNamespace(failure_cause=lambda seconds: None)
+def test_the_reason_is_the_one_that_was_printed_or_the_traceback_and_what_the_rank_was_doing():
+    assert reason(None) is None and reason(Stopped("SIGTERM")) == "SIGTERM"
+    assert reason(RunError("the disk is full"), "rank 1 failed") == "the disk is full"
+    for error in (AnotherRankFailed("lost"), RuntimeError("Connection closed by peer")):
+        assert reason(error, "rank 1 on a failed: IndexError()") == "rank 1 on a failed: IndexError()"
+    assert "AnotherRankFailed: lost" in reason(AnotherRankFailed("lost"))
     try:
         raise IndexError("no such layer")
     except IndexError as error:
         mark_place(error, "forward at step 7")
-        reason = reason_of(error, channel)
-    assert reason.startswith("Traceback") and reason.endswith("IndexError: no such layer\nin forward at step 7")
-    assert "AnotherRankFailed: lost" in reason_of(AnotherRankFailed("lost"), channel)
+        found = reason(error)
+    assert found.startswith("Traceback") and found.endswith("IndexError: no such layer\nin forward at step 7")
 
 
 @pytest.mark.parametrize("end", ["", "; the main thread was at\n", "\n"])
@@ -165,15 +132,10 @@ def test_the_reason_of_an_aborted_attempt_has_no_stack(end):
     assert without_stack(f"{cause}{end}{stack}") == cause
 
 
-def save(run, step, loss):
-    path = run.checkpoints / f"step-{step:08d}"
-    write_directory({"global_step": step, "rankzero": {"metrics": {"val/loss": loss}}}, path)
-    return path
-
-
 def test_checkpoints_are_named_by_their_path_within_the_run_and_incomplete_ones_are_not_reported(trainer, run):
     for step, loss in ((5, 2.0), (10, 1.0), (15, 3.0)):
-        path = save(run, step, loss)
+        path = run.checkpoints / f"step-{step:08d}"
+        write_directory({"global_step": step, "rankzero": {"metrics": {"val/loss": loss}}}, path)
     summary = summary_of(trainer, run, keep_best="min:val/loss")
     assert summary["checkpoint"] == "checkpoints/step-00000015" and summary["best"] == "checkpoints/step-00000010"
     assert summary_of(trainer, run, keep_best="max:val/loss")["best"] == "checkpoints/step-00000015"

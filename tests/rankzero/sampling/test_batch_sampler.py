@@ -41,18 +41,14 @@ def test_the_steps_are_the_same_at_any_world_size(world, count, size, limit, see
 
 
 @given(worlds, counts, sizes, limits, st.integers(1, 4))
-def test_every_rank_has_the_same_number_of_batches_within_the_device_limit(world, count, size, limit, micro_batches):
+def test_all_ranks_have_equally_many_batches_within_the_device_limit_as_their_shares_state(
+    world, count, size, limit, micro_batches
+):
     samplers = ranks(world, count, size, max_device_batch_size=limit, micro_batches=micro_batches)
-    assert {len(list(sampler)) for sampler in samplers} == {len(samplers[0])}
-    largest = max(len(batch) for sampler in samplers for batch in sampler)
-    assert limit is None or largest <= limit
-
-
-@given(worlds, counts, sizes, limits)
-def test_shares_match_the_batches(world, count, size, limit):
-    samplers = ranks(world, count, size, max_device_batch_size=limit)
-    dealt = zip(*(sampler.shares() for sampler in samplers), strict=True)
-    for shares, batches in zip(dealt, zip(*samplers, strict=True), strict=True):
+    batches_of, shares_of = [list(sampler) for sampler in samplers], [list(sampler.shares()) for sampler in samplers]
+    assert {len(batches) for batches in batches_of} == {len(samplers[0])}
+    assert limit is None or max(len(batch) for batches in batches_of for batch in batches) <= limit
+    for shares, batches in zip(zip(*shares_of, strict=True), zip(*batches_of, strict=True), strict=True):
         assert [share.samples for share in shares] == [len(batch) for batch in batches]
         assert {share.total for share in shares} == {sum(map(len, batches))}
         assert {share.has_empty_rank for share in shares} == {not all(batches)}
@@ -76,35 +72,30 @@ def test_weighted_means_over_ranks_and_micro_batches_equal_the_mean_over_the_ste
 
 @pytest.mark.parametrize(("world", "size"), [(1, 32), (2, 32), (4, 32), (4, 8)])
 def test_an_even_share_has_weight_one(world, size):
-    assert all(
-        share.loss_weight == share.metric_weight == 1.0
-        for sampler in ranks(world, 64, size)
-        for share in sampler.shares()
-    )
+    shares = [share for sampler in ranks(world, 64, size) for share in sampler.shares()]
+    assert {share.loss_weight for share in shares} == {share.metric_weight for share in shares} == {1.0}
 
 
 @given(worlds, counts, sizes, limits, st.data())
 def test_a_resumed_run_continues_after_the_consumed_samples(world, count, size, limit, data):
     uninterrupted = ranks(1, count, size, epoch=3)
     steps_done = data.draw(st.integers(0, uninterrupted[0].steps - 1))
-    position = uninterrupted[0].position(steps_done)
+    start = uninterrupted[0].position(steps_done)
     resumed = [
-        ElasticBatchSampler(count, size, rank, world, 1, limit, shuffle=True, start=position) for rank in range(world)
+        ElasticBatchSampler(count, size, rank, world, 1, limit, shuffle=True, start=start) for rank in range(world)
     ]
     assert resumed[0].first_batch == steps_done * resumed[0].micro_batches and resumed[0].epoch == 3
-    shares, batches_read = [[*sampler.shares()] for sampler in resumed], [[*sampler] for sampler in resumed]
-    assert [[share.samples for share in of_rank] for of_rank in shares] == [
-        [*map(len, batches)] for batches in batches_read
-    ]
+    batches_of = [list(sampler) for sampler in resumed]
+    shares_of = [[share.samples for share in sampler.shares()] for sampler in resumed]
+    assert shares_of == [[*map(len, batches)] for batches in batches_of]
     expected = steps(uninterrupted)[steps_done:]
     found = [[] for _ in expected]
-    for number, batches in enumerate(zip_longest(*batches_read, fillvalue=())):
+    for number, batches in enumerate(zip_longest(*batches_of, fillvalue=())):
         found[number // resumed[0].micro_batches] += [i for batch in batches for i in batch]
     assert [sorted(step) for step in found] == expected
     resumed[0].set_epoch(4)
-    assert resumed[0].first_batch == 0 and len(resumed[0]) == len(
-        ranks(world, count, size, max_device_batch_size=limit)[0]
-    )
+    whole_epoch = ranks(world, count, size, max_device_batch_size=limit)[0]
+    assert resumed[0].first_batch == 0 and len(resumed[0]) == len(whole_epoch)
 
 
 @given(worlds, counts, sizes, limits, st.data())
@@ -122,9 +113,8 @@ def test_a_run_resumed_with_another_global_batch_size_uses_every_sample_once(cou
     steps_done = data.draw(st.integers(0, before.steps - 1))
     start = before.position(steps_done)
     after = [ElasticBatchSampler(count, new_size, rank, world, shuffle=True, start=start) for rank in range(world)]
-    used = [i for batch in list(before)[:steps_done] for i in batch] + [
-        i for sampler in after for batch in sampler for i in batch
-    ]
+    used = [i for batch in list(before)[:steps_done] for i in batch]
+    used += [i for sampler in after for batch in sampler for i in batch]
     assert sorted(used) == list(range(count))
     assert after[0].position(len(after[0])) == Position(2, after[0].steps, count)
 
@@ -151,9 +141,7 @@ def test_a_padded_order_repeats_a_sample_with_weight_zero_on_ranks_without_sampl
 def test_each_further_pass_of_an_epoch_has_another_order_and_can_be_resumed():
     sampler = ElasticBatchSampler(4, 2, shuffle=True, seed=1)
     passes = [[i for batch in sampler for i in batch] for _ in range(3)]
-    assert (
-        all(sorted(samples) == [0, 1, 2, 3] for samples in passes) and len({tuple(samples) for samples in passes}) > 1
-    )
+    assert all(sorted(samples) == [0, 1, 2, 3] for samples in passes) and len(set(map(tuple, passes))) > 1
     assert sampler.batches_of_earlier_passes == 4 and sampler.position(1) == Position(0, 1, 2, pass_index=2)
     resumed = ElasticBatchSampler(4, 2, shuffle=True, seed=1, start=Position(0, 1, 2, pass_index=1))
     assert [i for batch in resumed for i in batch] == passes[1][2:]

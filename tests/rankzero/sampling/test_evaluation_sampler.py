@@ -11,19 +11,14 @@ def ranks(world, count, size, **settings):
 
 
 @given(worlds, counts, sizes)
-def test_every_sample_is_evaluated_exactly_once_in_the_same_number_of_batches_on_all_ranks(world, count, size):
+def test_every_sample_is_evaluated_exactly_once_in_as_many_batches_on_all_ranks_as_shares_state(world, count, size):
     samplers = ranks(world, count, size)
-    batches = [list(sampler) for sampler in samplers]
-    assert sorted(i for of_rank in batches for batch in of_rank for i in batch) == list(range(count))
-    assert all(len(batch) <= size for of_rank in batches for batch in of_rank)
-    assert {len(of_rank) for of_rank in batches} == {len(samplers[0])}
-    assert all(batch for of_rank in batches for batch in of_rank) or count < world or size == 1
-
-
-@given(worlds, counts, sizes)
-def test_shares_state_which_batches_are_empty_on_some_rank(world, count, size):
-    samplers = ranks(world, count, size)
-    for number, batches in enumerate(zip(*samplers, strict=True)):
+    batches_of = [list(sampler) for sampler in samplers]
+    assert sorted(i for batches in batches_of for batch in batches for i in batch) == list(range(count))
+    assert all(len(batch) <= size for batches in batches_of for batch in batches)
+    assert {len(batches) for batches in batches_of} == {len(samplers[0])}
+    assert all(batch for batches in batches_of for batch in batches) or count < world or size == 1
+    for number, batches in enumerate(zip(*batches_of, strict=True)):
         shares = [sampler.share(number) for sampler in samplers]
         assert [share.has_empty_rank for share in shares] == [not all(batches)] * world
         assert [share.samples for share in shares] == [len(batch) for batch in batches]

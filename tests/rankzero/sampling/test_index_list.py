@@ -8,7 +8,6 @@ from rankzero.sampling.index_list import Indices
 from rankzero.sampling.permutation import epoch_key, sample_keys
 
 KEY = epoch_key(seed=3, epoch=2)
-BATCHES = [[], [0], [5, 2, 9], list(range(1000))]
 
 
 def of_array(samples):
@@ -20,7 +19,7 @@ def of_list(samples):
 
 
 @pytest.mark.parametrize("make", [of_list, of_array])
-@pytest.mark.parametrize("samples", BATCHES)
+@pytest.mark.parametrize("samples", [[], [0], [5, 2, 9], list(range(1000))])
 def test_indices_are_a_list_of_plain_integers_with_a_key_for_each_sample(make, samples):
     indices = make(samples)
     assert isinstance(indices, list) and indices == samples and len(indices) == len(samples)
@@ -31,17 +30,14 @@ def test_indices_are_a_list_of_plain_integers_with_a_key_for_each_sample(make, s
     assert np.array_equal(indices.random_keys, sample_keys(KEY, np.array(samples, dtype=np.int64)))
 
 
-def test_the_key_of_a_sample_depends_only_on_seed_epoch_and_sample():
+def test_the_key_of_a_sample_depends_only_on_seed_epoch_and_index_in_the_loaders_data_set():
     first, second = of_list([5, 2, 9]).random_keys, of_array([9, 5]).random_keys
     assert first[2] == second[0] and first[0] == second[1] and len({*first.tolist()}) == 3
     for key in (epoch_key(seed=3, epoch=1), epoch_key(seed=4, epoch=2)):
         assert not {*Indices([5, 2, 9], key).random_keys.tolist()} & {*first.tolist()}
-
-
-def test_samples_of_a_subset_have_the_keys_of_their_indices_in_the_loaders_data_set():
-    indices = Indices([70, 71], KEY, loader_indices=[5, 9])
-    assert indices == [70, 71] and indices.array.tolist() == [70, 71]
-    assert np.array_equal(indices.random_keys, of_list([5, 9]).random_keys)
+    of_subset = Indices([70, 71], KEY, loader_indices=[5, 9])
+    assert of_subset == [70, 71] and of_subset.array.tolist() == [70, 71]
+    assert np.array_equal(of_subset.random_keys, of_list([5, 9]).random_keys)
     for empty in (Indices([], KEY, loader_indices=[]), Indices()):
         assert empty == [] and empty.array.shape == empty.random_keys.shape == (0,)
 

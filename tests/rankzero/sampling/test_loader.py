@@ -55,8 +55,7 @@ def test_a_module_sees_the_same_loader_attributes_as_in_stock_lightning(loader_c
 
 
 def test_a_loader_can_be_wrapped_again_after_training():
-    plan = SamplingPlan(seed=1)
-    loader = Tagged(TensorDataset(torch.arange(12.0)), batch_size=4, shuffle=True)
+    plan, loader = SamplingPlan(), Tagged(TensorDataset(torch.arange(12.0)), batch_size=4, shuffle=True)
     wrapped = plan.wrap(loader, training=True)
     list(wrapped)
     wrapped_again = plan.wrap(wrapped, training=True)

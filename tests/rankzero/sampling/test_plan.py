@@ -2,14 +2,8 @@ import pytest
 import torch
 from lightning.fabric.utilities.data import _replace_dunder_methods
 from lightning.pytorch.utilities.combined_loader import _shutdown_workers_and_reset_iterator
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SubsetRandomSampler,
-    TensorDataset,
-)
+from torch.utils import data as torch_data
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import Position
@@ -17,19 +11,22 @@ from rankzero.sampling.fingerprint import fingerprint
 from rankzero.sampling.plan import SamplingPlan
 
 DATA = TensorDataset(torch.arange(100))
+BATCH_SAMPLER = torch_data.BatchSampler(RandomSampler(DATA), 8, False)
 
 
 def drawn(loader):
     return [batch[0].tolist() for batch in loader]
 
 
-def test_the_runs_order_replaces_the_order_of_the_loader():
+def test_the_runs_order_replaces_that_of_the_loader_which_without_shuffle_reads_samples_in_order():
     loader = DataLoader(DATA, batch_size=8, shuffle=True)
     ranks = [SamplingPlan(rank, 2).wrap(loader, training=True) for rank in range(2)]
     batches = [drawn(loader) for loader in ranks]
     assert sorted(i for rank in batches for batch in rank for i in batch) == list(range(100))
     assert all(len(batch) == 8 for rank in batches for batch in rank[:-1])
     assert ranks[0].dataset is DATA
+    for size, batches in ((50, [[*range(50)], [*range(50, 100)]]), (512, [[*range(100)]])):
+        assert drawn(SamplingPlan().wrap(DataLoader(DATA, batch_size=size), training=True)) == batches
 
 
 def test_other_attributes_of_the_loader_are_kept():
@@ -51,11 +48,6 @@ def test_other_attributes_of_the_loader_are_kept():
     _shutdown_workers_and_reset_iterator(managed)
     batches = drawn(SamplingPlan().wrap(positional, training=True))
     assert sorted(index for batch in batches for index in batch) == [*range(100)]
-
-
-def test_a_loader_without_shuffle_reads_samples_in_order_even_in_batches_larger_than_the_data_set():
-    for size, batches in ((50, [[*range(50)], [*range(50, 100)]]), (512, [[*range(100)]])):
-        assert drawn(SamplingPlan().wrap(DataLoader(DATA, batch_size=size), training=True)) == batches
 
 
 @pytest.mark.parametrize(
@@ -86,9 +78,9 @@ class Stream(IterableDataset):
     ("loader", "reason"),
     [
         (DataLoader(Stream()), "the iterable dataset Stream"),
-        (DataLoader(DATA, sampler=SubsetRandomSampler(range(5))), "the sampler SubsetRandomSampler"),
+        (DataLoader(DATA, sampler=torch_data.SubsetRandomSampler(range(5))), "the sampler SubsetRandomSampler"),
         (DataLoader(DATA, batch_sampler=[[1, 2], [3]]), "the batch sampler list"),
-        (DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 8, False)), "the batch sampler BatchSampler"),
+        (DataLoader(DATA, batch_sampler=BATCH_SAMPLER), "the batch sampler BatchSampler"),
         (DataLoader(DATA, batch_size=None), "a loader without batches"),
         (DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True)), "the sampler RandomSampler"),
         (DataLoader(DATA, sampler=RandomSampler(DATA, num_samples=7)), "a sampler that draws a subset"),
@@ -103,16 +95,12 @@ def test_a_loader_with_its_own_order_is_returned_unchanged_with_a_warning(loader
 @pytest.mark.parametrize(
     ("plan", "asked", "instead"),
     [
-        (SamplingPlan(batch_size=101), "--batch_size 101", "--batch_size 100, or less"),
-        (
-            SamplingPlan(0, 2, batch_size=51),
-            "--batch_size 51 on each of 2 processes, 102 in all",
-            "--batch_size 50, or less",
-        ),
-        (SamplingPlan(0, 2, global_batch_size=102), "--global_batch_size 102", "--global_batch_size 100, or less"),
+        (SamplingPlan(batch_size=101), "", "--batch_size 100, or less"),
+        (SamplingPlan(0, 2, batch_size=51), " on each of 2 processes, 102 in all", "--batch_size 50, or less"),
+        (SamplingPlan(0, 2, global_batch_size=102), "", "--global_batch_size 100, or less"),
         (
             SamplingPlan(0, 2, batch_size=51, micro_batches=2),
-            "--batch_size 51 on each of 2 processes in 2 batches a step, 204 in all",
+            " on each of 2 processes in 2 batches a step, 204 in all",
             "--batch_size 25, or less",
         ),
     ],
@@ -120,16 +108,17 @@ def test_a_loader_with_its_own_order_is_returned_unchanged_with_a_warning(loader
 def test_a_batch_larger_than_the_data_set_is_refused(plan, asked, instead):
     with pytest.raises(RequestError) as error:
         plan.wrap(DataLoader(DATA, batch_size=8), training=True)
-    assert (error.value.asked, error.value.instead) == (asked, instead)
+    flag = f"--batch_size {plan.batch_size}" if plan.batch_size else f"--global_batch_size {plan.global_batch_size}"
+    assert (error.value.asked, error.value.instead) == (flag + asked, instead)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [(DATA, "100 training samples"), (TensorDataset(torch.empty(0)), "the training data set is empty")],
-)
-def test_a_loader_without_any_batch_is_refused(data, message):
-    with pytest.raises(RequestError, match=message):
-        SamplingPlan(0, 2).wrap(DataLoader(data, batch_size=64, drop_last=True), training=True)
+def test_a_loader_without_any_batch_is_refused():
+    for data, message in (
+        (DATA, "100 training samples"),
+        (TensorDataset(torch.empty(0)), "training data set is empty"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            SamplingPlan(0, 2).wrap(DataLoader(data, batch_size=64, drop_last=True), training=True)
 
 
 def resumed_plan(data, **settings):
@@ -138,27 +127,27 @@ def resumed_plan(data, **settings):
     return plan
 
 
-def test_a_resumed_run_continues_after_the_consumed_samples():
-    uninterrupted, resumed = SamplingPlan(), resumed_plan(DATA)
-    loaders = [
-        plan.wrap(DataLoader(DATA, batch_size=8, shuffle=True), training=True) for plan in (uninterrupted, resumed)
-    ]
-    uninterrupted.order.set_epoch(3)
-    resumed.order.set_epoch(3)
-    assert drawn(loaders[1]) == drawn(loaders[0])[5:] and len(loaders[1]) == len(loaders[0])
+@pytest.fixture
+def loader():
+    return DataLoader(DATA, batch_size=8, shuffle=True)
+
+
+def test_a_resumed_run_continues_after_the_consumed_samples(loader):
+    plans = SamplingPlan(), resumed_plan(DATA)
+    uninterrupted, resumed = (plan.wrap(loader, training=True) for plan in plans)
+    for plan in plans:
+        plan.order.set_epoch(3)
+    assert drawn(resumed) == drawn(uninterrupted)[5:] and len(resumed) == len(uninterrupted)
 
 
 @pytest.mark.parametrize(("count", "text"), [(90, "samples: was 90, is 100"), (100, "tensors: was ")])
-def test_a_run_does_not_resume_with_changed_data(count, text):
+def test_a_run_resumes_with_changed_data_only_if_accepted_and_restarts_its_epoch(loader, count, text):
     checkpoint_data = TensorDataset(torch.arange(1000, 1000 + count))
     with pytest.raises(RequestError, match=text):
-        resumed_plan(checkpoint_data).wrap(DataLoader(DATA, batch_size=8), training=True)
-
-
-def test_changed_data_restarts_the_epoch_if_accepted():
-    plan = resumed_plan(TensorDataset(torch.arange(90)), accept_changed_data=True)
-    loader = plan.wrap(DataLoader(DATA, batch_size=8, shuffle=True), training=True)
-    assert plan.order.epoch == 3 and sorted(i for batch in drawn(loader) for i in batch) == [*range(100)]
+        resumed_plan(checkpoint_data).wrap(loader, training=True)
+    plan = resumed_plan(checkpoint_data, accept_changed_data=True)
+    batches = drawn(plan.wrap(loader, training=True))
+    assert plan.order.epoch == 3 and sorted(i for batch in batches for i in batch) == [*range(100)]
 
 
 def test_a_resume_with_another_global_batch_size_continues_after_the_consumed_samples():
@@ -194,15 +183,11 @@ def test_a_loader_next_to_an_unmanaged_training_loader_is_padded():
     assert plan.order.is_padded
 
 
-def test_several_training_loaders_with_different_micro_batches_are_refused():
+def test_several_training_loaders_with_different_micro_batches_are_refused_and_padding_gives_a_warning():
     plan = SamplingPlan(0, 2, max_device_batch_size=10)
     plan.wrap(DataLoader(DATA, batch_size=9), training=True)
     with pytest.raises(RequestError, match="several training loaders"):
         plan.wrap(DataLoader(DATA, batch_size=33), training=True)
-
-
-def test_padding_a_rank_without_samples_gives_a_warning():
+    plan = SamplingPlan(0, 2, global_batch_size=33)
     with pytest.warns(UserWarning, match="each process needs a sample for SyncBatchNorm"):
-        SamplingPlan(0, 2, global_batch_size=33).wrap(
-            DataLoader(DATA, batch_size=8), training=True, padded_for="SyncBatchNorm"
-        )
+        plan.wrap(DataLoader(DATA, batch_size=8), training=True, padded_for="SyncBatchNorm")

@@ -66,35 +66,26 @@ def test_reading_does_not_change_the_generators_of_the_process():
         assert found == undisturbed
 
 
-def test_a_data_set_that_draws_nothing_is_read_once_and_not_seeded(monkeypatch):
-    data = Drawing(lambda index: False)
-    dataset = SeededDataset(data)
-    dataset.__getitems__(indices(1, 2))
-    monkeypatch.setattr(generators, "seed", lambda key: pytest.fail("seeded"))
-    assert dataset.__getitems__(indices(3, 4)) == [3, 4] and data.indices_read == [1, 2, 3, 4]
-
-
-def test_a_batch_with_the_first_draw_is_read_again_with_seeds():
+def test_a_data_set_is_read_once_and_unseeded_until_a_batch_with_the_first_draw_which_is_read_again(monkeypatch):
     data = Drawing(lambda index: index == 7)
     dataset = SeededDataset(data)
-    dataset.__getitems__(indices(1, 2))
-    assert dataset.__getitems__(indices(6, 7)) == SeededDataset(Drawing(lambda index: index == 7)).__getitems__(
-        indices(6, 7)
-    )
-    assert data.indices_read == [1, 2, 6, 7, 6, 7]
+    with monkeypatch.context() as patch:
+        dataset.__getitems__(indices(1, 2))
+        patch.setattr(generators, "seed", lambda key: pytest.fail("seeded"))
+        assert dataset.__getitems__(indices(3, 4)) == [3, 4] and data.indices_read == [1, 2, 3, 4]
+    expected = SeededDataset(Drawing(lambda index: index == 7)).__getitems__(indices(6, 7))
+    assert dataset.__getitems__(indices(6, 7)) == expected
+    assert data.indices_read == [1, 2, 3, 4, 6, 7, 6, 7]
     dataset.__getitems__(indices(8))
     assert data.indices_read[-1:] == [8] and dataset._draws
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_subset_is_read_like_its_data_set(depth):
-    data = Drawing()
-    subset = Subset(data, [9, 8, 7, 6])
-    if depth == 2:
-        subset = Subset(subset, [0, 1, 2, 3])
-    samples = SeededDataset(subset).__getitems__(indices(0, 1, 2, 3))
-    assert [sample for sample, *_ in samples] == [9, 8, 7, 6]
-    assert SeededDataset(subset).__getitems__(indices(2)) == samples[2:3]
+def test_a_subset_is_read_like_its_data_set():
+    subset = Subset(Drawing(), [9, 8, 7, 6])
+    for data in (subset, Subset(subset, [0, 1, 2, 3])):
+        samples = SeededDataset(data).__getitems__(indices(0, 1, 2, 3))
+        assert [sample for sample, *_ in samples] == [9, 8, 7, 6]
+        assert SeededDataset(data).__getitems__(indices(2)) == samples[2:3]
 
 
 def test_a_data_set_with_getitems_is_read_one_batch_at_a_time():

@@ -34,17 +34,13 @@ class Stream(IterableDataset):
         return iter([Handlers()[0]])
 
 
-def test_loader_processes_ignore_stop_signals():
+@pytest.mark.filterwarnings("ignore:.*decides the order of the training samples")
+def test_processes_of_managed_and_unmanaged_loaders_ignore_stop_signals():
     loader = DataLoader(Handlers(), batch_size=2, num_workers=1)
     ignored = torch.cat(list(SamplingPlan().wrap(loader, training=True)))
     assert ignored.all() and ignored.shape == (4, 4)
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
-
-
-@pytest.mark.filterwarnings("ignore:.*decides the order of the training samples")
-def test_processes_of_unmanaged_loaders_ignore_stop_signals():
-    loader = DataLoader(Stream(), batch_size=1, num_workers=1)
-    plan = SamplingPlan()
+    loader, plan = DataLoader(Stream(), batch_size=1, num_workers=1), SamplingPlan()
     assert torch.cat(list(plan.wrap(plan.wrap(loader, training=True), training=True))).all()
     assert not isinstance(loader.worker_init_fn.init, PrepareWorker)
 
@@ -62,9 +58,14 @@ def test_a_users_worker_init_fn_is_still_called():
     assert worker_ids == [3] and worker.init == worker_ids.append
 
 
+def ignore_signals():
+    PrepareWorker(None)(0)
+    time.sleep(60)
+
+
 def test_end_workers_kills_the_remaining_loader_processes():
     handler = signal.getsignal(signal.SIGCHLD)
-    process = multiprocessing.get_context("fork").Process(target=_ignore_signals, daemon=True)
+    process = multiprocessing.get_context("fork").Process(target=ignore_signals, daemon=True)
     process.start()
     try:
         end_workers()
@@ -72,11 +73,6 @@ def test_end_workers_kills_the_remaining_loader_processes():
         assert process.exitcode == -signal.SIGKILL
     finally:
         signal.signal(signal.SIGCHLD, handler)
-
-
-def _ignore_signals():
-    PrepareWorker(None)(0)
-    time.sleep(60)
 
 
 ORPHAN = """
@@ -145,20 +141,17 @@ class Reader:
         self._workers[0].start()
 
 
-def test_a_loader_process_that_exits_after_its_connection_broke_is_named():
-    reader, cause = Reader(0.3), ConnectionResetError()
-    with pytest.raises(RuntimeError, match=rf"pid\(s\) {reader._workers[0].pid}\) exited unexpectedly") as raised:
-        raise_if_worker_died(reader, cause)
+def test_only_a_loader_process_that_exits_after_its_connection_broke_is_named(monkeypatch):
+    exits, cause = Reader(0.3), ConnectionResetError()
+    with pytest.raises(RuntimeError, match=rf"pid\(s\) {exits._workers[0].pid}\) exited unexpectedly") as raised:
+        raise_if_worker_died(exits, cause)
     assert raised.value.__cause__ is cause
-
-
-def test_a_connection_error_without_dead_loader_processes_names_none(monkeypatch):
     monkeypatch.setattr(TIMERS, "worker", 10_000)
     raise_if_worker_died(iter([]), EOFError())  # without loader processes, it does not wait
     monkeypatch.setattr(TIMERS, "worker", 0.1)
-    reader = Reader(60)
+    lives = Reader(60)
     try:
-        raise_if_worker_died(reader, ConnectionResetError())
+        raise_if_worker_died(lives, ConnectionResetError())
     finally:
-        reader._workers[0].kill()
-        reader._workers[0].join()
+        lives._workers[0].kill()
+        lives._workers[0].join()

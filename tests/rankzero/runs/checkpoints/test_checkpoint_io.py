@@ -3,19 +3,14 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from checkpoint_files import content, names, save
+from checkpoint_files import content, load, names, save
 
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, checkpoints_in, read_manifest, verify
 
 
-def load(path):
-    return DirectoryCheckpointIO().load_checkpoint(path)
-
-
 @pytest.fixture
-def io(tmp_path):
-    """A checkpoint plugin."""
+def io():
     return DirectoryCheckpointIO()
 
 
@@ -41,35 +36,37 @@ def test_a_ckpt_checkpoint_is_one_file_as_in_stock_lightning(tmp_path, io):
 
 def test_a_background_save_writes_the_state_at_the_time_of_the_call_and_the_next_save_waits(tmp_path, io):
     may_end, committed, weights = threading.Event(), [], torch.zeros(1000)
+    state = {"w": weights, "list": [1, {"x": (2,)}], "dtype": torch.float16, "shape": torch.Size([2])}
     io.on_committed = lambda path: may_end.wait() and committed.append(path.name)
-    io.save_checkpoint({"w": weights, "step": [1]}, tmp_path / "step-1")
+    io.save_checkpoint(state, tmp_path / "step-1")
     assert committed == []
     weights.fill_(1)
-    second = threading.Thread(target=io.save_checkpoint, args=({"w": weights}, tmp_path / "step-2"))
+    state["list"][1]["x"] = None
+    second = threading.Thread(target=io.save_checkpoint, args=(state, tmp_path / "step-2"))
     second.start()
     may_end.set()
     second.join()
     io.wait()
     assert committed == ["step-1", "step-2"] and io.last_seconds > 0
-    assert [load(tmp_path / name)["w"].sum() for name in committed] == [0, 1000]
+    for name, total, nested in (("step-1", 0, (2,)), ("step-2", 1000, None)):
+        loaded = load(tmp_path / name)
+        assert loaded.pop("w").sum() == total and loaded.pop("list") == [1, {"x": nested}]
+        assert loaded == {"dtype": torch.float16, "shape": torch.Size([2])}
 
 
-def test_an_error_in_a_background_save_is_reported_by_the_writer_thread(tmp_path, io):
+def test_an_error_in_a_background_save_is_reported_by_the_writer_thread_and_one_in_its_copy_is_raised(tmp_path, io):
     (tmp_path / "file").touch()
     reported = []
     io.on_error = lambda path, error: reported.append((path, type(error)))
     io.save_checkpoint(content(1), tmp_path / "file" / "step-1")
     io.wait()
     assert reported in ([(tmp_path / "file" / "step-1", kind)] for kind in (NotADirectoryError, FileExistsError))
+    with pytest.raises(TypeError, match="cannot pickle"):
+        io.save_checkpoint({"lock": threading.Lock()}, tmp_path / "step-1")
     io.save_checkpoint(content(2), tmp_path / "step-2")
     io.wait()
     verify(tmp_path / "step-2")
-
-
-def test_a_state_that_cannot_be_copied_raises_an_error_immediately(tmp_path, io):
-    with pytest.raises(TypeError, match="cannot pickle"):
-        io.save_checkpoint({"lock": threading.Lock()}, tmp_path / "step-1")
-    assert names(tmp_path) == []
+    assert names(tmp_path) == ["file", "step-2"]
 
 
 def test_a_background_save_writes_the_same_content_as_torch_save(tmp_path, io):
@@ -101,7 +98,7 @@ def write_held(io):
     io.wait()
 
 
-def test_the_newest_held_checkpoint_is_written_on_request_as_it_was_held(io, tmp_path):
+def test_only_the_newest_held_checkpoint_is_written_on_request_as_it_was_held(io, tmp_path):
     write_held(io)  # nothing is held
     state = content(20)
     hold(io, content(10), tmp_path)
@@ -113,13 +110,10 @@ def test_the_newest_held_checkpoint_is_written_on_request_as_it_was_held(io, tmp
     write_held(io)
     assert names(tmp_path) == ["step-00000020"] and verify(tmp_path / "step-00000020") is None
     assert torch.equal(load(tmp_path / "step-00000020")["w"], torch.full((3,), 20))
-
-
-def test_a_save_replaces_the_held_checkpoint(io, tmp_path):
-    hold(io, content(10), tmp_path)
-    io.save_checkpoint(content(20), tmp_path / "step-00000020")
+    hold(io, content(30), tmp_path)
+    io.save_checkpoint(content(40), tmp_path / "step-00000040")  # replaces the held checkpoint
     write_held(io)
-    assert names(tmp_path) == ["step-00000020"]
+    assert names(tmp_path) == ["step-00000020", "step-00000040"]
 
 
 def test_a_held_checkpoint_that_exists_is_not_written_again(io, tmp_path):

@@ -8,7 +8,6 @@ from data_modules import Digits
 from lightning_modules import ResNet
 from rankzero.messages import CannotStart
 from rankzero.runs.checkpoints.export import export_weights
-from rankzero.runs.checkpoints.write import write_directory
 from running import evaluate_in_process, fit_in_process, weights
 
 LOADERS = {".pt": lambda path: torch.load(path, weights_only=True), ".safetensors": safetensors.torch.load_file}
@@ -28,10 +27,10 @@ def test_exported_weights_load_into_the_same_model(run, cwd, capsys, suffix, sou
     file = cwd / "deep" / f"model{suffix}"
     found, expected = LOADERS[suffix](file), weights(run)
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
-    data = Digits()
-    model = ResNet(in_channels=data.in_channels, image_size=data.image_size, num_classes=data.num_classes)
-    model.load_state_dict(found)
-    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+    sizes = {name: getattr(Digits(), name) for name in ("in_channels", "image_size", "num_classes")}
+    (model := ResNet(**sizes)).load_state_dict(found)
+    for loaded in (model, ResNet.load_from_checkpoint(max((run / "checkpoints").iterdir()), **sizes)):
+        assert all(torch.equal(value, expected[name]) for name, value in loaded.state_dict().items())
     (line,) = capsys.readouterr().out.splitlines()
     assert f"{len(expected)} tensors" in line and f"{file.stat().st_size:,} bytes" in line
     assert f"{sum(value.numel() for value in expected.values()):,} parameters and buffers" in line
@@ -39,22 +38,15 @@ def test_exported_weights_load_into_the_same_model(run, cwd, capsys, suffix, sou
 
 
 @pytest.mark.parametrize("suffix", LOADERS)
-def test_shared_tensors_and_views_are_exported(tmp_path, suffix):
+def test_shared_tensors_and_views_are_exported_and_other_values_only_to_pt(tmp_path, suffix):
     matrix = torch.arange(12.0).reshape(3, 4)
     state = {"embedding": matrix, "head": matrix, "turned": matrix.t(), "part": matrix[1, 1:3]}
     state["none"] = torch.empty(0, 2)
-    write_directory({"state_dict": state}, tmp_path / "step-1")
-    export_weights(tmp_path / "step-1", tmp_path / f"x{suffix}")
+    torch.save({"state_dict": {**state, "_extra_state": {"seen": 3}}}, tmp_path / "x.ckpt")
+    assert "5 tensors, 38 parameters" in export_weights(tmp_path / "x.ckpt", tmp_path / f"x{suffix}")
     found = LOADERS[suffix](tmp_path / f"x{suffix}")
+    assert found.pop("_extra_state", None) == ({"seen": 3} if suffix == ".pt" else None)
     assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
-
-
-def test_values_other_than_tensors_are_omitted_only_from_safetensors(tmp_path):
-    torch.save({"state_dict": {"w": torch.ones(2), "_extra_state": {"seen": 3}}}, tmp_path / "x.ckpt")
-    for suffix in LOADERS:
-        assert "1 tensors, 2 parameters" in export_weights(tmp_path / "x.ckpt", tmp_path / f"x{suffix}")
-    assert LOADERS[".pt"](tmp_path / "x.pt")["_extra_state"] == {"seen": 3}
-    assert list(LOADERS[".safetensors"](tmp_path / "x.safetensors")) == ["w"]
 
 
 def test_a_failed_export_keeps_existing_files_and_leaves_no_partial_file(tmp_path):

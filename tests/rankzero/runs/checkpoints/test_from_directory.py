@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lightning.pytorch.core import saving
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from rankzero.messages import RequestError
@@ -20,7 +21,6 @@ print(BoringModel.load_from_checkpoint(sys.argv[1]).layer.weight.sum().item())
 
 @pytest.fixture
 def module():
-    """A trained module."""
     module = BoringModel()
     train_in_process(model=module, max_steps=1)
     return module
@@ -51,18 +51,6 @@ def test_stock_lightning_reads_state_pt_but_not_the_directory(saved, tmp_path):
     assert "IsADirectoryError" in failed.err  # the reason why Rankzero replaces Lightning's function
 
 
-def test_importing_rankzero_imports_neither_torch_nor_lightning(tmp_path):
-    run("python", "-c", "import sys, rankzero; assert not {'torch', 'lightning'} & set(sys.modules)", folder=tmp_path)
-
-
-def test_a_second_install_does_not_replace_the_function_again():
-    from lightning.pytorch.core import saving
-
-    before = saving.pl_load
-    from_directory.install()
-    assert saving.pl_load is before and before.reads_directories
-
-
 def test_a_directory_that_is_damaged_or_has_no_manifest_is_refused(saved, tmp_path):
     state = saved[0] / "state.pt"
     state.write_bytes(state.read_bytes()[:-1])
@@ -71,8 +59,11 @@ def test_a_directory_that_is_damaged_or_has_no_manifest_is_refused(saved, tmp_pa
             BoringModel.load_from_checkpoint(folder)
 
 
-def test_a_checkpoint_file_of_lightning_is_still_read(module, tmp_path):
+def test_a_checkpoint_file_of_lightning_is_still_read_and_a_second_install_replaces_nothing(module, tmp_path):
     module.trainer.save_checkpoint(tmp_path / "x.ckpt")
+    before = saving.pl_load
+    from_directory.install()
+    assert saving.pl_load is before and before.reads_directories
     with (tmp_path / "x.ckpt").open("rb") as file:
         loaded = [BoringModel.load_from_checkpoint(source) for source in (tmp_path / "x.ckpt", file)]
     assert all(torch.equal(other.layer.weight, module.layer.weight) for other in loaded)

@@ -1,6 +1,5 @@
 """Malformed and malicious checkpoints: each is refused with a message, and none runs code."""
 
-import collections
 import io
 import os
 import pickle
@@ -8,20 +7,14 @@ import random
 import shutil
 import struct
 import zipfile
-from argparse import Namespace
 
 import pytest
 import torch
-from checkpoint_files import CreatesFolder, serialized
+from checkpoint_files import CreatesFolder, load, serialized
 
 from rankzero.messages import CannotStart
-from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, verify
-from running import TOY, evaluate_in_process, fit, fit_in_process
-
-
-def load(path, **options):
-    return DirectoryCheckpointIO(**options).load_checkpoint(path)
+from running import TOY, fit
 
 
 @pytest.mark.parametrize("kind", ["directory", "ckpt"])
@@ -44,24 +37,20 @@ def test_code_in_a_pickle_runs_only_if_the_checkpoint_is_trusted(
     assert marker.exists()
 
 
-def test_a_pickle_outside_a_zip_archive_is_refused_and_runs_no_code(tmp_path, message_of):
-    marker, path = tmp_path / "ran", tmp_path / "legacy.ckpt"
+def test_a_pickle_outside_a_zip_archive_a_file_without_a_dict_and_many_classes_are_refused_briefly(
+    tmp_path, message_of
+):
+    marker, path = tmp_path / "ran", tmp_path / "x.ckpt"
     path.write_bytes(pickle.dumps({"w": CreatesFolder(marker)}))
     assert "not a zip archive" in message_of(path)
     torch.save({"w": CreatesFolder(marker)}, path, _use_new_zipfile_serialization=False)
     assert "not a zip archive" in message_of(path) and not marker.exists()
-
-
-@pytest.mark.parametrize("content", [torch.ones(3), [1, 2], "text", None])
-def test_a_file_without_a_dict_is_refused(tmp_path, content, message_of):
-    (tmp_path / "x.ckpt").write_bytes(serialized(content))
-    assert "a checkpoint is a dict" in message_of(tmp_path / "x.ckpt")
-
-
-def test_many_class_names_with_control_characters_give_one_short_message(tmp_path, message_of):
-    pickled = b"\x80\x02(" + b"".join(b"cm\x1b[2J%i\nKind\n" % i for i in range(30)) + b"t."
-    path = tmp_path / "x.ckpt"
-    path.write_bytes(archive({"data.pkl": pickled, "version": b"3\n", "byteorder": b"little"}))
+    for content in (torch.ones(3), [1, 2], "text", None):
+        path.write_bytes(serialized(content))
+        assert "a checkpoint is a dict" in message_of(path)
+    control_characters = b"".join(b"cm\x1b[2J%i\nKind\n" % i for i in range(30))
+    content = {"data.pkl": b"\x80\x02(" + control_characters + b"t.", "version": b"3\n", "byteorder": b"little"}
+    path.write_bytes(archive(content))
     assert "and 22 more" in message_of(path)
 
 
@@ -85,7 +74,7 @@ def test_the_state_of_a_checkpoint_truncated_at_many_positions_is_refused(
 def test_a_file_with_a_flipped_bit_is_read_or_refused_with_a_message(valid_checkpoint, tmp_path):
     generator = random.Random(6)
     content, path = (valid_checkpoint / STATE).read_bytes(), tmp_path / "x.ckpt"
-    outcomes = collections.Counter()
+    refused = 0
     for _ in range(200):
         changed = bytearray(content)
         changed[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
@@ -94,10 +83,8 @@ def test_a_file_with_a_flipped_bit_is_read_or_refused_with_a_message(valid_check
             load(path)
         except CannotStart as error:
             assert "x.ckpt" in str(error)
-            outcomes["refused"] += 1
-        else:
-            outcomes["read"] += 1
-    assert outcomes["refused"] > 20 and outcomes.total() == 200
+            refused += 1
+    assert refused > 20
 
 
 def test_a_pipe_or_a_file_in_place_of_a_checkpoint_is_refused(valid_checkpoint, tmp_path, message_of, refusal_of):
@@ -166,22 +153,20 @@ def test_a_zip_bomb_of_entries_that_overlap_is_refused(refuse_both):
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("../../x", "outside the archive"), ("/etc/x", "outside the archive"), ("", "duplicate entries")],
-)
-def test_an_archive_entry_with_an_outside_path_or_the_name_of_another_is_refused(
-    valid_checkpoint, name, message, refuse_both
+def test_entries_outside_the_archive_duplicate_entries_and_data_after_the_archive_are_refused(
+    valid_checkpoint, refuse_both
 ):
-    buffer = io.BytesIO((valid_checkpoint / STATE).read_bytes())
-    with zipfile.ZipFile(buffer, "a") as file:
-        file.writestr(name or file.namelist()[0], b"another")
-    assert message in refuse_both(buffer.getvalue())
-
-
-def test_data_after_the_archive_is_refused(valid_checkpoint, refuse_both):
-    refuse_both(archive({"x": bytes(10)}) + b"trailing")
     state = (valid_checkpoint / STATE).read_bytes()
+    for name, message in (
+        ("../../x", "outside the archive"),
+        ("/etc/x", "outside the archive"),
+        ("", "duplicate entries"),
+    ):
+        buffer = io.BytesIO(state)
+        with zipfile.ZipFile(buffer, "a") as file:
+            file.writestr(name or file.namelist()[0], b"another")
+        assert message in refuse_both(buffer.getvalue())
+    refuse_both(archive({"x": bytes(10)}) + b"trailing")
     assert "not a zip archive" in refuse_both(state + b"PK\x05\x06" + bytes(16) + b"\5\0hello")
 
 
@@ -206,32 +191,9 @@ def test_a_malformed_pickle_is_refused(valid_checkpoint, name, refuse_both):
     refuse_both(archive({**entries, "data.pkl": PICKLES[name]}))
 
 
-@pytest.fixture
-def run(finished):
-    """The newest checkpoint of a run."""
-    return finished() / "checkpoints/step-00000064"
-
-
-def test_fit_and_evaluate_refuse_a_checkpoint_with_code_unless_it_is_trusted(run, cwd, write_manifest):
-    content = torch.load(run / STATE, weights_only=True)
-    write_manifest(run, serialized({**content, "extra": Namespace(touched=CreatesFolder(cwd / "ran"))}))
-    for work in (
-        lambda: fit_in_process(*TOY, "--epochs", "2", "--run", "y", "--resume", str(run)),
-        lambda: fit_in_process(*TOY, "--epochs", "2", "--run", "x"),
-        lambda: evaluate_in_process("--checkpoint", str(run)),
-        lambda: evaluate_in_process("--run", "x", "--export", "x.pt"),
-    ):
-        with pytest.raises(CannotStart, match=r"os\.makedirs(.|\n)*--trust_checkpoint yes"):
-            work()
-    assert not (cwd / "ran").exists() and not (cwd / "runs/y").exists() and not (cwd / "x.pt").exists()
-    assert evaluate_in_process("--checkpoint", str(run), "--trust_checkpoint", "yes") == 0
-    assert (cwd / "ran").exists()
-    assert fit_in_process(*TOY, "--epochs", "2", "--run", "x", "--trust_checkpoint", "yes") == 0
-    assert "trust" not in (cwd / "runs/x/config.yaml").read_text()
-
-
 @pytest.mark.system
-def test_a_refused_checkpoint_prints_a_message_without_a_traceback(run, cwd):
+def test_a_refused_checkpoint_prints_a_message_without_a_traceback(finished, cwd):
+    finished()
     bomb = archive({"data/0": bytes(1 << 20)}, zipfile.ZIP_DEFLATED)
     (cwd / "bomb.ckpt").write_bytes(bomb)
     result = fit(*TOY, "--epochs", "2", "--resume", "bomb.ckpt", folder=cwd, code=2)

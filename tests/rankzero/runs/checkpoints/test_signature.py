@@ -6,17 +6,17 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections import Counter
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from checkpoint_files import CreatesFolder, serialized
+from checkpoint_files import CreatesFolder, names, serialized
 
 from rankzero.messages import CannotStart, RequestError
 from rankzero.runs.checkpoints import signature
-from rankzero.runs.checkpoints.manifest import MANIFEST, SIGNATURE, STATE, manifest_text, read_manifest, verify
-from rankzero.runs.checkpoints.safe_load import load, signed_sha256_of
+from rankzero.runs.checkpoints.manifest import SIGNATURE, STATE, read_manifest, verify
+from rankzero.runs.checkpoints.safe_load import _open, load, signed_sha256_of
 from rankzero.runs.checkpoints.write import write_directory
 from running import REPOSITORY, TOY, evaluate_in_process, fit, fit_in_process
 
@@ -55,14 +55,13 @@ def test_a_checkpoint_without_code_is_not_signed_and_creates_no_key(settings, tm
     assert SIGNATURE not in read_manifest(tmp_path / "step-00000002") and not settings.exists()
 
 
-CHANGES = {"empty": "", "of other bytes": "0" * 64, "not ASCII": "\u00e9" * 64, "no text": 7}
-
-
-@pytest.mark.parametrize("name", ["no signature", *CHANGES])
-def test_a_missing_or_wrong_signature_is_refused(saved, name):
-    content = {key: value for key, value in read_manifest(saved).items() if key not in ("sha256", SIGNATURE)}
-    changed = {SIGNATURE: CHANGES[name]} if name in CHANGES else {}
-    (saved / MANIFEST).write_text(manifest_text({**content, **changed}))
+@pytest.mark.parametrize(
+    "change",
+    [{"without": [SIGNATURE]}, *({SIGNATURE: value} for value in ("", "0" * 64, "\u00e9" * 64, 7))],
+    ids=["none", "empty", "of other bytes", "not ASCII", "no text"],
+)
+def test_a_missing_or_wrong_signature_is_refused(saved, change, write_manifest):
+    write_manifest(saved, **change)
     assert "os.makedirs" in refused(saved)
 
 
@@ -76,14 +75,15 @@ def test_another_state_with_the_original_signature_is_refused(saved, tmp_path, w
     refused(saved)
 
 
+def replace_by_link(path):
+    path.symlink_to(path.rename(path.with_name("moved")))
+
+
 UNSAFE_KEYS = {
     "open": (lambda key: key.chmod(0o640), r"checkpoint\.key is open to other users; to close it: chmod go-r"),
     "open folder": (lambda key: key.parent.chmod(0o777), r"rankzero is open to other users; to close it: chmod go-w"),
-    "link": (lambda key: key.symlink_to(key.rename(key.with_name("moved"))), r"checkpoint\.key cannot be used"),
-    "linked folder": (
-        lambda key: key.parent.symlink_to(key.parent.rename(key.parent.with_name("moved"))),
-        "cannot be used",
-    ),
+    "link": (replace_by_link, r"checkpoint\.key cannot be used"),
+    "linked folder": (lambda key: replace_by_link(key.parent), "cannot be used"),
     "pipe": (lambda key: (key.unlink(), os.mkfifo(key, 0o600)), "is not a regular file"),
     "damaged": (lambda key: key.write_bytes(b"short"), "is damaged; delete it"),
 }
@@ -98,21 +98,17 @@ def test_a_checkpoint_of_another_user_is_refused(saved, settings, monkeypatch, t
     refused(saved)
 
 
-def test_the_file_name_and_the_size_are_signed(settings):
+def test_the_file_name_and_the_size_are_signed_with_a_key_that_is_private_for_any_umask(settings):
     description = {"bytes": 3, "sha256": "0" * 64}
-    signed = signature.sign(STATE, description)
-    assert signature.is_signed(STATE, description, signed)
-    assert not signature.is_signed("other.pt", description, signed)
-    assert not signature.is_signed(STATE, {**description, "bytes": 4}, signed)
-
-
-def test_the_key_is_private_for_any_umask(settings):
     for umask in (0, 0o777):
         before = os.umask(umask)
         try:
-            signature.sign(STATE, {"bytes": 1, "sha256": "0"})
+            signed = signature.sign(STATE, description)
         finally:
             os.umask(before)
+        assert signature.is_signed(STATE, description, signed)
+        assert not signature.is_signed("other.pt", description, signed)
+        assert not signature.is_signed(STATE, {**description, "bytes": 4}, signed)
         assert stat.S_IMODE((settings / signature.KEY_FILE).stat().st_mode) == 0o600
         (settings / signature.KEY_FILE).unlink()
     assert list(settings.iterdir()) == []
@@ -139,16 +135,15 @@ def test_without_a_home_directory_checkpoints_are_written_unsigned(home, monkeyp
     refused(tmp_path / "step-00000003")
 
 
-SIGN_CODE = "from rankzero.runs.checkpoints.signature import sign; print(sign('a', {'bytes': 1, 'sha256': '0'}))"
-
-
 def test_ranks_that_create_the_key_concurrently_share_one_key(settings):
+    code = "from rankzero.runs.checkpoints.signature import sign; print(sign('a', {'bytes': 1, 'sha256': '0'}))"
+
     def sign(_):
-        return subprocess.run([sys.executable, "-c", SIGN_CODE], cwd=REPOSITORY, capture_output=True, text=True).stdout
+        return subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True).stdout
 
     with ThreadPoolExecutor(8) as pool:
-        assert len(Counter(pool.map(sign, range(8)))) == 1
-    assert [path.name for path in settings.iterdir()] == [signature.KEY_FILE]
+        assert len(set(pool.map(sign, range(8)))) == 1
+    assert names(settings) == [signature.KEY_FILE]
 
 
 def test_a_rank_without_the_key_trusts_rank_zeros_digest_and_verifies_its_own_file(saved, monkeypatch, tmp_path):
@@ -166,10 +161,7 @@ def test_a_rank_without_the_key_trusts_rank_zeros_digest_and_verifies_its_own_fi
     assert (tmp_path / "ran").exists()
 
 
-def test_the_verified_content_is_unpickled_even_if_the_file_changes(saved, tmp_path):
-    """The file is overwritten after it was opened; the old content is still read."""
-    from rankzero.runs.checkpoints.safe_load import _open
-
+def test_the_verified_content_is_unpickled_even_if_the_file_is_overwritten_after_it_was_opened(saved):
     opened, may_run_code = _open(saved, False, "", None, None)
     assert may_run_code
     with opened as file:
@@ -202,21 +194,27 @@ def test_the_same_command_resumes_on_any_number_of_ranks(cwd, settings):
     assert json.loads((cwd / "runs/x/summary.json").read_text())["attempts"] == 2
 
 
-def test_evaluate_reads_a_users_own_checkpoint_and_refuses_an_edited_checkpoint(
+def test_fit_and_evaluate_read_code_only_from_a_users_own_checkpoint_unless_it_is_trusted(
     finished, settings, cwd, write_manifest
 ):
     newest = finished() / "checkpoints/step-00000064"
     content = torch.load(newest / STATE, weights_only=True)
     shutil.rmtree(newest)
-    write_directory({**content, "own": CreatesFolder(cwd / "ran")}, newest)
+    write_directory({**content, "own": Namespace(touched=CreatesFolder(cwd / "ran"))}, newest)
     assert evaluate_in_process("--run", "x") == 0 and (cwd / "ran").exists()
     (cwd / "ran").rmdir()
     write_manifest(newest, **{SIGNATURE: "0" * 64})
     for work in (
+        lambda: fit_in_process(*TOY, "--epochs", "2", "--run", "y", "--resume", str(newest)),
+        lambda: fit_in_process(*TOY, "--epochs", "2", "--run", "x"),
+        lambda: evaluate_in_process("--checkpoint", str(newest)),
         lambda: evaluate_in_process("--run", "x"),
         lambda: evaluate_in_process("--run", "x", "--export", "x.pt"),
-        lambda: fit_in_process(*TOY, "--epochs", "2", "--run", "x"),
     ):
         with pytest.raises(CannotStart, match=r"os\.makedirs(.|\n)*--trust_checkpoint yes"):
             work()
-    assert not (cwd / "ran").exists()
+    assert not any((cwd / name).exists() for name in ("ran", "runs/y", "x.pt"))
+    assert evaluate_in_process("--checkpoint", str(newest), "--trust_checkpoint", "yes") == 0
+    assert (cwd / "ran").exists()
+    assert fit_in_process(*TOY, "--epochs", "2", "--run", "x", "--trust_checkpoint", "yes") == 0
+    assert "trust" not in (cwd / "runs/x/config.yaml").read_text()

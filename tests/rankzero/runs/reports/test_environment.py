@@ -11,18 +11,11 @@ from rankzero.distributed.session import Session
 from rankzero.runs.reports.environment import describe_environment
 
 
-def describe():
-    coordinator = Coordinator(RendezvousResult.without_rendezvous(Launch()), RequestedWorld())
-    return describe_environment(Session(RequestedWorld(), coordinator, WorldInfo("cpu"), "", is_script=True))
-
-
-def test_the_command_line_is_stored_without_secrets(cwd, monkeypatch):
+def test_the_environment_is_json_without_secrets_and_has_all_fields_of_the_report(cwd, monkeypatch):
     monkeypatch.setattr("sys.argv", ["train.py", "--token", "abc", "--width", "8"])
-    assert describe()["command"][-4:] == ["--token", "...", "--width", "8"]
-
-
-def test_the_environment_has_all_fields_of_the_report_and_is_json(cwd):
-    environment = describe()
+    coordinator = Coordinator(RendezvousResult.without_rendezvous(Launch()), RequestedWorld())
+    environment = describe_environment(Session(RequestedWorld(), coordinator, WorldInfo("cpu"), "", is_script=True))
     assert json.loads(json.dumps(environment)) == environment and set(environment) == set(ENVIRONMENT)
     assert (environment["folder"], environment["rankzero"]) == (str(cwd), __version__)
     assert environment["is_script"] and environment["backend"] is None and environment["device"].startswith("cpu (")
+    assert environment["command"][-4:] == ["--token", "...", "--width", "8"]

@@ -31,11 +31,8 @@ def test_the_name_shows_which_values_are_better(name, expected):
     assert direction(name, ("max", name)) == "max"
 
 
-def test_kinds_of_metrics_are_recognized_by_whole_words():
+def test_kinds_of_metrics_are_recognized_by_whole_words_and_rankzeros_own_series():
     assert is_validation("val/loss") and is_validation("ValAccuracy") and not is_validation("interval/value")
     assert is_training_loss("train_loss") and is_training_loss("loss") and not is_training_loss("val_loss")
-
-
-def test_series_that_rankzero_logs_for_every_model_are_measurements():
     assert {tag for tag in SERIES if "/" in tag and not is_measurement(tag)} == {"train/loss"}
     assert is_measurement("epoch") and is_measurement("train/lr-1") and not is_measurement("worldly/metric")

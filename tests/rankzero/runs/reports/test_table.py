@@ -17,31 +17,21 @@ def test_the_longest_texts_are_shortened_first_and_none_below_its_minimum():
     assert column_widths(columns, rows, 10) == ([6, 8, 4], 1)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
-def test_characters_that_the_terminal_cannot_show_are_replaced(monkeypatch, encoding):
+@pytest.mark.parametrize(("encoding", "corner"), [("utf-8", "┌"), ("ascii", "+"), ("latin-1", "+")])
+def test_borders_and_texts_use_characters_that_the_terminal_can_show(monkeypatch, encoding, corner):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setenv("COLUMNS", "12")
+    table = Table(box=SQUARE)
+    table.add_row("漢字")
+    table.add_row("value")
+    text = rendered(table, has_colors=False)
+    assert text.startswith(corner) and "?" not in text.splitlines()[0]
     print_table([Column("name", 6), Column("n", is_number=True)], [Row(["first-漢字-second", "1"])])
     stream.seek(0)
     assert stream.read().splitlines()[1].startswith("fir")
-
-
-@pytest.mark.parametrize(("encoding", "corner"), [("utf-8", "┌"), ("ascii", "+"), ("latin-1", "+")])
-def test_borders_use_characters_that_the_terminal_can_show(monkeypatch, encoding, corner):
-    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    monkeypatch.setattr(sys, "stdout", stream)
-    table = Table(box=SQUARE)
-    table.add_row("漢字")
-    text = rendered(table, has_colors=False)
-    assert text.startswith(corner) and "?" not in text.splitlines()[0]
-
-
-def test_a_table_in_a_notebook_is_text(monkeypatch):
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    table = Table()
-    table.add_row("value")
-    assert "value" in rendered(table, has_colors=True)
+    assert "value" in rendered(table, has_colors=True)  # a notebook gets text
 
 
 def test_a_table_for_a_pipe_is_not_shortened(monkeypatch, capsys):

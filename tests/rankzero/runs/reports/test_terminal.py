@@ -5,15 +5,6 @@ from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.terminal import _print, print_predictions, print_result
 from running import evaluate_in_process, fit_in_process
 
-
-def test_a_long_path_is_not_wrapped_in_a_pipe(capsys):
-    path = "/a/path" * 30
-    table = Table(show_header=False)
-    table.add_row("checkpoint", path)
-    _print(table)
-    assert path in capsys.readouterr().out
-
-
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1", "--run", "x")
 
 
@@ -29,29 +20,32 @@ def test_the_table_offers_tensorboard_only_for_event_files(cwd, capsys):
     assert "tensorboard" not in out.lower() and "metrics.csv" not in out
 
 
-def summary_with(metrics, status="finished"):
+METRICS = {"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}
+
+
+def print_summary(run, metrics, status="finished", **changes):
     numbers = {"epochs": 1, "steps": 2, "samples": 3, "samples_per_second": 1.0, "seconds": 1.0, "max_epochs": 1}
-    nothing = {"ledger": [], "slow_ranks": [], "checkpoint": None}
-    return {"status": status, "launcher": "local", "metrics": metrics, **numbers, **nothing}
+    summary = {"launcher": "local", "ledger": [], "slow_ranks": [], "checkpoint": None, **numbers, **changes}
+    print_result({**summary, "status": status, "metrics": metrics}, run, WorldInfo("cpu"))
 
 
-def test_the_table_shows_a_metric_once(capsys, tmp_path):
-    print_result(summary_with({"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}), *arguments(tmp_path))
+def test_the_table_shows_a_metric_once_and_wraps_no_long_path_in_a_pipe(capsys, tmp_path):
+    print_summary(RunDirectory(tmp_path / "x"), METRICS)
     out = capsys.readouterr().out
     assert out.count("loss") == 1 and "│ 1 " in out and "not finite" in out
-
-
-def arguments(folder):
-    return RunDirectory(folder / "x"), WorldInfo("cpu")
+    table = Table(show_header=False)
+    table.add_row("checkpoint", path := "/a/path" * 30)
+    _print(table)
+    assert path in capsys.readouterr().out
 
 
 def test_a_quiet_result_is_one_line(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("rankzero.runs.reports.terminal.is_quiet", lambda: True)
-    run, world = arguments(tmp_path)
-    print_result(summary_with({"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}), run, world)
-    print_result({**summary_with({}, "stopped"), "checkpoint": "checkpoints/step-00000002"}, run, world)
-    print_result(summary_with({}, "failed"), run, world)
-    print_result(summary_with({f"metric_{number}": 0.5 for number in range(100)}), run, world)
+    run = RunDirectory(tmp_path / "x")
+    print_summary(run, METRICS)
+    print_summary(run, {}, "stopped", checkpoint="checkpoints/step-00000002")
+    print_summary(run, {}, "failed")
+    print_summary(run, {f"metric_{number}": 0.5 for number in range(100)})
     finished, stopped, failed, long = capsys.readouterr().out.splitlines()
     assert finished == f"run x: finished, bad not finite, loss 1, {run.path}"
     assert stopped == f"run x: stopped, {run.path}; to resume: the same command with --name x"

@@ -19,9 +19,11 @@ def build(points):
     return builder.build()
 
 
-def test_short_curves_keep_all_points():
+def test_short_curves_keep_all_points_and_the_value_at_a_step_is_the_newest_logged_before():
     curve = build((step, float(step)) for step in range(curve_builder.MAX_POINTS))
     assert list(curve.steps) == list(range(curve_builder.MAX_POINTS)) and not curve.is_downsampled
+    curve = build([(10, 0.5), (20, 0.25)])
+    assert [curve.at(step) for step in (10, 19, 20, 99)] == [0.5, 0.5, 0.25, 0.25] and math.isnan(curve.at(9))
 
 
 @pytest.mark.parametrize("count", [17, 100, 1000, 12_345])
@@ -52,12 +54,9 @@ def test_curves_that_were_logged_at_the_same_steps_keep_common_steps(few_points)
     assert set(later) <= set(half.steps) and len(later) >= 2
 
 
-def test_of_points_with_the_same_step_the_last_remains(few_points):
+def test_points_are_sorted_and_of_points_with_the_same_step_the_last_remains(few_points):
     curve = build((step, float(epoch)) for epoch in range(5) for step in range(8))
     assert list(curve.steps) == list(range(8)) and set(curve.values) == {4.0} and len(curve.values) == 8
-
-
-def test_points_in_random_order_are_sorted(few_points):
     steps = list(range(1000))
     random.Random(0).shuffle(steps)
     curve = build((step, float(step)) for step in steps)

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from reported import scalars_of
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.summary.writer.record_writer import RecordWriter
@@ -47,43 +47,24 @@ def points_of(curve):
     return list(zip(curve.steps, curve.values, strict=True))
 
 
-def accumulated(folder, tag):
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-    return [(event.step, event.value) for event in events.Scalars(tag)]
-
-
-def test_values_of_the_logger_are_read_with_steps_and_times(tmp_path):
-    log(tmp_path, [(0, 3.0), (50, 2.0), (100, 1.0)])
-    curves = read_curves(tmp_path / "tensorboard")
-    assert list(curves) == ["accuracy", "loss"]
-    assert points_of(curves["loss"]) == [(0, 3.0), (50, 2.0), (100, 1.0)]
-    assert list(curves["loss"].times) == sorted(curves["loss"].times)
-    assert curves["loss"].times[0] > 1e9
-
-
 def test_a_resumed_attempt_hides_values_of_a_lost_one_as_in_tensorboard(tmp_path):
     log(tmp_path, [(step, 1.0) for step in range(0, 60, 10)])
     log(tmp_path, [(step, 2.0) for step in range(25, 60, 10)], purge_from=20)
     log(tmp_path, [(step, 3.0) for step in range(48, 60, 10)], purge_from=47)
-    loss = read_curves(tmp_path / "tensorboard")["loss"]
+    curves = read_curves(tmp_path / "tensorboard")
+    loss = curves["loss"]
     assert points_of(loss) == [(0, 1), (10, 1), (25, 2), (35, 2), (45, 2), (48, 3), (58, 3)]
+    assert list(curves) == ["accuracy", "loss"] and list(loss.times) == sorted(loss.times) and loss.times[0] > 1e9
     files = sorted((tmp_path / "tensorboard").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     for number, path in enumerate(files):  # TensorBoard sorts files by the second in their names
         path.rename(path.with_name(f"events.out.tfevents.{number}"))
-    assert accumulated(tmp_path / "tensorboard", "loss") == points_of(loss)
+    assert scalars_of(tmp_path)["loss"] == dict(points_of(loss))
 
 
 def test_files_created_within_one_second_are_read_in_the_order_of_their_first_events(tmp_path):
     write(tmp_path / "events.out.tfevents.1.host.9", opening(1.1), scalar("loss", 0, 1.0), scalar("loss", 5, 1.0))
     write(tmp_path / "events.out.tfevents.1.host.10", opening(1.9), session_start(3), scalar("loss", 3, 2.0))
     assert points_of(read_curves(tmp_path)["loss"]) == [(0, 1.0), (3, 2.0)]
-
-
-def test_values_that_are_not_finite_remain(tmp_path):
-    values = [math.nan, math.inf, -math.inf, 1.0]
-    write(tmp_path / "events.out.tfevents.1", *(scalar("loss", step, value) for step, value in enumerate(values)))
-    assert str(list(read_curves(tmp_path)["loss"].values)) == "[nan, inf, -inf, 1.0]"
 
 
 TAG = "a/long/tag/of/a/user"
@@ -112,32 +93,23 @@ def test_empty_files_other_files_and_subfolders_are_ignored(tmp_path):
     (tmp_path / "hparams.yaml").write_text("lr: 0.1\n")
     (tmp_path / "tfevents").mkdir()
     write(tmp_path / "loss_train" / "events.out.tfevents.1", scalar("loss", 0, 1.0))
-    assert read_curves(tmp_path) == {}
-    assert read_curves(tmp_path / "missing") == {}
+    assert read_curves(tmp_path) == read_curves(tmp_path / "missing") == {}
 
 
-def test_scalars_stored_as_tensors_are_read_and_texts_are_not(tmp_path):
-    kinds = {"new": "scalars", "note": "text"}
-    values = [
-        Summary.Value(
-            tag=tag,
-            tensor=make_tensor_proto(2.5 if kind == "scalars" else "words"),
-            metadata=SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=kind)),
-        )
-        for tag, kind in kinds.items()
-    ]
-    write(tmp_path / "events.out.tfevents.1", Event(step=7, summary=Summary(value=values)))
+def test_any_number_is_read_also_if_stored_as_a_tensor_and_texts_and_other_tensors_are_not(tmp_path):
+    def stored_as_tensor(tag, content, kind="scalars"):
+        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=kind))
+        return Summary.Value(tag=tag, tensor=make_tensor_proto(content), metadata=metadata)
+
+    values = [stored_as_tensor(f"odd {content}", content) for content in ([1.0, 2.0], [], "abc")]
+    values += [stored_as_tensor("new", 2.5), stored_as_tensor("note", "words", "text")]
+    numbers = [scalar("loss", step, value) for step, value in enumerate((math.nan, math.inf, -math.inf, 1.0))]
+    write(tmp_path / "events.out.tfevents.1", opening(1.0), Event(step=7, summary=Summary(value=values)), *numbers)
     curves = read_curves(tmp_path)
-    assert list(curves) == ["new"] and points_of(curves["new"]) == [(7, 2.5)]
-
-
-@pytest.mark.parametrize("content", [[1.0, 2.0], [], "abc"])
-def test_a_scalar_that_is_no_single_number_is_ignored(tmp_path, content):
-    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"))
-    value = Summary.Value(tag="odd", tensor=make_tensor_proto(content), metadata=metadata)
-    event = Event(step=1, summary=Summary(value=[value]))
-    write(tmp_path / "events.out.tfevents.1", opening(1.0), event, scalar("loss", 2, 0.5))
-    assert list(read_curves(tmp_path)) == ["loss"]
+    assert {tag: str(points_of(curve)) for tag, curve in curves.items()} == {
+        "loss": "[(0, nan), (1, inf), (2, -inf), (3, 1.0)]",
+        "new": "[(7, 2.5)]",
+    }
 
 
 def test_downsampling_changes_neither_hidden_values_nor_the_end_of_an_attempt(tmp_path, monkeypatch):
@@ -148,11 +120,8 @@ def test_downsampling_changes_neither_hidden_values_nor_the_end_of_an_attempt(tm
         write(tmp_path / f"events.out.tfevents.{number}", opening(float(number)), session_start(first), *values)
     loss = read_curves(tmp_path)["loss"]
     attempt_of = {step: int(value) for step, value in points_of(loss)}
-    assert {number: max(step for step in attempt_of if attempt_of[step] == number) for number in (1, 2, 3)} == {
-        1: 3002,
-        2: 3004,
-        3: 8999,
-    }
+    last_steps = [max(step for step in attempt_of if attempt_of[step] == number) for number in (1, 2, 3)]
+    assert last_steps == [3002, 3004, 8999]
     assert all(attempt_of[step] == 1 + (step >= 3003) + (step >= 3005) for step in attempt_of)
     assert len(loss.steps) <= 64 + len(attempts) and loss.count == 9000
     assert [round(seconds) for seconds in loss.times] == [1e4 * attempt_of[step] + step for step in loss.steps]

@@ -17,13 +17,16 @@ def legend_texts(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_each_panel_has_a_line_per_run_and_labeled_axes():
+def test_each_panel_has_a_line_per_run_and_labeled_axes_and_the_legend_lists_only_runs_that_are_drawn():
     figure = draw(["a", "b"], [panel("train loss", 2), panel("val/accuracy", 2)], "samples")
     assert [axes.get_title() for axes in figure.axes] == ["train loss", "val/accuracy"]
     assert [axes.get_xlabel() for axes in figure.axes] == ["training samples of all processes"] * 2
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]
     assert list(figure.axes[0].lines[0].get_xdata()) == [0.0, 100.0, 200.0]
     assert legend_texts(figure) == ["a", "b"]
+    figure = draw(["a", "b"], [Panel("val/loss", [Line(1, [0.0], [1.0])])], "steps")
+    assert legend_texts(figure) == ["b"]
+    assert figure.axes[0].lines[0].get_color() == figure.legends[0].get_lines()[0].get_color() == COLORS[1]
 
 
 def test_eight_runs_have_different_colors_and_neighbors_different_styles():
@@ -61,38 +64,20 @@ def test_names_that_are_formulas_or_begin_with_an_underscore_are_shown_as_they_a
         save(figure, tmp_path / "figure.png")
 
 
-def test_the_legend_lists_only_runs_that_are_drawn_and_losses_have_a_logarithmic_axis():
-    only_second = Panel("val/loss", [Line(1, [0.0], [1.0])])
-    figure = draw(["a", "b"], [only_second], "steps")
-    assert legend_texts(figure) == ["b"]
-    assert figure.axes[0].lines[0].get_color() == figure.legends[0].get_lines()[0].get_color() == COLORS[1]
+def test_losses_have_a_logarithmic_axis_and_time_a_readable_unit():
     figure = draw(["a"], [panel("val/loss", 1, (10, 1, 0.01)), panel("val/accuracy", 1, (0.001, 0.1, 1.0))], "steps")
     assert [axes.get_yscale() for axes in figure.axes] == ["log", "linear"]
+    for seconds, unit, last in ((500.0, "s", 500), (6000.0, "min", 100), (36000.0, "h", 10)):
+        figure = draw(["a"], [Panel("val/loss", [Line(0, [0.0, seconds], [1.0, 2.0])])], "seconds")
+        assert figure.axes[0].get_xlabel() == f"time in attempts ({unit})"
+        assert figure.axes[0].lines[0].get_xdata()[-1] == last
 
 
-def test_a_panel_without_finite_values_says_so(tmp_path):
+def test_the_suffix_sets_the_format_and_a_panel_without_finite_values_says_so(tmp_path):
     figure = draw(["a"], [panel("val/loss", 1, [math.nan] * 3)], "steps")
     assert figure.axes[0].texts[0].get_text() == "no finite values"
-    save(figure, tmp_path / "figure.png")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "label", "last"),
-    [
-        (500.0, "time in attempts (s)", 500),
-        (6000.0, "time in attempts (min)", 100),
-        (36000.0, "time in attempts (h)", 10),
-    ],
-)
-def test_time_has_a_readable_unit(seconds, label, last):
-    figure = draw(["a"], [Panel("val/loss", [Line(0, [0.0, seconds], [1.0, 2.0])])], "seconds")
-    assert figure.axes[0].get_xlabel() == label and figure.axes[0].lines[0].get_xdata()[-1] == last
-
-
-@pytest.mark.parametrize(
-    ("suffix", "beginning"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF"), (".PNG", b"\x89PNG")]
-)
-def test_the_suffix_sets_the_format_and_no_temporary_file_remains(tmp_path, suffix, beginning):
-    path = tmp_path / f"figure{suffix}"
-    save(draw(["a"], [panel("val/loss", 1)], "steps"), path)
-    assert path.read_bytes().startswith(beginning) and list(tmp_path.iterdir()) == [path]
+    for suffix, beginning in {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".PNG": b"\x89PNG"}.items():
+        path = tmp_path / f"figure{suffix}"
+        save(figure, path)
+        assert path.read_bytes().startswith(beginning) and list(tmp_path.iterdir()) == [path]
+        path.unlink()

@@ -2,16 +2,9 @@ import math
 
 import pytest
 
+from rankzero.runs.reports.comparison import panels as module
 from rankzero.runs.reports.comparison.compared_run import ComparedRun
-from rankzero.runs.reports.comparison.panels import (
-    MAX_PANELS,
-    MAX_POINTS,
-    TRAIN_LOSS,
-    chosen_metrics,
-    loss_tag,
-    means,
-    panels,
-)
+from rankzero.runs.reports.comparison.panels import MAX_PANELS, MAX_POINTS, TRAIN_LOSS, chosen_metrics, means, panels
 from rankzero.runs.reports.recorded.recorded_run import RecordedRun
 from rankzero.runs.reports.recorded.run_status import Status
 from rankzero.runs.tensorboard.curve import Curve
@@ -25,13 +18,10 @@ def run(tmp_path, label="a", kept_best=None, **tags):
     return ComparedRun(label, RecordedRun(tmp_path / label, kept_best=kept_best), Status("finished"), {}, curves)
 
 
-def test_train_loss_and_validation_metrics_are_drawn_common_ones_first(tmp_path):
+def test_train_loss_and_validation_metrics_are_drawn_that_of_keep_best_first_then_common_ones(tmp_path):
     first = run(tmp_path, train__loss=[1], val__loss=[1], val__accuracy=[1], val_f1=[1], x_axis__samples=[1])
     second = run(tmp_path, train__loss=[1], val__loss=[1], val__accuracy=[1], train__lr=[1], learning=[1])
     assert chosen_metrics([first, second]) == ([TRAIN_LOSS, "val/accuracy", "val/loss", "val_f1"], [])
-
-
-def test_the_metric_of_keep_best_is_first_and_metrics_beyond_the_last_panel_are_named(tmp_path):
     kept = run(tmp_path, kept_best=("min", "val/loss"), val__loss=[1], val__accuracy=[1])
     assert chosen_metrics([kept])[0] == ["val/loss", "val/accuracy"]
     assert chosen_metrics([run(tmp_path, reward=[1], x_axis__epoch=[1])])[0] == ["reward"]
@@ -50,17 +40,14 @@ def test_the_metric_of_keep_best_is_first_and_metrics_beyond_the_last_panel_are_
     ],
 )
 def test_the_loss_over_all_ranks_is_preferred(tags, expected):
-    assert loss_tag(dict.fromkeys(tags, Curve())) == expected
+    assert module.loss_tag(dict.fromkeys(tags, Curve())) == expected
 
 
-def test_missing_and_not_finite_curves_are_drawn_as_far_as_possible_and_noted(tmp_path):
+def test_missing_and_not_finite_curves_and_axes_are_drawn_as_far_as_possible_and_noted(tmp_path):
     whole, broken = run(tmp_path, "a", val__loss=[1, 2]), run(tmp_path, "b", val__loss=[1, math.nan], val__acc=[1])
     drawn, notes = panels([whole, broken, run(tmp_path, "empty")], ["val/loss", "val/acc"], "steps")
     assert [[line.number for line in panel.lines] for panel in drawn] == [[0, 1], [1]]
     assert notes == ["b: 1 of 2 values of val/loss are not finite", "a: has no curve of val/acc"]
-
-
-def test_a_run_that_has_not_logged_the_axis_is_noted_and_not_drawn(tmp_path):
     new, old = run(tmp_path, "new", loss=[1], x_axis__samples=[32]), run(tmp_path, "old", loss=[1])
     drawn, notes = panels([new, old], [TRAIN_LOSS], "samples")
     assert [line.number for line in drawn[0].lines] == [0]

@@ -47,13 +47,10 @@ def test_rows_have_the_values_and_best_runs_of_all(tmp_path):
     assert list(rows).index("val/loss") < list(rows).index("extra")
 
 
-def test_the_direction_of_keep_best_overrides_that_of_the_name(tmp_path):
+def test_keep_best_overrides_the_direction_of_a_name_and_of_very_many_metrics_those_on_validation_data_remain(tmp_path):
     runs = [{"metrics": {"val/error_score": value}, "kept_best": ("max", "val/error_score")} for value in (1.0, 2.0)]
     (row,) = [row for row in results(compared(tmp_path, *runs))[0] if row.name == "val/error_score"]
     assert row.best == {1}
-
-
-def test_of_very_many_metrics_those_on_validation_data_remain(tmp_path):
     metrics = {f"m{number:02}": 1.0 for number in range(MAX_METRICS)} | {"val/loss": 1.0}
     rows, omitted = results(compared(tmp_path, {"metrics": metrics}))
     assert "val/loss" in {row.name for row in rows} and omitted == [f"m{MAX_METRICS - 1}"]

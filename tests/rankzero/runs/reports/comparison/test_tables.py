@@ -20,15 +20,14 @@ def test_tables_fit_the_terminal_and_shorten_no_number(capsys, monkeypatch, runs
     assert all(any(f"seed{number}" in line for line in lines) for number in range(runs))
 
 
-def test_equal_settings_are_said_and_unknown_ones_are_not(capsys, monkeypatch):
+def test_equal_settings_are_said_and_unknown_ones_are_not_and_names_equal_when_shortened_are_numbered(
+    capsys, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "80")
     print_comparison(["a", "b"], [], [Result("steps", ["1", "2"])])
     assert "all settings are equal" in capsys.readouterr().out
     print_comparison(["a", "b"], None, [Result("steps", ["1", "2"])])
     assert "settings" not in capsys.readouterr().out
-
-
-def test_names_that_are_equal_when_shortened_are_numbered():
     names = ["resnet-lr0.1-seed1", "resnet-lr0.3-seed1"]
     assert distinct(names, 20) == names
     assert distinct(names, 9) == ["1 res…ed1", "2 res…ed1"]

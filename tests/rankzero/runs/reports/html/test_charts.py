@@ -1,7 +1,5 @@
 import math
 
-import pytest
-
 from rankzero.runs.reports.html.charts import MAX_CHARTS, MAX_LINES, charts_of
 from rankzero.runs.reports.html.quantities import STEP_PARTS
 from rankzero.runs.tensorboard.curve import Curve
@@ -15,7 +13,7 @@ def titles(charts):
     return [(chart.title, chart.unit, [line.name for line in chart.lines]) for chart in charts]
 
 
-def test_curves_of_the_same_quantity_share_a_chart_and_the_loss_comes_first():
+def test_curves_of_the_same_quantity_share_a_chart_with_its_unit_and_the_loss_comes_first():
     tags = (
         *("acc_epoch", "train_acc", "val/acc_epoch", "val_acc_step", "train/mean_loss", "train/loss", "val_loss"),
         *("val/loss/dataloader_idx_1", "train/lr", "train/lr-1", "train/samples_per_second", "test_mix", "tests"),
@@ -32,9 +30,6 @@ def test_curves_of_the_same_quantity_share_a_chart_and_the_loss_comes_first():
         ("gradient norm", "no unit", [""]),
     ]
     assert not charts.resources and not charts.ranks and charts.step_time is None
-
-
-def test_resources_have_units():
     tags = ("workload/mfu_percent", "workload/host_memory_gib", "wall_time/checkpoint_s", "workload/mine")
     assert titles(charts_of({tag: curve(1.0, 2.0) for tag in tags}, [0]).resources) == [
         ("time to save a checkpoint", "s", [""]),
@@ -44,35 +39,44 @@ def test_resources_have_units():
     ]
 
 
-def test_parts_of_a_step_are_stacked_and_parts_without_time_are_left_out():
+def step_time(**parts):
+    """Returns the chart of the parts of a step."""
+    return charts_of({f"wall_time/{name}_ms": values for name, values in parts.items()}, [0]).step_time
+
+
+def test_parts_of_a_step_are_stacked_and_parts_without_time_and_steps_below_zero_are_left_out():
     parts = {"data_wait": (1.0, 3.0), "backward": (6.0, 6.0), "exposed_communication": (0.0, 0.0)}
-    charts = charts_of({f"wall_time/{name}_ms": curve(*values, every=1) for name, values in parts.items()}, [0])
-    assert charts.step_time.title == "8 ms per step"
-    assert [(area.name, area.mean, area.percent) for area in charts.step_time.areas] == [
+    chart = step_time(**{name: curve(*values, every=1) for name, values in parts.items()})
+    assert chart.title == "8 ms per step"
+    assert [(area.name, area.mean, area.percent) for area in chart.areas] == [
         ("waiting for data", "2", 25.0),
         ("backward pass", "6", 75.0),
     ]
-    assert charts_of({"wall_time/forward_ms": curve(0.0, 0.0)}, [0]).step_time is None
+    assert step_time(forward=curve(0.0, 0.0)) is None
+    assert step_time(forward=Curve([-1, 0, 1], [0.0] * 3, [5.0, 2.0, 2.0])).title == "2 ms per step"
+    assert step_time(forward=Curve([-2, -1], [0.0] * 2, [5.0, 2.0])) is None
 
 
-@pytest.mark.parametrize("count", [2, 200, 20_000])
-def test_the_parts_of_many_steps_are_averaged(count):
-    charts = charts_of({"wall_time/forward_ms": curve(*[1.0, 3.0] * (count // 2), every=1)}, [0])
-    (area,) = charts.step_time.areas
-    assert (area.mean, area.percent) == ("2", 100.0) and len(area.points.split()) <= 300
+def test_the_parts_of_many_steps_are_averaged():
+    for count in (2, 200, 20_000):
+        (area,) = step_time(forward=curve(*[1.0, 3.0] * (count // 2), every=1)).areas
+        assert (area.mean, area.percent) == ("2", 100.0) and len(area.points.split()) <= 300
     parts = {tag: Curve([0, 9], [], [0.0, 0.0]) for tag in STEP_PARTS}
     parts["wall_time/forward_ms"] = Curve([0, 9], [], [110.0, 10.0])  # weighed by the steps of each interval
     (area,) = charts_of(parts, []).step_time.areas
     assert area.mean == "20" and area.percent == 100.0
 
 
-def test_of_many_ranks_the_slowest_are_shown_beside_the_median():
+def test_charts_lines_and_ranks_are_limited_and_the_slowest_ranks_are_shown_beside_the_median():
+    charts = charts_of({f"metric_{number:03d}": curve(1.0, 2.0) for number in range(40)}, [0])
+    assert len(charts.training) == MAX_CHARTS and len(charts.omitted) == 40 - MAX_CHARTS
+    many = {f"loss/dataloader_idx_{number}": curve(1.0, 2.0) for number in range(9)}
+    (chart,) = charts_of(many, [0]).training
+    assert len(chart.lines) == MAX_LINES and chart.notes == [f"{9 - MAX_LINES} more in TensorBoard"]
     ranks = {f"world/data_wait_ms/rank_{rank:03d}": curve(float(rank), float(rank)) for rank in range(32)}
     (chart,) = charts_of(ranks, [0]).ranks
-    assert [line.name for line in chart.lines] == [
-        "median of 32 ranks",
-        *(f"rank {rank:03d}" for rank in (31, 30, 29, 28, 27)),
-    ]
+    slowest = [f"rank {rank:03d}" for rank in (31, 30, 29, 28, 27)]
+    assert [line.name for line in chart.lines] == ["median of 32 ranks", *slowest]
     assert chart.lines[0].last == "15.5" and chart.title == "waiting for data"
 
 
@@ -84,10 +88,12 @@ def test_axes_of_samples_and_epochs_are_offered_if_they_were_logged():
 
 
 def test_attempts_are_marked_and_their_labels_do_not_overlap():
-    charts = charts_of({"loss": curve(*[1.0] * 11)}, [0, 0, 50, 51, 52, 90, 900])
-    assert [tuple(mark) for mark in charts.attempts] == [(0, "2"), (50, "3"), (51, ""), (52, ""), (90, "6")]
-    charts = charts_of({"loss": curve(*[1.0] * 11)}, [0, 50, 50, 50])
-    assert [tuple(mark) for mark in charts.attempts] == [(50, "4")]
+    for first_steps, marks in (
+        ([0, 0, 50, 51, 52, 90, 900], [(0, "2"), (50, "3"), (51, ""), (52, ""), (90, "6")]),
+        ([0, 50, 50, 50], [(50, "4")]),
+    ):
+        charts = charts_of({"loss": curve(*[1.0] * 11)}, first_steps)
+        assert [tuple(mark) for mark in charts.attempts] == marks
 
 
 def test_values_that_are_not_finite_are_counted_and_a_run_without_curves_has_no_charts():
@@ -97,18 +103,3 @@ def test_values_that_are_not_finite_are_counted_and_a_run_without_curves_has_no_
     assert chart.notes == ["1 value is not finite (NaN or infinity)"] and chart.lines[0].last == "not finite"
     charts = charts_of({"x_axis/epoch": curve(1.0, 2.0)}, [0, 5])
     assert not charts.training and not charts.axes and not charts.attempts
-
-
-def test_charts_and_lines_are_limited():
-    many = {f"metric_{number:03d}": curve(1.0, 2.0) for number in range(40)}
-    charts = charts_of(many, [0])
-    assert len(charts.training) == MAX_CHARTS and len(charts.omitted) == 40 - MAX_CHARTS
-    many = {f"loss/dataloader_idx_{number}": curve(1.0, 2.0) for number in range(9)}
-    (chart,) = charts_of(many, [0]).training
-    assert len(chart.lines) == MAX_LINES and chart.notes == [f"{9 - MAX_LINES} more in TensorBoard"]
-
-
-def test_steps_below_zero_are_left_out_of_the_time_of_a_step():
-    charts = charts_of({"wall_time/forward_ms": Curve([-1, 0, 1], [0.0] * 3, [5.0, 2.0, 2.0])}, [0])
-    assert charts.step_time.title == "2 ms per step"
-    assert charts_of({"wall_time/forward_ms": Curve([-2, -1], [0.0] * 2, [5.0, 2.0])}, [0]).step_time is None

@@ -8,11 +8,15 @@ from rankzero.runs.reports.html.next_commands import next_commands
 
 
 def commands(run="runs/x", status="stopped", has_curves=False, summary=None, **environment):
+    """Returns pairs of purpose and command."""
     summary = {**SUMMARY, "status": status, **(summary or {})}
-    return next_commands(RunDirectory(Path(run)), summary, {**ENVIRONMENT, **environment}, has_curves)
+    found = next_commands(RunDirectory(Path(run)), summary, {**ENVIRONMENT, **environment}, has_curves)
+    return [tuple(command) for command in found]
 
 
 FIT = ["python", "fit.py"]
+IN_TORCHRUN = ", with the launch line of torchrun; each process runs"
+SECRET = ["fit.py", "--api_key", "abc", "--name", "x"]
 
 
 @pytest.mark.parametrize(
@@ -23,21 +27,13 @@ FIT = ["python", "fit.py"]
         ({"command": ["fit.py", "--run_name=x", "--resume=never"]}, "", "fit.py --run_name=x"),
         ({"command": ["fit.py", "--resume", "runs/y", "--epochs", "3"]}, "", "fit.py --epochs 3 --name x"),
         ({"command": ["fit.py", "--model.sizes", "[4, 8]"]}, "", "fit.py --model.sizes '[4, 8]' --name x"),
-        (
-            {"launcher": "torchrun", "command": FIT},
-            ", with the launch line of torchrun; each process runs",
-            "python fit.py --name x",
-        ),
-        (
-            {"command": ["fit.py", "--api_key", "abc", "--name", "x"]},
-            ", with the secret values in place of ...",
-            "fit.py --api_key ... --name x",
-        ),
+        ({"launcher": "torchrun", "command": FIT}, IN_TORCHRUN, "python fit.py --name x"),
+        ({"command": SECRET}, ", with the secret values in place of ...", "fit.py --api_key ... --name x"),
         ({"is_script": True, "command": FIT}, ": the same command with --name x", "python fit.py"),
     ],
 )
 def test_the_command_to_resume_is_the_typed_one_with_the_name_of_the_run(environment, purpose, expected):
-    assert [tuple(command) for command in commands(**environment)] == [(f"Resume{purpose}", expected)]
+    assert commands(**environment) == [(f"Resume{purpose}", expected)]
 
 
 def test_a_submitted_job_is_resumed_with_submit(tmp_path):
@@ -47,23 +43,22 @@ def test_a_submitted_job_is_resumed_with_submit(tmp_path):
 
 
 def test_a_finished_run_is_evaluated_if_a_command_has_trained_it():
-    assert [tuple(command) for command in commands(status="finished", has_curves=True)] == [
+    assert commands(status="finished", has_curves=True) == [
         ("Evaluate the newest checkpoint", "python launch/evaluate.py --name x"),
         ("Show all curves", "tensorboard --logdir runs --host localhost"),
     ]
     command = [".venv/bin/python", "-u", "../launch/fit.py", "--epochs", "3"]
-    evaluate = commands(status="finished", command=command)[0].command
+    ((_, evaluate),) = commands(status="finished", command=command)
     assert evaluate == ".venv/bin/python -u ../launch/evaluate.py --name x"
-    assert "--root 'my runs'" in commands(run="my runs/x", status="finished")[0].command
-    assert commands(status="finished", is_script=True) == []
-    assert commands(status="finished", summary={"checkpoint": None}) == []
-    assert commands(status="finished", summary={"can_validate": False}) == []
+    assert "--root 'my runs'" in commands(run="my runs/x", status="finished")[0][1]
+    for settings in ({"is_script": True}, {"summary": {"checkpoint": None}}, {"summary": {"can_validate": False}}):
+        assert commands(status="finished", **settings) == []
 
 
-@pytest.mark.parametrize("environment", [{}, {"command": []}, {"is_script": True}])
-def test_a_failed_run_without_a_checkpoint_starts_again_from_the_same_checkpoint(environment):
-    ((purpose, _),) = commands(status="failed", summary={"checkpoint": None}, **environment)
-    assert purpose.startswith("Start again")
-    typed = ["fit.py", "--resume", "runs/y"]
-    ((_, command),) = commands(status="failed", summary={"checkpoint": None}, command=typed)
+def test_a_failed_run_without_a_checkpoint_starts_again_from_the_same_checkpoint():
+    failed = {"status": "failed", "summary": {"checkpoint": None}}
+    for environment in ({}, {"command": []}, {"is_script": True}):
+        ((purpose, _),) = commands(**failed, **environment)
+        assert purpose.startswith("Start again")
+    ((_, command),) = commands(**failed, command=["fit.py", "--resume", "runs/y"])
     assert command == "fit.py --resume runs/y --name x"
