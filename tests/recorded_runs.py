@@ -79,6 +79,7 @@ def write_lock(run: Path, **changes: Any) -> Path:
         changes: Entries of the owner that differ from those of this process.
     """
     file = run.parent / f".{run.name}.lock"
+    file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(asdict(replace(Owner.this(Launch()), **changes))))
     return file
 

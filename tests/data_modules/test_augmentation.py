@@ -6,6 +6,7 @@ import torch
 from data_modules.augmentation import ImageTransform, crop_at_random, mirror_at_random
 from data_modules.in_memory import random_keys
 from data_modules.parts import MIN_THREAD_ROWS
+from running import restore_process_state
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (2, 5, 9)])
@@ -72,15 +73,13 @@ def test_odd_keys_flip_an_image_and_even_keys_leave_it_unchanged(dtype, width):
 def test_neither_the_number_of_threads_nor_the_memory_layout_changes_the_result():
     transform = ImageTransform((120.0,), (60.0,), padding=1, flip=True)
     images = torch.randint(0, 256, (3 * MIN_THREAD_ROWS, 1, 4, 4), dtype=torch.uint8)
-    keys, previous = random_keys(range(len(images))), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    keys = random_keys(range(len(images)))
+    with restore_process_state():
+        torch.set_num_threads(1)
         expected = transform(images, keys)
         for threads in (2, 3):
             torch.set_num_threads(threads)
             assert torch.equal(transform(images, keys), expected)
-    finally:
-        torch.set_num_threads(previous)
     transform = ImageTransform((120.0,) * 3, (60.0,) * 3, padding=1, flip=True)
     images = torch.randint(0, 256, (9, 8, 8, 3), dtype=torch.uint8).permute(0, 3, 1, 2)  # not contiguous
     assert torch.equal(transform(images, keys[:9]), transform(images.contiguous(), keys[:9]))

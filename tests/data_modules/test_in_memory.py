@@ -26,7 +26,6 @@ MODULES = [Toy, Digits, lambda: SyntheticImages(count=300, image_size=12, in_cha
 
 
 def stored(data):
-    """Returns inputs and targets of a data set."""
     return (data.inputs, data.targets) if hasattr(data, "inputs") else (data.images, data.labels)
 
 

@@ -7,14 +7,14 @@ import torch
 from data_modules import parts
 from data_modules.parts import MAX_THREADS, in_row_blocks
 from data_modules.parts import MIN_THREAD_ROWS as ROWS
+from running import restore_process_state
 
 
 @pytest.fixture(params=[1, 2, 3, 64])
 def threads(request):
-    previous = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(previous)
+    with restore_process_state():
+        torch.set_num_threads(request.param)
+        yield request.param
 
 
 @pytest.mark.parametrize("rows", [0, 1, ROWS - 1, ROWS, 2 * ROWS, 10 * ROWS + 7])
@@ -33,14 +33,10 @@ def test_row_blocks_cover_every_row_once(threads, rows):
 
 
 def test_an_error_in_any_block_is_raised():
-    previous = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        for first_row in (0, ROWS):
-            with pytest.raises(ZeroDivisionError):
-                in_row_blocks(lambda block, row=first_row: 1 / (block.start != row), 2 * ROWS)
-    finally:
-        torch.set_num_threads(previous)
+    for first_row in (0, ROWS):
+        with restore_process_state(), pytest.raises(ZeroDivisionError):
+            torch.set_num_threads(2)
+            in_row_blocks(lambda block, row=first_row: 1 / (block.start != row), 2 * ROWS)
 
 
 def run_in_child(queue):

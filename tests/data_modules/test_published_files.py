@@ -4,9 +4,9 @@ import contextlib
 import gzip
 import hashlib
 import socket
-import threading
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -39,11 +39,8 @@ def test_concurrent_requests_download_once(tmp_path):
     def fetch(folder):
         fetched.append(write_files(folder, a="a", b="b"))
 
-    threads = [threading.Thread(target=download, args=([A, B], tmp_path / "x", fetch, "")) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda _: download([A, B], tmp_path / "x", fetch, ""), range(6)))
     assert len(fetched) == 1
     assert {path.name for path in (tmp_path / "x").iterdir()} - {".download.lock"} == {"a", "b"}
 

@@ -15,7 +15,6 @@ def layers_of(network):
 
 
 def both_models(depth):
-    """Returns torchvision's network and ours."""
     expected_model = getattr(torchvision.models, f"resnet{depth}")(num_classes=7).eval()
     return expected_model, model(depth=depth, image_size=224, num_classes=7).eval()
 
@@ -45,21 +44,18 @@ def test_the_stem_depends_on_the_image_size_unless_it_is_given(size, stem, kerne
     assert model(image_size=size, stem=stem).network.conv1.kernel_size == (kernel, kernel)
 
 
-@pytest.mark.parametrize(("channels", "size", "classes"), [(1, 8, 10), (1, 28, 10), (3, 32, 100), (4, 40, 2)])
-def test_any_channels_image_size_and_classes_are_accepted(channels, size, classes):
-    net = model(in_channels=channels, image_size=size, num_classes=classes)
-    assert net(torch.rand(2, channels, size, size)).shape == (2, classes)
-
-
-def test_the_default_model_has_fewer_than_400_000_parameters_and_needs_an_image_size_only_for_its_stem():
+def test_any_channels_image_size_and_classes_are_accepted():
+    for channels, size, classes in ((1, 8, 10), (1, 28, 10), (3, 32, 100), (4, 40, 2)):
+        net = model(in_channels=channels, image_size=size, num_classes=classes)
+        assert net(torch.rand(2, channels, size, size)).shape == (2, classes)
     assert sum(parameter.numel() for parameter in model().parameters()) < 400_000
+
+
+def test_missing_and_invalid_options_are_refused_but_a_given_stem_needs_no_image_size():
     assert model(image_size=None, stem="small")
     for missing in ("in_channels", "image_size", "num_classes"):
         with pytest.raises(ValueError, match=f"--model.{missing} N"):
             model(**{missing: None})
-
-
-@pytest.mark.parametrize("options", [{"num_classes": 1}, {"num_classes": 0}, {"in_channels": -1}, {"depth": 20}])
-def test_invalid_options_are_refused(options):
-    with pytest.raises(ValueError, match="must be|a classifier needs 2 or more"):
-        model(**options)
+    for options in ({"num_classes": 1}, {"num_classes": 0}, {"in_channels": -1}, {"depth": 20}):
+        with pytest.raises(ValueError, match="must be|a classifier needs 2 or more"):
+            model(**options)

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
@@ -24,18 +26,14 @@ def rates(make_schedule, steps):
     return found
 
 
-def test_a_constant_rate_is_kept_and_cosine_equals_torchs_annealing_to_the_final_factor():
+def test_a_constant_rate_is_kept_and_cosine_equals_torchs_annealing_after_a_linear_warmup():
     assert rates(Constant, 5) == [2.0] * 5
     found = rates(Cosine, 20)
     assert found == pytest.approx(rates(lambda optimizer: CosineAnnealingLR(optimizer, T_max=20), 20))
     assert found[10] == pytest.approx(1.0)
     assert rates(lambda optimizer: Cosine(optimizer, final_factor=0.1), 1000)[-1] == pytest.approx(0.2, rel=1e-3)
-
-
-@pytest.mark.parametrize("kind", [Constant, Cosine])
-def test_warmup_rises_linearly_to_the_optimizers_rate(kind):
-    found = rates(lambda optimizer: kind(optimizer, warmup_steps=4), 20)
-    assert found[:5] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0])
+    for kind in (partial(Constant, warmup_steps=4), partial(Cosine, warmup_steps=4)):
+        assert rates(kind, 20)[:5] == pytest.approx([0.4, 0.8, 1.2, 1.6, 2.0])
 
 
 def test_one_cycle_rises_for_30_percent_of_the_steps_and_then_falls():

@@ -45,12 +45,6 @@ def loader(tensors, batch_size=4):
 LOSSES = {CLASSES: F.cross_entropy, None: F.mse_loss}
 
 
-@pytest.mark.parametrize("classes", [-1, 0, 1])
-def test_fewer_than_two_classes_are_refused(classes):
-    with pytest.raises(ValueError, match=f"^num_classes is {classes}; a classifier needs 2 or more$"):
-        Supervised(nn.Linear(1, 1), num_classes=classes)
-
-
 class Record(Callback):
     """Appends the result of a function of the Trainer and the outputs of a batch, or of a validation, to a list."""
 
@@ -185,7 +179,10 @@ def test_the_optimizer_gets_every_parameter(make_trainer):
     assert {*map(id, given)} == {*map(id, model.network.parameters())}
 
 
-def test_a_required_number_is_one_or_more_and_the_error_states_what_to_type():
+def test_fewer_than_two_classes_and_a_required_number_below_one_are_refused_with_what_to_type():
+    for classes in (-1, 0, 1):
+        with pytest.raises(ValueError, match=f"^num_classes is {classes}; a classifier needs 2 or more$"):
+            Supervised(nn.Linear(1, 1), num_classes=classes)
     assert [required("width", value, "Net", "columns") for value in (1, 100)] == [1, 100]
     for value in (0, -3):
         with pytest.raises(ValueError, match=f"^Net: width is {value}; it must be 1 or more$"):

@@ -1,5 +1,6 @@
 """Files, locks and messages of an attempt, for every way in which an attempt can end."""
 
+import errno
 import io
 import json
 import logging
@@ -10,6 +11,7 @@ import socket
 import threading
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -69,7 +71,6 @@ def attempt(cwd):
 
 
 def save(step=5, **order):
-    """Writes a checkpoint of the run."""
     order = {"seed": 0, "global_batch_sizes": [8], "data": {}, "positions": [{"epoch": 0, "step": step}], **order}
     record = {"run": "x", "config": CONFIG, "order": order}
     write_directory({"epoch": 0, "global_step": step, "rankzero": record}, Path(f"runs/x/checkpoints/step-{step:08d}"))
@@ -91,7 +92,6 @@ def is_free():
 
 
 def stop(run_attempt, work=lambda: None):
-    """Runs an attempt that a signal stops."""
     with pytest.raises(Stopped), run_attempt:
         work()
         raise Stopped("SIGTERM")
@@ -138,6 +138,7 @@ def test_a_failure_is_logged_once_and_keeps_the_attempt(attempt, reported, has_t
         raise error
     assert log().count("RuntimeError: no such layer") == (0 if reported else 1)
     assert read("summary.json")["status"] == "failed" and is_free()
+    assert read("summary.json")["reason"].startswith("Traceback") and "no such layer" in read("summary.json")["reason"]
 
 
 @pytest.mark.parametrize(
@@ -169,14 +170,11 @@ def test_an_explained_error_undoes_the_attempt_only_before_the_first_batch(attem
     assert [path.name for path in Path("runs").iterdir()] == ["x"]
 
 
-def test_a_superseded_attempt_does_not_change_the_files_of_the_newer_attempt(attempt, capsys):
+def test_a_superseded_attempt_keeps_the_newer_files_and_a_summary_that_cannot_be_written_is_reported(attempt, capsys):
     with attempt():
         RunDirectory(Path("runs/x")).begin_attempt("model: {class_path: Net}\n")
     assert not Path("runs/x/summary.json").exists() and len(read("run.json")["attempts"]) == 2
     assert "run x: " not in capsys.readouterr().out
-
-
-def test_a_summary_that_cannot_be_written_is_reported(attempt, capsys):
     with attempt():
         Path("runs/x/summary.json").mkdir()
     printed = capsys.readouterr()
@@ -184,20 +182,19 @@ def test_a_summary_that_cannot_be_written_is_reported(attempt, capsys):
     assert is_free()
 
 
-def test_a_resumed_attempt_begins_after_its_checkpoint_and_reports_another_batch_size(attempt, capsys):
+def test_a_resumed_attempt_begins_after_its_checkpoint_reports_a_batch_size_and_refuses_a_seed(attempt, capsys):
     save(5)
+    stop(attempt())
+    assert "SIGTERM" in Path("runs/x/report.html").read_text()
+    capsys.readouterr()
     with attempt(plan := SamplingPlan(batch_size=16)) as run_attempt:
         assert run_attempt.checkpoint.name == "step-00000005" and run_attempt.resume_plan.step == 5
     assert plan.start_positions[0].step == 5 and plan.kept_sizes == [8]
     out = capsys.readouterr().out
     assert "resuming from step-00000005" in out and "rankzero: --batch_size 16 would be 16 samples a step" in out
-
-
-def test_a_refused_order_undoes_the_attempt_and_unlocks_the_run(attempt):
-    stop(attempt(), save)
     with pytest.raises(RequestError, match="--seed 1"), attempt(SamplingPlan(seed=1)):
         raise AssertionError("the attempt has begun")
-    assert len(read("run.json")["attempts"]) == 1 and is_free()
+    assert len(read("run.json")["attempts"]) == 2 and is_free()
 
 
 @pytest.mark.parametrize(
@@ -222,18 +219,11 @@ def test_a_finished_run_of_two_epochs_trains_again_unless_it_has_trained_them(at
     assert is_free()
 
 
-def raises(error):
-    def fit():
-        raise error
-
-    return fit
-
-
 @pytest.mark.parametrize("may_exit", [False, True])
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 def test_an_exit_of_the_users_code_is_an_error_unless_allowed(attempt, kind, may_exit):
     with pytest.raises(kind if may_exit else LeftEarlyError):
-        attempt().train(raises(kind), may_exit)
+        attempt().train(Mock(side_effect=kind), may_exit)
     assert read("summary.json")["status"] == "failed" and is_free()
 
 
@@ -241,9 +231,9 @@ def test_train_raises_the_first_error_of_this_rank_and_a_stop_unchanged(attempt)
     run_attempt = attempt()
     run_attempt.outcome.error = LookupError("the first")
     with pytest.raises(LookupError, match="the first"):
-        run_attempt.train(raises(RuntimeError("the second")), may_exit=False)
+        run_attempt.train(Mock(side_effect=RuntimeError("the second")), may_exit=False)
     with pytest.raises(Stopped, match="SIGTERM"):
-        attempt().train(raises(Stopped("SIGTERM")), may_exit=False)
+        attempt().train(Mock(side_effect=Stopped("SIGTERM")), may_exit=False)
     assert read("summary.json")["status"] == "stopped"
 
 
@@ -311,14 +301,18 @@ def test_the_next_attempt_may_begin_while_the_report_is_written(attempt, monkeyp
     assert Path("runs/x/report.html").read_text() == "of attempt 2"
 
 
-@pytest.mark.parametrize("error", [None, Stopped("SIGTERM"), RuntimeError("no such layer")])
+@pytest.mark.parametrize(
+    ("error", "report_error", "text"),
+    [
+        (None, MemoryError(), "MemoryError()"),
+        (Stopped("SIGTERM"), OSError(errno.ENOSPC, "no space"), "[Errno 28] no space"),
+        (RuntimeError("no such layer"), MemoryError(), "MemoryError()"),
+    ],
+)
 def test_an_end_waits_for_a_background_save_and_no_failure_of_the_report_or_later_changes_result_or_summary(
-    attempt, monkeypatch, error, capsys
+    attempt, monkeypatch, error, report_error, text, capsys
 ):
-    def fail(run, summary):
-        raise MemoryError
-
-    monkeypatch.setattr(report_module, "render", fail)
+    monkeypatch.setattr(report_module, "render", Mock(side_effect=report_error))
     save(5)
     run_attempt = attempt()
     describe_exit = run_attempt.control_channel.describe_exit
@@ -329,7 +323,7 @@ def test_an_end_waits_for_a_background_save_and_no_failure_of_the_report_or_late
     verify(Path("runs/x/checkpoints/step-00000007"))
     before, printed = read("summary.json"), capsys.readouterr()
     assert f"run x: {before['status']}" in printed.out and is_free()
-    assert printed.err.count("report.html could not be written: MemoryError()") == 1
+    assert printed.err.count(f"report.html could not be written: {text}\n") == printed.err.count("\n") == 1
     run_attempt.control_channel.on_abort("os._exit was called")
     assert read("summary.json") == before and "os._exit" not in log()
     assert (run_attempt.control_channel.describe_exit is describe_exit) == (error is None)

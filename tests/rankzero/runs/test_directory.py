@@ -1,5 +1,5 @@
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -8,7 +8,6 @@ from rankzero.runs.directory import RunDirectory, choose_run
 
 
 def begin(root, name="x", text="a: 1", job=None):
-    """Begins an attempt at a run and returns its directory."""
     run = choose_run(str(root), name, "MLP-Toy", job)
     run.begin_attempt(text)
     return run
@@ -30,11 +29,8 @@ def test_unnamed_and_archived_runs_are_numbered_and_a_job_finds_its_own_run_agai
 
 def test_concurrent_starts_never_share_a_number(tmp_path):
     runs = [choose_run(str(tmp_path), None, "MLP-Toy", None) for _ in range(8)]
-    threads = [threading.Thread(target=run.begin_attempt, args=("a: 1",)) for run in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda run: run.begin_attempt("a: 1"), runs))
     assert len({run.path for run in runs}) == 8
     assert all(len(run.read("run.json")["attempts"]) == 1 for run in runs)
 
@@ -61,10 +57,9 @@ def test_discarding_an_attempt_leaves_earlier_attempts_unchanged_or_removes_the_
 
 @pytest.mark.parametrize("resume", ["auto", "never"])
 def test_an_attempt_is_no_longer_the_owner_once_a_newer_attempt_has_begun(tmp_path, resume):
-    first = RunDirectory(tmp_path / "x")
-    first.begin_attempt("a: 1")
+    first = begin(tmp_path)
     first.assert_owner()
-    second = RunDirectory(tmp_path / "x")
+    second = RunDirectory(first.path)
     if resume == "never":
         second.archive()  # the newer run counts its attempts from 1 again
     second.begin_attempt("a: 1")

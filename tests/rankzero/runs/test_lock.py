@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +17,7 @@ from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
 from rankzero.runs import lock as run_lock
 from rankzero.runs.lock import Owner, RunLock
-from recorded_runs import locked, suspend
+from recorded_runs import locked, suspend, write_lock
 
 
 @pytest.fixture
@@ -63,21 +62,13 @@ def other_process(run):
 
 @pytest.fixture
 def owner(other_process):
-    """A process that has locked the run."""
     process, answer = other_process()
     assert answer.get() == "held"
     return process
 
 
-def create_lock(lock_file, **settings):
-    """Creates the lock of an ended process of this host, or with other settings; returns its owner."""
-    lock_file.parent.mkdir(exist_ok=True)
-    owner = replace(Owner.this(Launch()), **{"born": "1", **settings})
-    lock_file.write_text(json.dumps(asdict(owner)) + "\n")
-    return owner
-
-
-ANOTHER_HOST = {"host": "elsewhere", "boot": "another kernel"}
+ENDED = {"born": "1"}
+ANOTHER_HOST = {**ENDED, "pid": 4711, "host": "elsewhere", "boot": "another kernel"}
 
 
 @pytest.mark.parametrize("exists", [False, True])
@@ -114,7 +105,7 @@ def test_the_lock_of_a_killed_process_can_be_taken_also_if_its_process_id_was_re
         with locked(run, notify=pytest.fail):
             assert json.loads(lock_file.read_text())["pid"] == os.getpid() and names(run.parent) == [".x.lock"]
         assert names(run.parent) == []
-        create_lock(lock_file)
+        write_lock(run, **ENDED)
 
 
 @pytest.mark.parametrize("before", ["nothing", "a killed owner", "a killed successor too", "a damaged file"])
@@ -125,9 +116,11 @@ def test_only_one_of_many_concurrent_starts_gets_the_lock(run, lock_file, before
     if before == "a damaged file":
         lock_file.write_text("")
     elif before != "nothing":
-        owner = create_lock(lock_file)
+        write_lock(run, **ENDED)
     if before == "a killed successor too":
-        create_lock(lock_file.with_name(f".x.lock.{owner.token}"), token="f" * 32)
+        token = json.loads(lock_file.read_text())["token"]
+        write_lock(run, **ENDED, token="f" * 32).rename(f"{lock_file}.{token}")
+        write_lock(run, **ENDED, token=token)
     answers = [other_process()[1] for _ in range(8)]
     found = [answer.get() for answer in answers]
     assert all(text == "held" or "training run x" in text for text in found)
@@ -135,7 +128,7 @@ def test_only_one_of_many_concurrent_starts_gets_the_lock(run, lock_file, before
 
 
 def test_a_start_is_refused_while_an_owner_on_another_host_sends_heartbeats(run, lock_file, monkeypatch):
-    owner, notes = create_lock(lock_file, pid=4711, **ANOTHER_HOST), []
+    since, notes = json.loads(write_lock(run, **ANOTHER_HOST).read_text())["since"], []
 
     def sleep(seconds):
         os.utime(lock_file)
@@ -144,25 +137,24 @@ def test_a_start_is_refused_while_an_owner_on_another_host_sends_heartbeats(run,
     with pytest.raises(RequestError, match="process 4711 on elsewhere has been training run x") as error:
         RunLock(Launch(), notify=notes.append).acquire(run)
     assert error.value.instead.endswith("kill 4711 on elsewhere")
-    assert notes == [f"run x belongs to process 4711 on elsewhere since {owner.since}; waiting 60 s for its heartbeat"]
+    assert notes == [f"run x belongs to process 4711 on elsewhere since {since}; waiting 60 s for its heartbeat"]
 
 
-def test_the_lock_of_an_owner_on_another_host_without_heartbeats_is_taken(run, lock_file, monkeypatch):
+def test_the_lock_of_an_owner_on_another_host_is_taken_without_heartbeats_or_when_it_is_released(
+    run, lock_file, monkeypatch
+):
     monkeypatch.setattr(TIMERS, "lock_stale", 0.3)
     monkeypatch.setattr(TIMERS, "slow_poll", 0.05)
-    create_lock(lock_file, **ANOTHER_HOST)
+    write_lock(run, **ANOTHER_HOST)
     os.utime(lock_file, (time.time() + 9000, time.time() + 9000))  # the clock of the other host is wrong
     notes = []
     with locked(run, notify=notes.append):
         assert len(notes) == 1 and json.loads(lock_file.read_text())["host"] == Owner.this(Launch()).host
-
-
-def test_the_wait_for_a_heartbeat_ends_when_the_lock_is_released_or_on_a_signal(run, lock_file, monkeypatch):
-    monkeypatch.setattr(TIMERS, "slow_poll", 0.01)
-    create_lock(lock_file, **ANOTHER_HOST)
+    monkeypatch.setattr(TIMERS, "lock_stale", 60)
+    write_lock(run, **ANOTHER_HOST)
     with locked(run, notify=lambda line: lock_file.unlink()):
         pass
-    create_lock(lock_file, **ANOTHER_HOST)
+    write_lock(run, **ANOTHER_HOST)
     with pytest.raises(RequestError, match="SIGINT ended the wait for its heartbeat"):
         RunLock(Launch(), received_signal=lambda: "SIGINT").acquire(run)
     assert names(run.parent) == [".x.lock"]
@@ -205,8 +197,9 @@ def test_a_restarted_job_takes_over_only_its_own_run(run, lock_file, case, other
 
 
 def test_an_owner_that_was_replaced_does_not_release_its_successors_lock(run, lock_file):
-    first, second = RunLock(Launch(job_id="7")), RunLock(Launch(job_id="7", restarts=1))
+    first = RunLock(Launch(job_id="7"))
     first.acquire(run)
+    second = RunLock(Launch(job_id="7", restarts=1))
     second.acquire(run)
     before = lock_file.read_text()
     first.release()
@@ -223,9 +216,8 @@ def test_a_symbolic_link_to_a_run_has_the_lock_of_the_run(run, tmp_path):
         RunLock(Launch()).acquire(tmp_path / "real/x")
 
 
-def test_a_lock_with_a_path_as_its_token_counts_as_damaged(lock_file):
-    create_lock(lock_file, token="/../../victim")
-    assert run_lock._read(lock_file).token == "0" * 32
+def test_a_lock_with_a_path_as_its_token_counts_as_damaged(run):
+    assert run_lock._read(write_lock(run, token="/../../victim")).token == "0" * 32
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):

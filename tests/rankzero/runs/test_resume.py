@@ -112,17 +112,13 @@ def test_a_run_ended_by_max_time_resumes_with_a_longer_max_time(cwd, capsys, mon
 @pytest.mark.parametrize(
     ("stored", "requested", "epochs", "steps", "expected"),
     [
-        ((5, -1), (5, -1), 5, 50, "--epochs 10"),
-        ((5, -1), (5, -1), 2, 20, "--epochs 10"),
-        ((5, -1), (3, -1), 5, 50, "--epochs 10"),
-        ((-1, 50), (-1, 50), 5, 50, "--trainer.max_steps 100"),
-        ((-1, 50), (-1, 50), 2, 20, "--trainer.max_steps 100"),
+        *(((5, -1), (5, -1), epochs, 10 * epochs, "--epochs 10") for epochs in (5, 2)),
+        *(((-1, 50), (-1, 50), epochs, 10 * epochs, "--trainer.max_steps 100") for epochs in (5, 2)),
+        *(((5, 60), (5, 60), epochs, 10 * epochs, "--epochs 10") for epochs in (5, 2)),
+        *(((5, -1), (3, -1), 5, 50, "--epochs 10"), ((-1, -1), (3, -1), 5, 50, "--epochs 10")),
         ((-1, 50), (3, 50), 5, 50, "--epochs 10 --trainer.max_steps 100"),
-        ((-1, -1), (3, -1), 5, 50, "--epochs 10"),
         ((5, 50), (5, 50), 4, 50, "--trainer.max_steps 100"),
-        ((5, 60), (5, 60), 5, 50, "--epochs 10"),
         ((5, 50), (5, 50), 5, 50, "--epochs 10 --trainer.max_steps 100"),
-        ((5, 60), (5, 60), 2, 20, "--epochs 10"),
     ],
 )
 def test_the_note_about_a_finished_run_states_which_limits_to_raise(cwd, stored, requested, epochs, steps, expected):
@@ -132,24 +128,21 @@ def test_the_note_about_a_finished_run_states_which_limits_to_raise(cwd, stored,
     assert f"the same command with {expected}\n" in note and ("stopped early" in note) == (epochs == 2)
 
 
-@pytest.mark.parametrize("path", ["runs/x", "runs/x/checkpoints/step-00000128"])
-def test_a_new_run_can_start_from_a_checkpoint_of_another_run(finished, path):
-    summary_path = finished(2).with_name("y")
-    fit_in_process(*TOY, "--epochs", "3", "--run", "y", "--resume", path)
-    summary = summary_of(summary_path)
-    assert (summary["epochs"], summary["samples"], summary["attempts"]) == (3, 3 * 2048, 1)
-
-
-@pytest.mark.parametrize(("step", "resumed_step"), [(1, 64), (15, 70)])
-def test_a_restarted_job_prefers_its_own_checkpoint_to_the_given_checkpoint(finished, capsys, step, resumed_step):
+@pytest.mark.parametrize(
+    ("step", "resumed_step", "path"), [(1, 64, "runs/x"), (15, 70, "runs/x/checkpoints/step-00000064")]
+)
+def test_a_new_run_starts_from_a_checkpoint_of_another_run_but_prefers_its_own_if_its_job_is_restarted(
+    finished, capsys, step, resumed_step, path
+):
     """The job's command contains `--resume PATH`, which applies only while the job has saved no checkpoint."""
     run = finished(1).with_name("y")
-    command = (*TOY, "--epochs", "3", "--run", "y", "--resume", "runs/x")
+    command = (*TOY, "--epochs", "3", "--run", "y", "--resume", path)
     crash_at(64 + step, *command, launch=Launch(job_id="7"))
-    capsys.readouterr()
+    assert "resuming from step-00000064" in capsys.readouterr().out
     fit_in_process(*command, launch=Launch(job_id="7", restarts=1))
     assert f"resuming from step-{resumed_step:08d}" in capsys.readouterr().out
-    assert summary_of(run)["samples"] == 3 * 2048
+    summary = summary_of(run)
+    assert (summary["epochs"], summary["samples"], summary["attempts"]) == (3, 3 * 2048, 2)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +161,6 @@ def test_a_restarted_job_prefers_its_own_checkpoint_to_the_given_checkpoint(fini
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_a_refused_start_changes_no_run(finished, flags, message):
-    """Another model or data module, seed, shape or batch size; a checkpoint that does not exist."""
     run = finished(1)
     shutil.copytree(run, run.with_name("y"))
 
@@ -272,20 +264,15 @@ def lightnings_checkpoints(tmp_path_factory):
 @pytest.mark.parametrize(
     ("checkpoint", "limits"),
     [
-        ("steps/step=25.ckpt", ()),
-        ("last_step/step=64.ckpt", ()),
-        ("val/step=96.ckpt", ()),
-        ("val/step=64.ckpt", ()),
-        ("epoch/step=64.ckpt", ()),
-        ("epoch/step=100.ckpt", ("--trainer.max_steps=100",)),
+        *((name, ()) for name in ("steps/step=25", "last_step/step=64", "val/step=96", "val/step=64", "epoch/step=64")),
+        ("epoch/step=100", ("--trainer.max_steps=100",)),
     ],
 )
-def test_a_run_resumes_exactly_from_a_checkpoint_of_lightnings_callback(
+def test_a_run_resumes_exactly_from_a_checkpoint_of_lightnings_callback_even_if_it_crashes(
     cwd, trained, lightnings_checkpoints, checkpoint, limits
 ):
-    """The resumed run crashes."""
     arguments = (*CONSTANT, "--epochs", "3", "--run", "rest")
-    crash_at(115, *arguments, "--resume", str(lightnings_checkpoints(*limits) / checkpoint))
+    crash_at(115, *arguments, "--resume", str(lightnings_checkpoints(*limits) / f"{checkpoint}.ckpt"))
     fit_in_process(*arguments)
     assert are_equal(weights(trained(*CONSTANT, "--epochs", "3") / "x"), weights(cwd / "runs/rest"))
     assert summary_of(cwd / "runs/rest")["ledger"][-2:] == EACH_ONCE[1:]

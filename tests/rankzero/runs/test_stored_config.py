@@ -38,7 +38,6 @@ class Net(BoringModel):
 
 
 def nested(depth):
-    """Returns a dictionary that is nested `depth` levels deep."""
     return {"a": nested(depth - 1)} if depth else {}
 
 
@@ -75,11 +74,15 @@ def test_yaml_values_are_converted_for_json(value, stored):
     assert without_objects(config) == {"a": {"c": stored}, "d": None}
 
 
-@pytest.mark.parametrize(
-    "stored",
-    [None, 5, [], "", "a: [", "a: &a [1]\nb: *a", "[" * 5000, nested(200), "{a: " * 200 + "1" + "}" * 200],
-    ids=lambda stored: str(stored)[:20],
-)
+ALIASES = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]\n" for n in range(1, 30))
+INVALID = [
+    *(None, 5, [], [1], "", "[1]", "a: [", "a: &a [1]\nb: *a", "\t", "[" * 5000, "model: [" * 2000),
+    *(nested(150), nested(200), "{a: " * 200 + "1" + "}" * 200, f"{ALIASES}model: {{class_path: *a29}}"),
+    *("model: !!bool x", 'model: !!int ""', "? {}\n: 1", "model: {class_path: !!timestamp x}"),
+]
+
+
+@pytest.mark.parametrize("stored", INVALID, ids=lambda stored: str(stored)[:40])
 def test_invalid_content_is_read_as_an_empty_configuration_and_yaml_of_an_earlier_version_is_read(stored):
     assert read_config(stored) == {}
     config = {"model": {"class_path": "mine.Net", "init_args": {"lr": 0.1}}, "trainer": {"max_time": None}}
@@ -99,13 +102,9 @@ def test_changes_name_flags_and_both_values_except_of_secrets():
 
 
 CONFIGS = [
-    *(None, 5, "", "[1]", "a: [", "model: 3", "model: {class_path: 3}", "model: {class_path: os.mkdir}", "\t"),
-    *("model: {class_path: lightning_modules.MLP, init_args: {no: 3}}", "model: [" * 2000, "data: {class_path: x}"),
-    *("model: !!bool x", 'model: !!int ""', "? {}\n: 1", "model: {class_path: !!timestamp x}"),
-    "a0: &a0 [x]\n"
-    + "".join(f"a{n}: &a{n} [{f'*a{n - 1}, ' * 9}]\n" for n in range(1, 30))
-    + "model: {class_path: *a29}",
-    *({}, [1], {"model": [1]}, {"model": {"class_path": 3}}, {"model": {"class_path": "os.mkdir"}}, nested(150)),
+    *(None, "[1]", "model: 3", "model: {class_path: 3}", "model: {class_path: os.mkdir}", "data: {class_path: x}"),
+    "model: {class_path: lightning_modules.MLP, init_args: {no: 3}}",
+    *({}, [1], {"model": [1]}, {"model": {"class_path": 3}}, {"model": {"class_path": "os.mkdir"}}),
 ]
 
 

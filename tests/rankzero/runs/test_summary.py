@@ -95,16 +95,13 @@ class LogsMetric(BoringModel):
         self.after = computed_metrics_of(self.trainer), self.metric.computed
 
 
-def test_only_computed_metrics_are_read_if_computing_could_wait_for_a_lost_rank():
+def test_only_metrics_in_memory_are_read_if_computing_could_wait_for_a_lost_rank_or_for_an_accelerator(monkeypatch):
     model = LogsMetric()
     train_in_process(model=model, max_epochs=1, limit_train_batches=3, limit_val_batches=0)
     assert (model.before, model.after) == (({}, 0), ({"metric": 2.0}, 1))
-
-
-def test_metrics_on_an_accelerator_are_not_waited_for(trainer, monkeypatch):
     on_device = {"number": 2, "here": torch.tensor(1.5), "there": torch.tensor(1.5, device="meta")}
-    monkeypatch.setattr(trainer._logger_connector, "_callback_metrics", on_device)
-    assert computed_metrics_of(trainer) == {"here": 1.5, "number": 2.0}
+    monkeypatch.setattr(model.trainer._logger_connector, "_callback_metrics", on_device)
+    assert computed_metrics_of(model.trainer) == {"here": 1.5, "number": 2.0}
 
 
 def reason(error, cause=None):
@@ -123,13 +120,9 @@ def test_the_reason_is_the_one_that_was_printed_or_the_traceback_and_what_the_ra
         mark_place(error, "forward at step 7")
         found = reason(error)
     assert found.startswith("Traceback") and found.endswith("IndexError: no such layer\nin forward at step 7")
-
-
-@pytest.mark.parametrize("end", ["", "; the main thread was at\n", "\n"])
-def test_the_reason_of_an_aborted_attempt_has_no_stack(end):
-    cause = "rank 1 on a failed: IndexError('several\nlines')"
-    stack = "".join(traceback.format_stack()) if end else ""
-    assert without_stack(f"{cause}{end}{stack}") == cause
+    cause, stack = "rank 1 on a failed: IndexError('several\nlines')", "".join(traceback.format_stack())
+    for end in ("", f"; the main thread was at\n{stack}", f"\n{stack}"):
+        assert without_stack(cause + end) == cause
 
 
 def test_checkpoints_are_named_by_their_path_within_the_run_and_incomplete_ones_are_not_reported(trainer, run):

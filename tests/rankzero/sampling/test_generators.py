@@ -8,23 +8,16 @@ from lightning.pytorch import seed_everything
 from rankzero.sampling import generators
 from running import restore_process_state
 
-DRAWS = {
-    "python": random.random,
-    "python, integers": lambda: random.randrange(10),
-    "python, shuffle": lambda: random.shuffle([1, 2, 3]),
-    "python, normal": lambda: random.gauss(0, 1),
-    "python, seed": lambda: random.seed(2),
-    "python, a whole block": lambda: random.getrandbits(32 * 624),  # then at the same position in another block
-    "numpy": np.random.rand,
-    "numpy, integers": lambda: np.random.randint(10),
-    "numpy, normal": np.random.randn,
-    "numpy, seed": lambda: np.random.seed(2),
-    "numpy, a whole block": lambda: np.random.bytes(4 * 624),
-    "torch": lambda: torch.rand(1),
-    "torch, normal": lambda: torch.randn(1),
-    "torch, permutation": lambda: torch.randperm(3),
-    "torch, seed": lambda: torch.manual_seed(2),
-}
+DRAWS = (
+    {"python": random.random, "python, integers": lambda: random.randrange(10)}
+    | {"python, shuffle": lambda: random.shuffle([1, 2, 3]), "python, normal": lambda: random.gauss(0, 1)}
+    | {"python, seed": lambda: random.seed(2), "python, a whole block": lambda: random.getrandbits(32 * 624)}
+    | {"numpy": np.random.rand, "numpy, integers": lambda: np.random.randint(10), "numpy, normal": np.random.randn}
+    | {"numpy, seed": lambda: np.random.seed(2), "numpy, a whole block": lambda: np.random.bytes(4 * 624)}
+    | {"torch": lambda: torch.rand(1), "torch, normal": lambda: torch.randn(1)}
+    | {"torch, permutation": lambda: torch.randperm(3), "torch, seed": lambda: torch.manual_seed(2)}
+)
+"""After a whole block of 624 words, a Mersenne twister is at the same position in another block."""
 
 
 @pytest.fixture(autouse=True)

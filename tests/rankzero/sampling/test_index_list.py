@@ -42,13 +42,10 @@ def test_the_key_of_a_sample_depends_only_on_seed_epoch_and_index_in_the_loaders
         assert empty == [] and empty.array.shape == empty.random_keys.shape == (0,)
 
 
-@pytest.mark.parametrize("indices", [of_list([5, 2]), of_array([5, 2]), Indices([7, 8], KEY, loader_indices=[5, 2])])
-def test_indices_keep_their_keys_when_pickled_for_a_loader_process(indices):
-    copy = pickle.loads(pickle.dumps(indices))
-    assert type(copy) is Indices and copy == indices and copy.key == KEY
-    assert np.array_equal(copy.random_keys, of_list([5, 2]).random_keys)
-
-
-def test_a_data_set_can_use_indices_like_a_list():
+def test_indices_keep_their_keys_when_pickled_for_a_loader_process_and_are_used_like_a_list():
+    for indices in (of_list([5, 2]), of_array([5, 2]), Indices([7, 8], KEY, loader_indices=[5, 2])):
+        copy = pickle.loads(pickle.dumps(indices))
+        assert type(copy) is Indices and copy == indices and copy.key == KEY
+        assert np.array_equal(copy.random_keys, of_list([5, 2]).random_keys)
     assert Subset(list("abcdefghij"), range(10)).__getitems__(of_array([5, 2])) == ["f", "c"]
     assert np.arange(10)[of_list([5, 2])].tolist() == [5, 2]

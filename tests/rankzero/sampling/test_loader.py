@@ -16,8 +16,6 @@ from stock import SIZE, Loaders, Net, train
 
 
 class Tagged(DataLoader):
-    """DataLoader with additional attributes and methods."""
-
     tag, count = "of the class", 0
 
     def __init__(self, *arguments, tag="given", **settings):

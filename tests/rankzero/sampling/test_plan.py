@@ -53,12 +53,8 @@ def test_other_attributes_of_the_loader_are_kept():
 @pytest.mark.parametrize(
     ("plan", "size"),
     [
-        (SamplingPlan(0, 2), 16),
-        (SamplingPlan(0, 2, batch_size=5), 10),
-        (SamplingPlan(0, 2, global_batch_size=30), 30),
-        (SamplingPlan(0, 1, global_batch_size=30), 30),
-        (SamplingPlan(0, 2, global_batch_size=7), 7),
-        (SamplingPlan(0, 3, global_batch_size=2), 2),
+        *((SamplingPlan(0, 2), 16), (SamplingPlan(0, 2, batch_size=5), 10)),
+        *((SamplingPlan(0, world, global_batch_size=size), size) for world, size in ((2, 30), (1, 30), (2, 7), (3, 2))),
         (SamplingPlan(0, 2, micro_batches=3), 48),
         (SamplingPlan(0, 2, batch_size=5, micro_batches=3), 30),
         (SamplingPlan(0, 2, global_batch_size=30, micro_batches=3), 30),
@@ -132,14 +128,6 @@ def loader():
     return DataLoader(DATA, batch_size=8, shuffle=True)
 
 
-def test_a_resumed_run_continues_after_the_consumed_samples(loader):
-    plans = SamplingPlan(), resumed_plan(DATA)
-    uninterrupted, resumed = (plan.wrap(loader, training=True) for plan in plans)
-    for plan in plans:
-        plan.order.set_epoch(3)
-    assert drawn(resumed) == drawn(uninterrupted)[5:] and len(resumed) == len(uninterrupted)
-
-
 @pytest.mark.parametrize(("count", "text"), [(90, "samples: was 90, is 100"), (100, "tensors: was ")])
 def test_a_run_resumes_with_changed_data_only_if_accepted_and_restarts_its_epoch(loader, count, text):
     checkpoint_data = TensorDataset(torch.arange(1000, 1000 + count))
@@ -169,9 +157,13 @@ def test_several_training_loaders_are_padded_keep_their_batch_sizes_and_replace_
     for _ in range(2):
         list(plan.wrap(DataLoader(DATA, batch_size=9), training=True))
     assert len(plan.training_orders) == 1
+    plan = SamplingPlan(0, 2, max_device_batch_size=10)
+    plan.wrap(DataLoader(DATA, batch_size=9), training=True)
+    with pytest.raises(RequestError, match="several training loaders"):  # with different micro-batches
+        plan.wrap(DataLoader(DATA, batch_size=33), training=True)
 
 
-def test_a_loader_next_to_an_unmanaged_training_loader_is_padded():
+def test_a_loader_next_to_an_unmanaged_training_loader_is_padded_and_padding_an_empty_rank_gives_a_warning(loader):
     plan = SamplingPlan(0, 2)
     plan.wrap(DataLoader(DATA, batch_size=9), training=True)
     assert plan.only_order and not plan.order.is_padded
@@ -181,13 +173,5 @@ def test_a_loader_next_to_an_unmanaged_training_loader_is_padded():
     assert not plan.only_order and plan.order.is_padded
     plan.wrap(DataLoader(Stream()), training=False)
     assert plan.order.is_padded
-
-
-def test_several_training_loaders_with_different_micro_batches_are_refused_and_padding_gives_a_warning():
-    plan = SamplingPlan(0, 2, max_device_batch_size=10)
-    plan.wrap(DataLoader(DATA, batch_size=9), training=True)
-    with pytest.raises(RequestError, match="several training loaders"):
-        plan.wrap(DataLoader(DATA, batch_size=33), training=True)
-    plan = SamplingPlan(0, 2, global_batch_size=33)
     with pytest.warns(UserWarning, match="each process needs a sample for SyncBatchNorm"):
-        plan.wrap(DataLoader(DATA, batch_size=8), training=True, padded_for="SyncBatchNorm")
+        SamplingPlan(0, 2, global_batch_size=33).wrap(loader, training=True, padded_for="SyncBatchNorm")

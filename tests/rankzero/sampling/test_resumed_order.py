@@ -32,6 +32,7 @@ def test_a_resumed_run_continues_with_the_next_batch_of_the_stored_size(world):
             assert resume(plan, content) is None
         loader = plan.wrap(DataLoader(list(range(96)), batch_size=batch_size, shuffle=True), training=True)
         plan.order.set_epoch(3)
+        assert len(loader) == 4
         return [batch.tolist() for batch in loader]
 
     order = {"global_batch_sizes": [24], "data": None, "positions": [{"epoch": 3, "step": 2, "samples": 48}]}
@@ -48,34 +49,21 @@ def test_a_checkpoint_without_an_order_restarts_its_epoch(record, epoch, start):
     assert (plan.start_positions, plan.kept_sizes, plan.kept_data) == (start, [], None)
 
 
-DAMAGED = {
-    "no seed": {"seed": None},
-    "a seed that is text": {"seed": "7"},
-    "a seed that is no number": {"seed": "many"},
-    "no batch size": {"global_batch_sizes": []},
-    "a batch size that is a number": {"global_batch_sizes": 8},
-    "a batch size that is text": {"global_batch_sizes": ["many"]},
-    "no batch": {"global_batch_sizes": [0]},
-    "a negative batch": {"global_batch_sizes": [-3]},
-    "a batch beyond 64 bits": {"global_batch_sizes": [10**30]},
-    "data that is text": {"data": "abc"},
-    "data that is a list": {"data": [1]},
-    "no positions": {"positions": None},
-    "a position that is a number": {"positions": [3]},
-    "a position that is a list": {"positions": [[1]]},
-    "negative samples": {"positions": [{**POSITION, "samples": -1}]},
-    "a step that is text": {"positions": [{**POSITION, "step": "1"}]},
-    "a negative epoch": {"positions": [{**POSITION, "epoch": -1}]},
-    "a pass that is text": {"positions": [{**POSITION, "cycle": "a"}]},
-    "an unknown field": {"positions": [{**POSITION, "more": 1}]},
-}
+DAMAGED = [
+    *({"seed": seed} for seed in (None, "7", "many")),
+    *({"global_batch_sizes": sizes} for sizes in ([], 8, ["many"], [0], [-3], [10**30])),
+    *({"data": data} for data in ("abc", [1])),
+    *({"positions": positions} for positions in (None, [3], [[1]])),
+    *({"positions": [{**POSITION, name: -1}]} for name in ("samples", "epoch")),
+    *({"positions": [{**POSITION, **change}]} for change in ({"step": "1"}, {"cycle": "a"}, {"more": 1})),
+]
 
 
 @pytest.mark.parametrize("accepts", [False, True])
-@pytest.mark.parametrize("name", DAMAGED)
-def test_the_refusal_of_a_damaged_order_suggests_resume_never(name, accepts):
+@pytest.mark.parametrize("damage", DAMAGED, ids=str)
+def test_the_refusal_of_a_damaged_order_suggests_resume_never(damage, accepts):
     with pytest.raises(RequestError) as error:
-        resume(SamplingPlan(seed=7), manifest(**DAMAGED[name]), accepts)
+        resume(SamplingPlan(seed=7), manifest(**damage), accepts)
     assert "its stored sample order is damaged (" in error.value.found
     assert error.value.instead.endswith("--resume never to restart the run")
 

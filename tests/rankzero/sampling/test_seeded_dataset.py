@@ -80,15 +80,12 @@ def test_a_data_set_is_read_once_and_unseeded_until_a_batch_with_the_first_draw_
     assert data.indices_read[-1:] == [8] and dataset._draws
 
 
-def test_a_subset_is_read_like_its_data_set():
+def test_a_subset_is_read_like_its_data_set_and_one_with_getitems_one_batch_at_a_time():
     subset = Subset(Drawing(), [9, 8, 7, 6])
     for data in (subset, Subset(subset, [0, 1, 2, 3])):
         samples = SeededDataset(data).__getitems__(indices(0, 1, 2, 3))
         assert [sample for sample, *_ in samples] == [9, 8, 7, 6]
         assert SeededDataset(data).__getitems__(indices(2)) == samples[2:3]
-
-
-def test_a_data_set_with_getitems_is_read_one_batch_at_a_time():
     data = DrawingInBatches()
     found = [SeededDataset(data).__getitems__(indices(1, 2, 3)) for _ in range(2)]
     assert data.indices_read == [[1, 2, 3]] * 2 and torch.equal(*found)
@@ -102,16 +99,12 @@ class Keyed(DrawingInBatches):
         return list(indices), indices.random_keys.tolist()
 
 
-def test_data_sets_that_draw_from_keys_and_tensor_data_sets_are_not_checked_for_draws(monkeypatch):
+def test_data_sets_that_draw_from_keys_and_pickled_tensor_data_sets_are_not_checked_for_draws(monkeypatch):
     monkeypatch.setattr(generators, "get_states", lambda: pytest.fail("watched"))
     (_, first), (_, second) = (SeededDataset(Keyed()).__getitems__(indices(*samples)) for samples in ([1, 2], [2, 9]))
     assert first[1] == second[0]
     samples, keys = SeededDataset(Subset(Keyed(), [9, 8, 7])).__getitems__(indices(2, 0))
     assert samples == [7, 9] and keys == indices(2, 0).random_keys.tolist()
-    assert SeededDataset(TensorDataset(torch.arange(5))).__getitems__(indices(3)) == [(torch.tensor(3),)]
-
-
-def test_a_seeded_data_set_can_be_pickled_and_has_the_attributes_of_its_data_set():
-    data = TensorDataset(torch.arange(5))
-    copy = pickle.loads(pickle.dumps(SeededDataset(data)))
+    copy = pickle.loads(pickle.dumps(SeededDataset(data := TensorDataset(torch.arange(5)))))
     assert len(copy) == 5 and torch.equal(copy.tensors[0], data.tensors[0])
+    assert copy.__getitems__(indices(3)) == [(torch.tensor(3),)]

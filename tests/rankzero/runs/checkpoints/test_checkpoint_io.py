@@ -3,7 +3,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
-from checkpoint_files import content, load, names, save
+from checkpoint_files import content, load, names
 
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, checkpoints_in, read_manifest, verify
@@ -24,14 +24,12 @@ def test_a_saved_checkpoint_is_read_with_its_content_and_manifest_until_it_is_re
     assert [entry.name for entry in checkpoints_in(saved)] == ["step-00000010", "step-00000020"]
     io.remove_checkpoint(saved / "step-00000010")
     assert names(saved) == ["step-00000020"]
-
-
-def test_a_ckpt_checkpoint_is_one_file_as_in_stock_lightning(tmp_path, io):
+    best = saved / "deep/best.ckpt"  # one file, as in stock Lightning
     for value in (4, 5):
-        io.save_checkpoint({"w": value}, tmp_path / "deep" / "best.ckpt")
-    assert names(tmp_path / "deep") == ["best.ckpt"] and load(tmp_path / "deep" / "best.ckpt") == {"w": 5}
-    io.remove_checkpoint(tmp_path / "deep" / "best.ckpt")
-    assert names(tmp_path / "deep") == []
+        io.save_checkpoint({"w": value}, best)
+    assert names(best.parent) == ["best.ckpt"] and load(best) == {"w": 5}
+    io.remove_checkpoint(best)
+    assert names(best.parent) == []
 
 
 def test_a_background_save_writes_the_state_at_the_time_of_the_call_and_the_next_save_waits(tmp_path, io):
@@ -114,14 +112,10 @@ def test_only_the_newest_held_checkpoint_is_written_on_request_as_it_was_held(io
     io.save_checkpoint(content(40), tmp_path / "step-00000040")  # replaces the held checkpoint
     write_held(io)
     assert names(tmp_path) == ["step-00000020", "step-00000040"]
-
-
-def test_a_held_checkpoint_that_exists_is_not_written_again(io, tmp_path):
-    path = save(tmp_path, 10)
-    before = (path / STATE).stat().st_mtime_ns
-    hold(io, content(10), tmp_path)
+    before = (tmp_path / "step-00000040" / STATE).stat().st_mtime_ns
+    hold(io, content(40), tmp_path)  # exists
     write_held(io)
-    assert (path / STATE).stat().st_mtime_ns == before
+    assert (tmp_path / "step-00000040" / STATE).stat().st_mtime_ns == before
 
 
 def test_nothing_is_held_while_an_earlier_copy_is_written(io, tmp_path):

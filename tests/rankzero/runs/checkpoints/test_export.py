@@ -1,4 +1,4 @@
-"""Export of weights for other programs."""
+"""Export of weights for other programs; tests/system/test_disks.py exports to a full disk."""
 
 import pytest
 import safetensors.torch
@@ -49,14 +49,6 @@ def test_shared_tensors_and_views_are_exported_and_other_values_only_to_pt(tmp_p
     assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in state)
 
 
-def test_a_failed_export_keeps_existing_files_and_leaves_no_partial_file(tmp_path):
-    torch.save({"state_dict": {"w": torch.ones(2)}}, tmp_path / "x.ckpt")
-    (tmp_path / "x.pt").mkdir()
-    with pytest.raises(CannotStart, match="folder where you may write"):
-        export_weights(tmp_path / "x.ckpt", tmp_path / "x.pt")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.ckpt", "x.pt"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -64,13 +56,10 @@ def test_a_failed_export_keeps_existing_files_and_leaves_no_partial_file(tmp_pat
         (("--export", "model"), "ends in .pt or .safetensors"),
         (("--export", "/proc/model.pt"), "folder where you may write"),
         (("--export", "x.pt", "--checkpoint", "bare.ckpt"), "contains no weights"),
-        (("--export", "x.pt", "--checkpoint", "list.ckpt"), "a checkpoint is a dict"),
-        (("--export", "x.pt", "--run", "y"), "type   --name x"),
     ],
 )
-def test_a_wrong_file_checkpoint_or_run_is_refused(run, cwd, arguments, message):
+def test_a_wrong_file_and_a_checkpoint_without_weights_are_refused(run, cwd, arguments, message):
     torch.save({"epoch": 3}, "bare.ckpt")
-    torch.save([], "list.ckpt")
     with pytest.raises(CannotStart, match=message):
         evaluate_in_process("--root", str(run.parent), *arguments)
     assert not (cwd / "x.pt").exists()

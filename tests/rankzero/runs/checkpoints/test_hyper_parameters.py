@@ -46,43 +46,27 @@ UNCHANGED = (
     | {"tensor": torch.arange(3.0), "dtype": torch.bfloat16, "device": torch.device("cpu")}
     | {"nested": {"a": [1, (2.0, {"b": None})], 3: {4}}}
 )
-CONVERTED = {
-    "parameter": (torch.nn.Parameter(torch.ones(2)), torch.ones(2)),
-    "NumPy number": (np.float32(0.5), 0.5),
-    "NumPy double": (np.float64(0.5), 0.5),
-    "NumPy text": (np.str_("a"), "a"),
-    "NumPy truth": (np.True_, True),
-    "attributes": (AttributeDict(a=1), {"a": 1}),
-    "ordered": (collections.OrderedDict(a=1), {"a": 1}),
-    "default": (collections.defaultdict(list, a=[1]), {"a": [1]}),
-    "omegaconf": (LikeOmegaconf(a=LikeOmegaconf(b=1)), {"a": {"b": 1}}),
-    "read-only": (types.MappingProxyType({"a": 1}), {"a": 1}),
-    "deque": (collections.deque([1, 2]), [1, 2]),
-}
+CONVERTED = (
+    {"NumPy number": (np.float32(0.5), 0.5), "NumPy double": (np.float64(0.5), 0.5)}
+    | {"NumPy text": (np.str_("a"), "a"), "NumPy truth": (np.True_, True)}
+    | {"parameter": (torch.nn.Parameter(torch.ones(2)), torch.ones(2)), "attributes": (AttributeDict(a=1), {"a": 1})}
+    | {"ordered": (collections.OrderedDict(a=1), {"a": 1}), "deque": (collections.deque([1, 2]), [1, 2])}
+    | {"default": (collections.defaultdict(list, a=[1]), {"a": [1]})}
+    | {"omegaconf": (LikeOmegaconf(a=LikeOmegaconf(b=1)), {"a": {"b": 1}})}
+    | {"read-only": (types.MappingProxyType({"a": 1}), {"a": 1})}
+)
 PLAIN = {name: (value, value) for name, value in UNCHANGED.items()} | CONVERTED
-OBJECTS = {
-    "partial": functools.partial(torch.optim.SGD, lr=0.1),
-    "module": torch.nn.Linear(2, 2),
-    "lambda": lambda: 0,
-    "class": torch.optim.Adam,
-    "function": torch.relu,
-    "enum": enum.Enum("Color", "RED").RED,
-    "number enum": enum.IntEnum("Level", "LOW").LOW,
-    "subclass of str": type("Text", (str,), {})("x"),
-    "path": pathlib.Path("x"),
-    "dataclass": dataclasses.make_dataclass("Settings", ["lr"])(0.1),
-    "namespace": argparse.Namespace(a=1),
-    "named tuple": collections.namedtuple("Point", "x y")(1, 2),
-    "array": np.arange(3),
-    "long double": np.longdouble(1),
-    "too long": 1 << 2001,
-    "generator": torch.Generator(),
-    "unprintable": Unprintable(),
-    "cycle": CYCLE,
-    "within a list": [1, {"a": torch.nn.ReLU()}],
-    "missing in omegaconf": LikeOmegaconf(a="???"),
-    "loss": torch.nn.functional.mse_loss,
-}
+OBJECTS = (
+    {"partial": functools.partial(torch.optim.SGD, lr=0.1), "module": torch.nn.Linear(2, 2), "lambda": lambda: 0}
+    | {"class": torch.optim.Adam, "function": torch.relu, "loss": torch.nn.functional.mse_loss}
+    | {"enum": enum.Enum("Color", "RED").RED, "number enum": enum.IntEnum("Level", "LOW").LOW}
+    | {"subclass of str": type("Text", (str,), {})("x"), "path": pathlib.Path("x")}
+    | {"dataclass": dataclasses.make_dataclass("Settings", ["lr"])(0.1), "namespace": argparse.Namespace(a=1)}
+    | {"named tuple": collections.namedtuple("Point", "x y")(1, 2), "array": np.arange(3)}
+    | {"long double": np.longdouble(1), "too long": 1 << 2001, "generator": torch.Generator()}
+    | {"unprintable": Unprintable(), "cycle": CYCLE, "within a list": [1, {"a": torch.nn.ReLU()}]}
+    | {"missing in omegaconf": LikeOmegaconf(a="???")}
+)
 
 
 def safe_load(content):
@@ -117,11 +101,8 @@ def test_the_checkpoint_of_the_caller_is_not_changed():
     }
 
 
-OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.1)
-
-
 class Net(BoringModel):
-    def __init__(self, net=None, width=2, optimizer=OPTIMIZER):
+    def __init__(self, net=None, width=2, optimizer=OBJECTS["partial"]):
         super().__init__()
         self.save_hyperparameters()
 

@@ -21,15 +21,13 @@ from running import TOY, fit
 def test_code_in_a_pickle_runs_only_if_the_checkpoint_is_trusted(
     valid_checkpoint, tmp_path, kind, message_of, write_manifest
 ):
-    marker = tmp_path / "ran"
+    marker, path = tmp_path / "ran", valid_checkpoint if kind == "directory" else tmp_path / "some.ckpt"
     state = serialized({"state_dict": {}, "loops": CreatesFolder(marker)})
-    path = valid_checkpoint
-    if kind == "ckpt":
-        path = tmp_path / "some.ckpt"
-        path.write_bytes(state)
+    if kind == "directory":
+        write_manifest(path, state, needs=[])
+        verify(path)
     else:
-        write_manifest(valid_checkpoint, state, needs=[])
-        verify(valid_checkpoint)
+        path.write_bytes(state)
     message = message_of(path)
     assert "os.makedirs" in message and "can run any code" in message and "--trust_checkpoint yes" in message
     assert not marker.exists()
@@ -124,11 +122,6 @@ def refuse_both(valid_checkpoint, message_of, write_manifest):
     return read
 
 
-def test_a_rebuilt_archive_with_unchanged_entries_is_read(valid_checkpoint, write_manifest):
-    write_manifest(valid_checkpoint, archive(entries_of((valid_checkpoint / STATE).read_bytes())))
-    assert load(valid_checkpoint)["state_dict"]["w"].tolist() == list(range(64))
-
-
 @pytest.mark.system
 def test_a_zip_bomb_of_zeros_is_refused(refuse_both):
     buffer = io.BytesIO()
@@ -186,8 +179,10 @@ PICKLES = {
 
 
 @pytest.mark.parametrize("name", PICKLES)
-def test_a_malformed_pickle_is_refused(valid_checkpoint, name, refuse_both):
+def test_a_malformed_pickle_is_refused_in_a_rebuilt_archive(valid_checkpoint, name, refuse_both, write_manifest):
     entries = entries_of((valid_checkpoint / STATE).read_bytes())
+    write_manifest(valid_checkpoint, archive(entries))
+    assert load(valid_checkpoint)["state_dict"]["w"].tolist() == list(range(64))
     refuse_both(archive({**entries, "data.pkl": PICKLES[name]}))
 
 

@@ -16,35 +16,29 @@ from rankzero.runs.checkpoints import write
 from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, clean, newest_valid, read_manifest, verify
 from rankzero.runs.checkpoints.safe_load import load
 from rankzero.runs.checkpoints.write import HashedFile, _move_to_target, remove_directory, write_directory, write_state
-from running import disk_at
 
 
 @pytest.mark.parametrize("leftovers", [(), (".replaced",), ("", ".replaced")])
 def test_saving_a_step_again_replaces_its_checkpoint_and_that_of_an_interrupted_replacement(saved, leftovers):
+    target = saved / "step-00000020"
     if leftovers:
-        (saved / "step-00000020").rename(saved / "step-00000020.replaced")
+        target.rename(saved / "step-00000020.replaced")
     if "" in leftovers:
         save(saved, 20)
     save(saved, 20, w=7)
-    assert names(saved) == ["step-00000010", "step-00000020"] and load(saved / "step-00000020")["w"] == 7
-
-
-def test_a_damaged_checkpoint_is_removed_if_the_step_has_another_checkpoint(saved):
-    target = saved / "step-00000020"
+    assert names(saved) == ["step-00000010", "step-00000020"] and load(target)["w"] == 7
     shutil.copytree(target, saved / "step-00000020.replaced")
     (target / STATE).write_bytes(b"")
     with pytest.raises(FileNotFoundError):
         _move_to_target(saved / "never-written", target)
-    assert newest_valid(saved) == (target, [])
+    assert newest_valid(saved) == (target, [])  # the damaged checkpoint was removed
 
 
 @pytest.mark.parametrize(
     ("entries", "error"),
     [
         ({"f": lambda: None}, "pickle"),
-        ({"rankzero": {"x": float("nan")}}, "JSON"),
-        ({"rankzero": {"x": float("inf")}}, "JSON"),
-        ({"rankzero": {"x": {1, 2}}}, "JSON"),
+        *(({"rankzero": {"x": value}}, "JSON") for value in (float("nan"), float("inf"), {1, 2})),
     ],
 )
 def test_content_that_torch_or_json_cannot_represent_is_refused_and_leaves_no_files(saved, entries, error):
@@ -89,27 +83,12 @@ def test_manifests_of_unusual_content_are_written(tmp_path):
     assert load(path, trusted=True)["large"] == 1 << 9000
 
 
-def test_a_full_disk_raises_an_os_error_keeps_the_older_checkpoint_and_leaves_no_partial_files(tmp_path):
-    """`torch.save` turns the OSError into a RuntimeError about its archive."""
-    for size in (1, 100_000):
-        with pytest.raises(OSError, match="No space left") as error:
-            write_state({"w": torch.zeros(size)}, Path("/dev/full"))
-        assert error.value.errno == errno.ENOSPC
-    with disk_at(tmp_path / "disk", "64k") as disk:
-        save(disk, 10)
-        for step in (10, 20):
-            with pytest.raises(OSError, match="No space left"):
-                save(disk, step, large=torch.zeros(100_000))
-            assert names(disk) == ["step-00000010"] and load(disk / "step-00000010")["w"].tolist() == [10, 10, 10]
-        save(disk, 20)
-
-
-def test_files_left_by_a_killed_save_do_not_enter_the_next_checkpoint(saved):
-    leftover = saved / ".step-00000030.saving"
-    leftover.mkdir()
-    (leftover / "other").write_text("half")
-    assert names(save(saved, 30)) == [MANIFEST, STATE]
-    assert names(saved) == ["step-00000010", "step-00000020", "step-00000030"]
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_a_full_disk_raises_an_os_error_instead_of_torchs_error(size):
+    """`torch.save` turns the OSError into a RuntimeError about its archive. tests/system/test_disks.py fills a disk."""
+    with pytest.raises(OSError, match="No space left") as error:
+        write_state({"w": torch.zeros(size)}, Path("/dev/full"))
+    assert error.value.errno == errno.ENOSPC
 
 
 def completes_before_call(number, task):
@@ -157,7 +136,7 @@ def test_a_process_that_exits_anywhere_in_a_removal_leaves_no_damaged_checkpoint
     assert number > 0 and names(saved) == ["step-00000010"]
 
 
-def test_an_interrupted_removal_hides_the_checkpoint_and_the_next_removal_deletes_it(saved, monkeypatch):
+def test_what_an_interrupted_removal_or_save_leaves_is_hidden_and_the_next_one_deletes_it(saved, monkeypatch):
     def interrupted(path, ignore_errors=False):
         if not ignore_errors:
             raise KeyboardInterrupt
@@ -168,6 +147,9 @@ def test_an_interrupted_removal_hides_the_checkpoint_and_the_next_removal_delete
     assert names(saved) == [".step-00000020.deleting", "step-00000010"]
     with pytest.raises(FileNotFoundError):
         remove_directory(saved / "step-00000020")
-    save(saved, 20)
+    leftover = saved / ".step-00000020.saving"
+    leftover.mkdir()
+    (leftover / "other").write_text("of a killed save")
+    assert names(save(saved, 20)) == [MANIFEST, STATE]
     remove_directory(saved / "step-00000020")
     assert names(saved) == ["step-00000010"] and verify(saved / "step-00000010") is None

@@ -1,3 +1,4 @@
+from reported import read_json
 from rich.table import Table
 
 from rankzero.distributed.devices import WorldInfo
@@ -8,9 +9,15 @@ from running import evaluate_in_process, fit_in_process
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1", "--run", "x")
 
 
-def test_the_table_offers_tensorboard_only_for_event_files(cwd, capsys):
+def test_the_table_lists_the_report_and_offers_tensorboard_only_for_event_files(cwd, capsys):
     fit_in_process(*TOY)
-    assert "tensorboard --logdir runs --host localhost" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "tensorboard --logdir runs --host localhost" in out and "│ report      │ runs/x/report.html  " in out
+    page, run = (cwd / "runs/x/report.html").read_text(), RunDirectory(cwd / "runs/x")
+    assert "1 node, 1 process on cpu" in page and "train/loss" in page
+    environment = read_json(run, "attempts/0001/environment.json")
+    assert environment["folder"] == str(cwd) and sum(environment["hosts"].values()) == 1
+    assert read_json(run, "attempts/0001/summary.json") == read_json(run, "summary.json")
     logger = ("--trainer.logger", "lightning.pytorch.loggers.CSVLogger", "--trainer.logger.save_dir", "csv")
     fit_in_process(*TOY[:-1], "y", *logger)
     out = capsys.readouterr().out

@@ -61,7 +61,12 @@ def test_a_resumed_attempt_hides_values_of_a_lost_one_as_in_tensorboard(tmp_path
     assert scalars_of(tmp_path)["loss"] == dict(points_of(loss))
 
 
-def test_files_created_within_one_second_are_read_in_the_order_of_their_first_events(tmp_path):
+def test_files_created_within_one_second_are_read_in_the_order_of_their_first_events_and_others_are_ignored(tmp_path):
+    (tmp_path / "events.out.tfevents.1").touch()
+    (tmp_path / "hparams.yaml").write_text("lr: 0.1\n")
+    (tmp_path / "tfevents").mkdir()
+    write(tmp_path / "loss_train" / "events.out.tfevents.1", scalar("loss", 0, 1.0))
+    assert read_curves(tmp_path) == read_curves(tmp_path / "missing") == {}
     write(tmp_path / "events.out.tfevents.1.host.9", opening(1.1), scalar("loss", 0, 1.0), scalar("loss", 5, 1.0))
     write(tmp_path / "events.out.tfevents.1.host.10", opening(1.9), session_start(3), scalar("loss", 3, 2.0))
     assert points_of(read_curves(tmp_path)["loss"]) == [(0, 1.0), (3, 2.0)]
@@ -86,14 +91,6 @@ def test_a_file_is_read_up_to_an_incomplete_or_damaged_record(tmp_path, damage):
     path.write_bytes(intact + DAMAGES[damage](path.read_bytes()))
     write(tmp_path / "events.out.tfevents.2", opening(2.0), scalar(TAG, 3, 2.0))
     assert list(read_curves(tmp_path)[TAG].steps) == [0, 1, 3]
-
-
-def test_empty_files_other_files_and_subfolders_are_ignored(tmp_path):
-    (tmp_path / "events.out.tfevents.1").touch()
-    (tmp_path / "hparams.yaml").write_text("lr: 0.1\n")
-    (tmp_path / "tfevents").mkdir()
-    write(tmp_path / "loss_train" / "events.out.tfevents.1", scalar("loss", 0, 1.0))
-    assert read_curves(tmp_path) == read_curves(tmp_path / "missing") == {}
 
 
 def test_any_number_is_read_also_if_stored_as_a_tensor_and_texts_and_other_tensors_are_not(tmp_path):

@@ -19,7 +19,6 @@ def log_and_flush(logger, steps):
 
 
 def logged_steps(run):
-    """Returns the steps that the report reads."""
     return list(read_curves(run.path / "tensorboard")["loss"].steps)
 
 

@@ -6,22 +6,15 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from rankzero.runs.tensorboard.records import CHECKSUM_BYTES, HEADER_BYTES, is_intact, record_length, record_of
 
 
-def test_the_length_of_a_record_is_read_from_an_intact_header_only():
-    file = BytesIO()
-    RecordWriter(file).write(bytes(300))
-    data = file.getvalue()
-    header = data[:HEADER_BYTES]
-    assert record_length(header) == 300 == len(data) - HEADER_BYTES - CHECKSUM_BYTES
-    assert record_length(header[:-1]) is None and record_length(b"") is None
-    assert record_length(bytes([header[0] ^ 1]) + header[1:]) is None
-
-
-@pytest.mark.parametrize("size", [0, 1, 79, 70_000])
-def test_a_record_equals_that_of_tensorboard(size):
+@pytest.mark.parametrize("size", [0, 1, 79, 300, 70_000])
+def test_a_record_equals_that_of_tensorboard_and_its_length_is_read_from_an_intact_header_only(size):
     data = bytes(number * 31 % 251 for number in range(size))
     file = BytesIO()
     RecordWriter(file).write(data)
-    assert record_of(data) == file.getvalue()
-    checksum = file.getvalue()[-CHECKSUM_BYTES:]
-    assert is_intact(data, checksum)
+    record = file.getvalue()
+    header, checksum = record[:HEADER_BYTES], record[-CHECKSUM_BYTES:]
+    assert record_of(data) == record and is_intact(data, checksum)
     assert not is_intact(data + b"x", checksum) and not is_intact(data, checksum[:-1])
+    assert record_length(header) == size == len(record) - HEADER_BYTES - CHECKSUM_BYTES
+    assert record_length(header[:-1]) is None and record_length(b"") is None
+    assert record_length(bytes([header[0] ^ 1]) + header[1:]) is None

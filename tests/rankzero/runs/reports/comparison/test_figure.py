@@ -17,24 +17,20 @@ def legend_texts(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_each_panel_has_a_line_per_run_and_labeled_axes_and_the_legend_lists_only_runs_that_are_drawn():
+def test_each_panel_has_a_line_of_another_style_per_run_and_the_legend_lists_only_runs_that_are_drawn():
     figure = draw(["a", "b"], [panel("train loss", 2), panel("val/accuracy", 2)], "samples")
     assert [axes.get_title() for axes in figure.axes] == ["train loss", "val/accuracy"]
     assert [axes.get_xlabel() for axes in figure.axes] == ["training samples of all processes"] * 2
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]
     assert list(figure.axes[0].lines[0].get_xdata()) == [0.0, 100.0, 200.0]
     assert legend_texts(figure) == ["a", "b"]
+    figure = draw([str(number) for number in range(8)], [panel("val/loss", 8)], "steps")
+    assert [to_hex(line.get_color()).upper() for line in figure.axes[0].lines] == list(COLORS)
+    assert [line.get_linestyle() for line in figure.axes[0].lines] == list(STYLES)
+    assert all(STYLES[index] != STYLES[index + 1] for index in range(7))
     figure = draw(["a", "b"], [Panel("val/loss", [Line(1, [0.0], [1.0])])], "steps")
     assert legend_texts(figure) == ["b"]
     assert figure.axes[0].lines[0].get_color() == figure.legends[0].get_lines()[0].get_color() == COLORS[1]
-
-
-def test_eight_runs_have_different_colors_and_neighbors_different_styles():
-    figure = draw([str(number) for number in range(8)], [panel("val/loss", 8)], "steps")
-    lines = figure.axes[0].lines
-    assert [to_hex(line.get_color()).upper() for line in lines] == list(COLORS)
-    assert [line.get_linestyle() for line in lines] == list(STYLES)
-    assert all(STYLES[index] != STYLES[index + 1] for index in range(7))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ def test_curves_of_the_same_quantity_share_a_chart_with_its_unit_and_the_loss_co
 
 
 def step_time(**parts):
-    """Returns the chart of the parts of a step."""
     return charts_of({f"wall_time/{name}_ms": values for name, values in parts.items()}, [0]).step_time
 
 

@@ -38,7 +38,7 @@ def test_every_range_has_a_few_ticks_inside_the_axis(factors):
         assert len({tick.label for tick in ticks}) == len(ticks) or factors == (1, 1.0001), f"from {low} to {high}"
 
 
-def test_values_with_a_unit_begin_at_zero_and_a_wide_range_of_losses_is_logarithmic():
+def test_values_with_a_unit_and_early_steps_begin_at_zero_and_a_wide_range_of_losses_is_logarithmic():
     assert value_scale([8.0, 10.0], from_zero=True, may_be_log=False).low == 0
     assert value_scale([8.0, 10.0], from_zero=False, may_be_log=True) == Scale(8.0 - 0.12, 10.0 + 0.12)
     assert value_scale([0.01, 10.0], from_zero=False, may_be_log=True).is_log
@@ -46,9 +46,6 @@ def test_values_with_a_unit_begin_at_zero_and_a_wide_range_of_losses_is_logarith
     for value, from_zero in product((0.0, 5.0, -5.0, 1e-300), (False, True)):  # a constant curve
         scale = value_scale([value, value], from_zero, may_be_log=True)
         assert scale.low <= value < scale.high, f"{value} from_zero={from_zero}"
-
-
-def test_steps_begin_at_zero_unless_the_first_step_is_far_from_it():
     assert step_scale([9, 300]) == Scale(0, 300) and step_scale([900, 1000]) == Scale(900, 1000)
     assert step_scale([0]) == Scale(0, 1)
 
@@ -61,7 +58,7 @@ def test_a_reduced_curve_keeps_first_last_extreme_and_missing_values():
     assert plot.reduced([1.0] * 1000) == list(range(1000))
 
 
-def test_a_value_that_is_not_finite_interrupts_the_line():
+def test_a_value_that_is_not_finite_interrupts_the_line_and_areas_lie_on_each_other():
     values = [0.0, 1.0, math.nan, 0.5, math.inf, 0.0, 0.25]
     x = Scale(0, 10)
     assert paths(range(7), values, x, UNIT) == [
@@ -70,10 +67,7 @@ def test_a_value_that_is_not_finite_interrupts_the_line():
         "500.0,400.0 600.0,300.0",
     ]
     assert paths([1], [math.nan], x, UNIT) == []
-
-
-def test_layers_lie_on_each_other():
-    lower, upper = plot.areas([0, 10], [[0.25, 0.5], [0.25, 0.25]], Scale(0, 10), UNIT)
+    lower, upper = plot.areas([0, 10], [[0.25, 0.5], [0.25, 0.25]], x, UNIT)
     assert lower == "0.0,300.0 1000.0,200.0 1000.0,400.0 0.0,400.0"
     assert upper == "0.0,200.0 1000.0,100.0 1000.0,200.0 0.0,300.0"
 
