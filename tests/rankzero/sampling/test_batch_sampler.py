@@ -22,14 +22,10 @@ def ranks(world, count, size, epoch=0, **settings):
 
 def steps(samplers):
     """Returns the sorted samples of each optimizer step over all ranks."""
-    batches_by_step = []
-    for batches in zip(*samplers, strict=True):
-        index = len(batches_by_step)
-        batches_by_step.append((index // samplers[0].micro_batches, [i for batch in batches for i in batch]))
-    return [
-        sorted(i for step, batch in batches_by_step if step == wanted_step for i in batch)
-        for wanted_step in range(samplers[0].steps)
-    ]
+    found = [[] for _ in range(samplers[0].steps)]
+    for number, batches in enumerate(zip(*samplers, strict=True)):
+        found[number // samplers[0].micro_batches] += [i for batch in batches for i in batch]
+    return [sorted(step) for step in found]
 
 
 @given(worlds, counts, sizes, limits, st.integers(0, 2**32 - 1), st.integers(0, 5))

@@ -5,17 +5,8 @@ import shutil
 
 import pytest
 
-from rankzero.runs.checkpoints.manifest import (
-    FORMAT,
-    MANIFEST,
-    STATE,
-    checkpoints_in,
-    clean,
-    manifest_text,
-    newest_valid,
-    read_manifest,
-    verify,
-)
+from rankzero.runs.checkpoints import manifest
+from rankzero.runs.checkpoints.manifest import FORMAT, MANIFEST, STATE, manifest_text, newest_valid, read_manifest
 from rankzero.runs.checkpoints.write import write_directory
 
 
@@ -23,7 +14,7 @@ def test_checkpoints_are_sorted_by_step_and_a_replaced_one_precedes_its_replacem
     order = ["step-9", "step-00000010", "step-11.replaced", "step-11", "step-100000000"]
     for name in (*reversed(order), "step-x", "step-", "step-5.saving", ".step-6.saving", "step-7 ", "other"):
         (tmp_path / name).mkdir()
-    assert [path.name for path in checkpoints_in(tmp_path)] == order
+    assert [path.name for path in manifest.checkpoints_in(tmp_path)] == order
 
 
 def test_any_json_content_survives_writing_and_reading_a_manifest(saved):
@@ -63,17 +54,17 @@ def test_a_damaged_checkpoint_is_skipped_and_the_message_states_the_damage(saved
 
 
 def test_clean_removes_only_leftovers_of_saves_and_removals(saved):
-    assert newest_valid(saved / "none") == (None, []) and clean(saved / "none") == []
+    assert newest_valid(saved / "none") == (None, []) and manifest.clean(saved / "none") == []
     shutil.copytree(saved / "step-00000020", saved / "step-00000020.replaced")
     shutil.copytree(saved / "step-00000020", saved / "step-00000030.replaced")
     leftovers = [".step-00000030.saving", ".step-00000005.deleting", ".step-00000005.replaced.deleting"]
     unrelated = [".step-x.saving", ".other", "step-00000040"]
     for name in (*leftovers, *unrelated):
         (saved / name).mkdir()
-    assert {path.name for path in clean(saved)} == {*leftovers, "step-00000020.replaced"}
+    assert {path.name for path in manifest.clean(saved)} == {*leftovers, "step-00000020.replaced"}
     kept = {*unrelated, "step-00000010", "step-00000020", "step-00000030.replaced"}
     assert {path.name for path in saved.iterdir()} == kept
-    verify(newest_valid(saved)[0])
+    manifest.verify(newest_valid(saved)[0])
 
 
 def test_a_manifest_truncated_at_any_byte_or_with_other_formatting_is_refused(valid_checkpoint, refusal_of):
@@ -97,7 +88,7 @@ def test_one_flipped_bit_in_any_file_is_refused(valid_checkpoint, refusal_of):
         file.write_bytes(changed)
         refusal_of(valid_checkpoint)
         file.write_bytes(content)
-    verify(valid_checkpoint)
+    manifest.verify(valid_checkpoint)
 
 
 MANIFESTS = (

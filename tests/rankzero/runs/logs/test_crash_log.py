@@ -51,13 +51,12 @@ def test_a_crash_is_logged_with_its_traceback_and_named_by_its_signal(run, cwd, 
     assert CrashLog(run).describe_crash(1) == ""
 
 
+SET_BY_USER = {"PYTHONFAULTHANDLER": "1"}
+
+
 @pytest.mark.parametrize(
     ("state", "variables", "printed"),
-    [
-        ("enabled", {"PYTHONFAULTHANDLER": "1"}, True),  # set by the user
-        ("disabled", {}, False),
-        ("disabled", {"PYTHONFAULTHANDLER": "1"}, True),
-    ],
+    [("enabled", SET_BY_USER, True), ("disabled", {}, False), ("disabled", SET_BY_USER, True)],
 )
 def test_a_destination_of_tracebacks_set_by_the_user_is_kept_and_restored(run, cwd, state, variables, printed):
     assert ("Fatal Python error: Aborted" in crash(cwd, "SIGABRT", state, **variables)) == printed

@@ -83,7 +83,7 @@ def test_the_report_of_a_finished_run_contains_everything_and_needs_no_network_a
     assert "Error" not in page.words and "dashed" not in page.words and "Resume:" not in page.words
 
 
-def test_epochs_that_used_the_same_samples_and_attempts_with_the_same_command_are_listed_together(tmp_path):
+def test_similar_epochs_and_attempts_are_listed_together_many_are_limited_and_their_curves_continue(tmp_path):
     ledger = [f"epoch {epoch}: 1,437 of 1,437 samples, each once" for epoch in range(1, 31)]
     ledger += ["epoch 31: 900 of 1,437 samples, each once", "epoch 32: 10 of 1,437 samples, each once so far"]
     run, summary = make_run(tmp_path / "x", (0, 120), ledger=ledger)
@@ -93,6 +93,12 @@ def test_epochs_that_used_the_same_samples_and_attempts_with_the_same_command_ar
         "epoch 32: 10 of 1,437 samples, each once so far Checkpoints"
     ) in text
     assert text.count("python launch/fit.py --epochs 9 --devices 2") == text.count("the same command") == 1
+    for _ in range(98):
+        run.begin_attempt("", None, 300)
+    ledger = [f"epoch {epoch}: {epoch} of 1,000 samples, each once" for epoch in range(1, 1001)]
+    text = page_of(run, {**summary, "ledger": ledger, "attempts": 100}).text
+    assert "The ledger of earlier epochs is in summary.json. epoch 989:" in text
+    assert "50 earlier attempts are not listed" in text
     write_curves(run, 200, 300, attempt=3)  # continues the curves of the attempt before
     for line in re.findall(r'class="line" points="([^"]+)"', render(run, summary)):
         positions = [float(point.split(",")[0]) for point in line.split()]
@@ -188,16 +194,6 @@ def test_the_newest_figures_are_part_of_the_page_and_what_is_no_file_is_ignored(
     assert text.count("<figure") - text.count('<figure class="chart') >= report_module.MAX_FIGURES
     assert "name 99" not in text and "name 100" not in text
     assert "Older or larger images in the folder figures: 3" in text
-
-
-def test_many_epochs_and_attempts_are_limited(tmp_path):
-    ledger = [f"epoch {epoch}: {epoch} of 1,000 samples, each once" for epoch in range(1, 1001)]
-    run, summary = make_run(tmp_path / "x", ledger=ledger)
-    for _ in range(99):
-        run.begin_attempt("", None, 300)
-    page = page_of(run, {**summary, "attempts": 100})
-    assert "The ledger of earlier epochs is in summary.json. epoch 989:" in page.text
-    assert "50 earlier attempts are not listed" in page.text
 
 
 def test_a_curve_of_many_points_gives_a_small_page(made):
