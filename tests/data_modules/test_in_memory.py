@@ -129,15 +129,12 @@ def test_a_data_set_that_mixes_samples_is_read_batch_by_batch():
     assert found.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
 
 
-def test_a_gathered_batch_equals_the_stacked_single_samples():
+def test_a_gathered_batch_equals_the_stacked_single_samples_and_a_tensor_dataset_what_torch_collates():
     for dtype in (torch.bfloat16, torch.float16, torch.bool, torch.float32):
         data = InMemory(torch.arange(30).view(10, 3).to(dtype), torch.arange(10))
         inputs, targets = next(iter(DataLoader(data, batch_size=4, collate_fn=tuple)))
         assert torch.equal(inputs, torch.stack([data[i][0] for i in range(4)])) and targets.tolist() == [0, 1, 2, 3]
         assert torch.equal(data.__getitems__([4, 0])[0], data.inputs[[4, 0]])
-
-
-def test_a_tensor_dataset_is_gathered_as_torch_collates_it():
     dataset = TensorDataset(torch.rand(9, 3), torch.arange(9), torch.rand(9, 2, 2).double())
     for data in (dataset, Subset(dataset, [5, -1, 0, 7, -9]), Subset(Subset(dataset, [8, 2, 4, 6]), [3, 0, 1])):
         for found, expected in zip(planned_loader(data), DataLoader(data, batch_size=2), strict=True):

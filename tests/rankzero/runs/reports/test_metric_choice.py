@@ -22,16 +22,10 @@ def test_the_metric_that_matters_most(names, kept_best, expected):
     assert main_metric(names, kept_best) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [("val/acc", "max"), ("val_top1", "max"), ("loss", "min"), ("perplexity", "min"), ("temperature", None)],
-)
-def test_the_name_shows_which_values_are_better(name, expected):
-    assert direction(name) == expected
-    assert direction(name, ("max", name)) == "max"
-
-
-def test_kinds_of_metrics_are_recognized_by_whole_words_and_rankzeros_own_series():
+def test_kinds_and_directions_of_metrics_are_recognized_by_whole_words_and_rankzeros_own_series():
+    names = {"val/acc": "max", "val_top1": "max", "loss": "min", "perplexity": "min", "temperature": None}
+    assert {name: direction(name) for name in names} == names
+    assert {direction(name, ("max", name)) for name in names} == {"max"}
     assert is_validation("val/loss") and is_validation("ValAccuracy") and not is_validation("interval/value")
     assert is_training_loss("train_loss") and is_training_loss("loss") and not is_training_loss("val_loss")
     assert {tag for tag in SERIES if "/" in tag and not is_measurement(tag)} == {"train/loss"}

@@ -79,14 +79,11 @@ def test_charts_lines_and_ranks_are_limited_and_the_slowest_ranks_are_shown_besi
     assert chart.lines[0].last == "15.5" and chart.title == "waiting for data"
 
 
-def test_axes_of_samples_and_epochs_are_offered_if_they_were_logged():
+def test_axes_are_offered_if_they_were_logged_and_have_marks_of_attempts_whose_labels_do_not_overlap():
     curves = {"loss": curve(1.0, 2.0, 3.0), "x_axis/samples": curve(0.0, 100.0, 200.0), "x_axis/epoch": curve(1.0)}
     charts = charts_of(curves, [0])
     assert [axis.name for axis in charts.axes] == ["steps", "samples"]
     assert [tick.label for tick in charts.axes[1].ticks] == ["0", "50", "100", "150", "200"]
-
-
-def test_attempts_are_marked_and_their_labels_do_not_overlap():
     for first_steps, marks in (
         ([0, 0, 50, 51, 52, 90, 900], [(0, "2"), (50, "3"), (51, ""), (52, ""), (90, "6")]),
         ([0, 50, 50, 50], [(50, "4")]),
