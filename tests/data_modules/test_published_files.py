@@ -67,7 +67,7 @@ def test_the_first_folder_with_all_files_is_found(tmp_path):
     assert find_folder([A, B], [incomplete]) is None
 
 
-def test_the_error_names_each_damaged_file_and_what_to_do(tmp_path):
+def test_the_error_names_each_damaged_or_missing_file_and_what_to_do(tmp_path):
     verify_checksums([A, B], write_files(tmp_path, a="a", b="b"), "")
     with pytest.raises(ValueError) as error:
         verify_checksums([A, B], write_files(tmp_path, b="x"), ", or else")
@@ -77,6 +77,12 @@ def test_the_error_names_each_damaged_file_and_what_to_do(tmp_path):
     )
     with pytest.raises(ValueError, match="^corrupt: a, b in .*; delete them and type the same"):
         verify_checksums([A, B], write_files(tmp_path, a=""), "")
+    with pytest.raises(FileNotFoundError) as error:
+        download([A, B], write_files(tmp_path / "x", b="old"), failing_fetch, "; from the shelf")
+    assert str(error.value) == (
+        f"missing: a; downloading failed (no network). Put the files into {tmp_path / 'x'}; from the shelf"
+    )
+    assert (tmp_path / "x" / "b").read_text() == "old" and not (tmp_path / "x" / "a").exists()
 
 
 INCOMPLETE = r"^missing: a, b; downloading failed \("
@@ -119,15 +125,6 @@ def test_without_a_network_the_error_names_the_missing_files_and_how_to_get_them
     assert str(folder) in str(error.value) and not (tmp_path / "new").exists()
     with pytest.raises(FileNotFoundError, match=r"^missing: (data_batch_1|train-images-idx3-ubyte\.gz), .* in "):
         data(root=str(tmp_path)).load()
-
-
-def test_the_error_of_a_failed_download_names_missing_files_and_what_to_do(tmp_path):
-    with pytest.raises(FileNotFoundError) as error:
-        download([A, B], write_files(tmp_path / "x", b="old"), failing_fetch, "; from the shelf")
-    assert str(error.value) == (
-        f"missing: a; downloading failed (no network). Put the files into {tmp_path / 'x'}; from the shelf"
-    )
-    assert (tmp_path / "x" / "b").read_text() == "old" and not (tmp_path / "x" / "a").exists()
 
 
 def test_an_interrupted_download_can_be_repeated_on_the_file_system_of_its_folder_and_a_complete_one_is_not(tmp_path):

@@ -179,8 +179,9 @@ def test_a_failure_before_the_first_step_of_a_first_or_superseded_attempt_is_not
     assert capsys.readouterr().err == ""
 
 
-def test_the_newest_figures_are_part_of_the_page_and_what_is_no_file_is_ignored(made):
-    folder = made[0].path / "figures"
+def test_the_newest_figures_and_a_part_of_long_curves_give_a_small_page_and_what_is_no_file_is_ignored(made):
+    run, summary = made
+    folder = run.path / "figures"
     (folder / "directory.png").mkdir(parents=True)
     (folder / "dangling.png").symlink_to("missing")
     (folder / "huge.png").write_bytes(bytes(report_module.MAX_FIGURE_BYTES + 1))
@@ -188,20 +189,15 @@ def test_the_newest_figures_are_part_of_the_page_and_what_is_no_file_is_ignored(
         file = folder / f"name_{100 - number}.png"
         file.write_bytes(b"\x89PNG")
         os.utime(file, (number, number))
-    text = render(*made)
-    assert "<h3>name 98</h3>" in text and 'aria-label="name 98 at full size"' in text
-    assert '<img src="data:image/png;base64,iVBORw==" alt="name 98">' in text and "huge" not in text
-    assert text.count("<figure") - text.count('<figure class="chart') >= report_module.MAX_FIGURES
-    assert "name 99" not in text and "name 100" not in text
-    assert "Older or larger images in the folder figures: 3" in text
-
-
-def test_a_curve_of_many_points_gives_a_small_page(made):
-    run, summary = made
     writer = DurableTensorBoardLogger(run)
     for step in range(20_000):
         writer._queued.append(({"val/noise": float(step * 7919 % 1000)}, step, 1.0 * step))
     writer.finalize("success")
     text = render(run, {**summary, "steps": 20_000})
+    assert "<h3>name 98</h3>" in text and 'aria-label="name 98 at full size"' in text
+    assert '<img src="data:image/png;base64,iVBORw==" alt="name 98">' in text and "huge" not in text
+    assert text.count("<figure") - text.count('<figure class="chart') >= report_module.MAX_FIGURES
+    assert "name 99" not in text and "name 100" not in text
+    assert "Older or larger images in the folder figures: 3" in text
     assert "val/noise" in text and len(text) < 200_000 and "Of long curves, a part of the values is drawn" in text
     assert "999" in Page(text).text
