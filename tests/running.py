@@ -10,7 +10,9 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +25,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from PIL import Image
+from torch._C._distributed_c10d import TCPStore
 
 from rankzero.cli.arguments import parse_arguments
 from rankzero.cli.command import Command
@@ -277,6 +280,38 @@ def as_rank(work: Callable[..., Any], launch: Launch, *arguments: Any) -> Any:
             torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         coordinator.init_process_group("gloo", torch.device("cpu"), timedelta(seconds=60))
         return work(coordinator, *arguments)
+
+
+def on_each_rank(ranks: Sequence[Any], work: Callable[[Any], Any]) -> list[Any]:
+    """Calls a function for each rank, in threads of their own; an exception counts as a result."""
+
+    def result_of(rank: Any) -> Any:
+        try:
+            return work(rank)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(result_of, ranks))
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 10) -> None:
+    """Waits until a condition holds; the test fails if it does not hold in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition does not hold"
+        time.sleep(0.005)
+
+
+def store_clients(size: int) -> list[TCPStore]:
+    """Starts a store; returns rank zero's and the other ranks' connections to it.
+
+    The test has to delete them: a later test must not collect them in a forked process, which lacks their threads.
+    """
+    with reserved_port() as port:
+        pass
+    options: dict[str, Any] = {"timeout": timedelta(seconds=10), "wait_for_workers": False}
+    return [TCPStore("127.0.0.1", port, is_master=rank == 0, **options) for rank in range(size)]
 
 
 def fit_in_process(*arguments: str, launch: Launch | None = None) -> int:
