@@ -1,5 +1,3 @@
-"""Both ends of a connection are sockets of the test."""
-
 import fcntl
 import os
 import select
@@ -21,28 +19,17 @@ def pair():
         yield LineConnection(first), LineConnection(second)
 
 
-def test_messages_arrive_unchanged(pair):
+def test_messages_and_heartbeats_arrive_unchanged_even_in_pieces(pair):
+    assert pair[1].receive(0.01) == []
     messages = [{"stop": "SIGTERM"}, {"position": -1}, {"failed": "a\nb ä \x00"}, {"deep": {"list": [1, None]}}]
-    for message in messages:
+    for message in (*messages, None):
         pair[0].send(message)
-    assert pair[1].receive(10) == messages
-
-
-def test_a_heartbeat_is_received_as_an_empty_message(pair):
-    pair[0].send(None)
-    assert pair[1].receive(10) == [{}]
-
-
-def test_a_message_may_arrive_in_pieces(pair):
+    assert pair[1].receive(10) == [*messages, {}]
     found = []
     for piece in (b'{"stop"', b': "now"', b'}\n{"position": 1}\n{"pos', b'ition": 2}\n'):
         pair[0].connection.sendall(piece)
         found.append(pair[1].receive(10))
     assert found == [[], [], [{"stop": "now"}, {"position": 1}], [{"position": 2}]]
-
-
-def test_receive_returns_after_the_given_time_without_a_message(pair):
-    assert pair[1].receive(0.01) == []
 
 
 @pytest.mark.parametrize(
@@ -72,9 +59,6 @@ def test_receive_returns_none_and_records_a_reason_when_the_connection_ends(pair
     assert pair[1].receive(10) is None and pair[1].close_reason == " (killed? out of memory?)"
     pair[0].send({"stop": "unread"})
     pair[1].send(None)
-
-
-def test_receive_records_a_connection_error_as_the_reason():
     with network.listen("127.0.0.1", 0) as listener:
         client = socket.create_connection(listener.getsockname())
         accepted, _ = listener.accept()
@@ -108,23 +92,15 @@ def test_tcp_options_detect_a_lost_connection_within_15_seconds():
         keep_alive(connection)
         assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
-        idle, interval, count, unacknowledged = (
-            connection.getsockopt(socket.IPPROTO_TCP, option) for option in options
-        )
+        idle, interval, count, unacknowledged = (connection.getsockopt(socket.IPPROTO_TCP, name) for name in options)
         assert idle + interval * count <= 15 and unacknowledged <= 15_000
         assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
-@pytest.fixture
-def signing_pair(pair):
-    """Both ends of a connection that signs its messages."""
-    pair[0].sign_messages(b"first", b"second")
-    pair[1].sign_messages(b"second", b"first")
-    return pair
-
-
-def test_signed_messages_arrive_unchanged_in_both_directions(signing_pair):
-    first, second = signing_pair
+def test_signed_messages_arrive_unchanged_in_both_directions(pair):
+    first, second = pair
+    first.sign_messages(b"first", b"second")
+    second.sign_messages(b"second", b"first")
     for message in ({"stop": "SIGTERM"}, {}, {"position": 3}):
         first.send(message)
         second.send(message)
@@ -161,7 +137,7 @@ def test_too_long_a_line_ends_the_connection(pair):
     assert short.receive(10) is None and short.close_reason == " (it sent too long a line)"
 
 
-def test_sending_to_a_non_blocking_socket_never_waits(pair):
+def test_sending_to_a_non_blocking_socket_never_waits_and_a_client_that_never_reads_is_lost(pair, monkeypatch):
     sender, receiver = pair
     sender.connection.setblocking(False)
     count, message = 0, {"failed": "x" * 10_000}
@@ -173,13 +149,8 @@ def test_sending_to_a_non_blocking_socket_never_waits(pair):
         received += len(receiver.receive(10))
         sender.flush()
     assert received == count and not sender.has_unsent_bytes
-
-
-def test_a_client_that_never_reads_is_lost(pair, monkeypatch):
     monkeypatch.setattr(line_connection, "MAX_UNSENT_BYTES", 1 << 20)
-    sender, _ = pair
-    sender.connection.setblocking(False)
     for _ in range(400):
-        sender.send({"failed": "x" * 10_000})
+        sender.send(message)
     assert sender.receive(10) is None
     assert sender.close_reason == " (it does not read its control connection)"

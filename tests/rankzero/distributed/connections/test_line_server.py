@@ -1,5 +1,3 @@
-"""A thread serves; the tests are its clients."""
-
 import contextlib
 import json
 import os
@@ -17,6 +15,7 @@ from rankzero.distributed.connections.handshake import DifferentKeyError, perfor
 from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.connections.line_server import LineServer, raise_file_limit
 from rankzero.distributed.timers import TIMERS
+from running import wait_until
 
 KEY = b"k" * 32
 
@@ -51,12 +50,6 @@ class Service:
         assert perform_handshake(client, "control", "w", secret, False, 10)
         return client
 
-    def wait_for(self, condition):
-        deadline = time.monotonic() + 10
-        while not condition() and time.monotonic() < deadline:
-            time.sleep(0.005)
-        assert condition()
-
     def close(self):
         self.is_over = True
         self.thread.join(10)
@@ -69,59 +62,48 @@ class Service:
 @pytest.fixture
 def service():
     """Returns a function that starts a service."""
-    started = []
-
-    def start(**options):
-        started.append(Service(**options))
-        return started[-1]
-
-    yield start
-    for running in started:
-        running.close()
+    with contextlib.ExitStack() as started:
+        yield lambda **options: started.enter_context(contextlib.closing(Service(**options)))
 
 
-def test_messages_of_clients_with_the_key_are_received(service):
+def test_messages_of_a_client_with_the_key_and_its_end_are_received_once(service):
     running = service()
     client = running.client()
     for number in range(3):
         client.send({"position": number})
-    running.wait_for(lambda: running.received == [{"position": number} for number in range(3)])
+    wait_until(lambda: running.received == [{"position": number} for number in range(3)])
+    client.close()
+    wait_until(lambda: running.lost == 1)
+    assert not list(running.server.connections)
 
 
-def test_clients_without_the_key_are_refused_if_it_is_required(service):
+def test_clients_without_the_key_are_served_only_if_it_is_not_required(service):
     running = service()
     with pytest.raises(DifferentKeyError):
         running.client(secret=b"o" * 32)
-    running.wait_for(lambda: not list(running.server.connections))
+    wait_until(lambda: not list(running.server.connections))
     assert running.server.wrong_keys == {"127.0.0.1"} and running.received == []
-
-
-def test_clients_without_the_key_are_served_if_it_is_not_required(service):
     running = service(requires_key=False)
     running.client(secret=None).send({"position": 1})
-    running.wait_for(lambda: running.received == [{"position": 1}])
+    wait_until(lambda: running.received == [{"position": 1}])
 
 
-def attacks():
-    generator = random.Random(0)
-    yield b"[" * 60_000 + b"\n"
-    yield b"x" * 60_000
-    yield json.dumps({"rank": 1}).encode() + b"\n"
-    yield b"\n" * 5000
-    yield b"0" * 32 + b" " + b"0" * 64 + b"\n" + b"[" * 60_000 + b"\n"
-    for _ in range(200):
-        yield generator.randbytes(generator.choice((1, 10, 100, 5000))) + b"\n" * generator.randrange(3)
-
-
-def test_no_bytes_of_attackers_disturb_the_service(service):
-    running = service()
+def test_no_bytes_of_attackers_disturb_the_service(service, monkeypatch):
+    monkeypatch.setattr(line_server, "_ACCEPTED_AT_ONCE", 100)
+    running, generator = service(), random.Random(0)
     client = running.client()
-    for attack in attacks():
-        attacker = running.connect()
+    malformed = b"[" * 60_000 + b"\n"
+    attacks = [malformed, b"x" * 60_000, json.dumps({"rank": 1}).encode() + b"\n", b"\n" * 5000]
+    attacks.append(b"0" * 32 + b" " + b"0" * 64 + b"\n" + malformed)
+    for _ in range(200):
+        attacks.append(generator.randbytes(generator.choice((1, 10, 100, 5000))) + b"\n" * generator.randrange(3))
+    with line_server.FORK_LOCK:  # so that many connections wait until the server accepts one
+        attackers = [running.connect() for _ in attacks]
+    for attacker, attack in zip(attackers, attacks, strict=True):
         with contextlib.suppress(OSError):  # the server may already have closed the connection
             attacker.sendall(attack)
     client.send({"position": 7})
-    running.wait_for(lambda: running.received == [{"position": 7}])
+    wait_until(lambda: running.received == [{"position": 7}])
     assert running.thread.is_alive()
 
 
@@ -130,22 +112,18 @@ def test_unidentified_connections_are_closed_after_some_seconds(service, monkeyp
     running = service()
     client = running.client()
     client.send({"position": 1})
-    running.wait_for(lambda: running.received)
+    wait_until(lambda: running.received)
     attackers = [running.connect() for _ in range(5)]
     for attacker in attackers:
         assert attacker.recv(1000).startswith(b"RANKZERO/2 control ")
         assert attacker.recv(1000) == b""
-    client.send({"position": 2})
-    running.wait_for(lambda: len(running.received) == 2)
-
-
-def test_a_client_that_sends_its_bytes_slowly_is_closed_too(service, monkeypatch):
-    monkeypatch.setattr(TIMERS, "identify", 0.3)
-    attacker = service().connect()
+    attacker = running.connect()
     with pytest.raises(OSError):
-        for _ in range(200):
+        for _ in range(200):  # a client that sends its bytes slowly
             attacker.sendall(b"0")
             time.sleep(0.02)
+    client.send({"position": 2})
+    wait_until(lambda: len(running.received) == 2)
 
 
 def test_many_idle_connections_do_not_shut_out_a_client(service, monkeypatch):
@@ -154,7 +132,7 @@ def test_many_idle_connections_do_not_shut_out_a_client(service, monkeypatch):
     for _ in range(200):
         running.connect()
     running.client().send({"position": 1})
-    running.wait_for(lambda: running.received == [{"position": 1}])
+    wait_until(lambda: running.received == [{"position": 1}])
     assert len(list(running.server.connections)) <= 11
 
 
@@ -163,7 +141,7 @@ def test_a_client_that_never_reads_does_not_delay_the_others(service):
     slow, fast = running.client(), running.client()
     for client in (slow, fast):
         client.send({"position": 0})
-    running.wait_for(lambda: len(running.received) == 2)
+    wait_until(lambda: len(running.received) == 2)
     started = time.monotonic()
     for connection in running.server.connections:
         for _ in range(100):
@@ -172,16 +150,6 @@ def test_a_client_that_never_reads_does_not_delay_the_others(service):
     received = 0
     while received < 100:
         received += len(fast.receive(10))
-
-
-def test_the_end_of_a_client_is_reported_once(service):
-    running = service()
-    client = running.client()
-    client.send({"position": 1})
-    running.wait_for(lambda: running.received)
-    client.close()
-    running.wait_for(lambda: running.lost == 1)
-    assert not list(running.server.connections)
 
 
 def test_a_process_forked_during_accept_does_not_keep_the_connection_open(service, monkeypatch):
