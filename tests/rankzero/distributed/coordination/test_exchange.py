@@ -1,15 +1,11 @@
-"""Ranks are threads here; each has its own client of the same real store."""
-
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
-from torch._C._distributed_c10d import TCPStore
 
 from rankzero.distributed.coordination.exchange import StoreExchange
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import AnotherRankFailed, RequestError
-from running import reserved_port
+from running import on_each_rank, store_clients
 
 SIZE = 5
 
@@ -30,42 +26,21 @@ class CountingStore:
 
 @pytest.fixture
 def ranks():
-    with reserved_port() as port:
-        pass
-    options = {"timeout": timedelta(seconds=10), "wait_for_workers": False}
-    stores = [TCPStore("127.0.0.1", port, is_master=rank == 0, **options) for rank in range(SIZE)]
     created = [
-        StoreExchange(CountingStore(store), rank, SIZE, lambda rank: f"rank {rank}")
-        for rank, store in enumerate(stores)
+        StoreExchange(CountingStore(store), rank, SIZE, "rank {}".format)
+        for rank, store in enumerate(store_clients(SIZE))
     ]
     yield created
     for rank in created:
-        del rank.store.store  # a later test must not collect it in a forked process, which lacks the store's threads
+        del rank.store.store
 
 
-def on_each_rank(ranks, work):
-    def result_of(rank):
-        try:
-            return work(rank)
-        except Exception as error:
-            return error
-
-    with ThreadPoolExecutor(len(ranks)) as pool:
-        return list(pool.map(result_of, ranks))
-
-
-def test_rank_zero_decides_on_the_values_of_all_ranks(ranks):
-    assert on_each_rank(ranks, lambda rank: rank.decide(rank.rank * 2, sum, 10)) == [20] * SIZE
-    assert (
-        on_each_rank(ranks, lambda rank: rank.decide([rank.rank], lambda values: values, 10))
-        == [[[rank] for rank in range(SIZE)]] * SIZE
-    )
-
-
-def test_an_exchange_takes_few_operations_however_late_a_rank_is(ranks):
-    on_each_rank(ranks, lambda rank: rank.decide(None, len, 10))
+def test_rank_zero_decides_on_the_values_of_all_ranks_in_few_operations(ranks):
+    decided = on_each_rank(ranks, lambda rank: rank.decide([rank.rank], lambda values: values, 10))
+    assert decided == [[[rank] for rank in range(SIZE)]] * SIZE
     assert ranks[0].store.calls == ["set", "wait", "multi_get", "set", "wait", "get"]
     assert all(rank.store.calls == ["set", "wait", "get"] for rank in ranks[1:])
+    assert on_each_rank(ranks, lambda rank: rank.decide(rank.rank * 2, sum, 10)) == [20] * SIZE
 
 
 @pytest.mark.parametrize("missing", range(1, SIZE))
@@ -83,19 +58,15 @@ def test_a_missing_rank_zero_is_named(ranks, monkeypatch):
 
 
 def test_a_refusal_of_rank_zero_is_raised_on_all_ranks(ranks):
-    def refuse(values):
-        raise RequestError("a", "b", "c")
-
+    refuse = Mock(side_effect=RequestError("a", "b", "c"))
     errors = on_each_rank(ranks, lambda rank: rank.decide(None, refuse, 10))
     assert [error.args for error in errors] == [("a", "b", "c")] * SIZE
 
 
-def test_an_exception_in_the_decision_is_raised_on_all_ranks(ranks):
-    first, *others = on_each_rank(ranks, lambda rank: rank.decide(None, lambda values: values[SIZE], 10))
-    assert isinstance(first, IndexError)
-    assert all(isinstance(error, AnotherRankFailed) and "rank 0 failed: IndexError" in str(error) for error in others)
-
-
-def test_a_decision_that_json_cannot_represent_is_an_error_on_all_ranks(ranks):
-    first, *others = on_each_rank(ranks, lambda rank: rank.decide(None, lambda values: object(), 10))
-    assert isinstance(first, TypeError) and all(isinstance(error, AnotherRankFailed) for error in others)
+@pytest.mark.parametrize("kind", [IndexError, TypeError])
+def test_a_failed_decision_or_one_that_json_cannot_represent_is_an_error_on_all_ranks(ranks, kind):
+    choose = Mock(side_effect=IndexError) if kind is IndexError else Mock(return_value=object())
+    first, *others = on_each_rank(ranks, lambda rank: rank.decide(None, choose, 10))
+    assert isinstance(first, kind) and len(others) == SIZE - 1
+    text = f"rank 0 failed: {kind.__name__}"
+    assert all(isinstance(error, AnotherRankFailed) and text in str(error) for error in others)

@@ -1,5 +1,3 @@
-"""torch's process group: created on a shared store, and destroyed before the process exits."""
-
 import sys
 from datetime import timedelta
 
@@ -9,32 +7,19 @@ import torch
 from rankzero.distributed.coordination.process_group import destroy_process_group, init_process_group
 from rankzero.distributed.environments.launch import Launch
 
-CPU = torch.device("cpu")
 
-
-@pytest.fixture
-def group():
-    init_process_group(torch.distributed.HashStore(), Launch(), "gloo", CPU, timedelta(seconds=5))
+@pytest.fixture(params=[timedelta(seconds=5), None], ids=["timeout", "no timeout"])
+def group(request, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", print)
+    init_process_group(torch.distributed.HashStore(), Launch(), "gloo", torch.device("cpu"), request.param)
     yield
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-def test_the_group_has_the_rank_and_world_size_of_the_launch(group):
+def test_the_group_has_the_values_of_the_launch_and_the_exception_hook_is_unchanged(group):
     assert (torch.distributed.get_rank(), torch.distributed.get_world_size()) == (0, 1)
-    assert torch.distributed.get_backend() == "gloo"
-
-
-def test_the_exception_hook_is_unchanged(monkeypatch):
-    def hook(*error):
-        pass
-
-    monkeypatch.setattr(sys, "excepthook", hook)
-    init_process_group(torch.distributed.HashStore(), Launch(), "gloo", CPU, None)
-    try:
-        assert sys.excepthook is hook
-    finally:
-        destroy_process_group(after_error=False)
+    assert torch.distributed.get_backend() == "gloo" and sys.excepthook is print
 
 
 @pytest.mark.parametrize("after_error", [False, True])

@@ -14,17 +14,10 @@ def refused(*texts):
     return Outcomes.of([{"refused": text, "summary": text.strip()} if text else {} for text in texts], "rank {}".format)
 
 
-def test_each_different_refusal_has_its_lowest_rank():
+def test_the_lowest_rank_of_each_different_refusal_and_of_failures_is_known():
     outcomes = refused("a", "", "b", "a", "b")
-    assert (
-        outcomes.refusals == {"a": (0, "rank 0", "a"), "b": (2, "rank 2", "b")}
-        and not outcomes.all_refuse
-        and outcomes.failed_name == ""
-    )
-    assert refused("a", "a").all_refuse
-
-
-def test_the_lowest_failed_rank_is_known():
+    assert outcomes.refusals == {"a": (0, "rank 0", "a"), "b": (2, "rank 2", "b")}
+    assert not outcomes.all_refuse and outcomes.failed_name == "" and refused("a", "a").all_refuse
     outcomes = Outcomes.of([{}, {"failed": "KeyError(1)"}, {"failed": "KeyError(2)"}], "rank {}".format)
     assert (outcomes.failed_name, outcomes.failure, outcomes.refusals) == ("rank 1", "KeyError(1)", {})
 

@@ -5,36 +5,25 @@ from datetime import timedelta
 
 import pytest
 
-from rankzero.distributed import network
 from rankzero.distributed.coordination import store
 from rankzero.distributed.coordination.store import connect_to_store, serve_store
 from rankzero.messages import AnotherRankFailed
 from running import reserved_port
 
 
-def test_a_client_reads_what_the_server_sets():
-    listener = network.listen("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    server = serve_store("127.0.0.1", listener, 30)
-    client = connect_to_store("127.0.0.1", port, 30, "rank 0")
-    server.set("key", "value")
-    assert client.get("key") == b"value" and client.timeout == timedelta(seconds=30)
-    del client, server
-
-
-@pytest.fixture
-def short_attempts(scale_timers):
+def test_a_server_that_ended_is_reported_and_the_wait_for_a_full_one_is_limited(scale_timers, monkeypatch):
     scale_timers(0.03)
-
-
-def test_a_server_that_ended_after_the_rendezvous_is_reported(short_attempts):
     with reserved_port() as port:
         pass
     with pytest.raises(AnotherRankFailed, match=r"rank 0 on a has ended: nothing listens at 127\.0\.0\.1:"):
         connect_to_store("127.0.0.1", port, 300, "rank 0 on a")
+    monkeypatch.setattr(store, "_has_ended", lambda ip, port: False)
+    with pytest.raises(AnotherRankFailed, match="rank 0 on a did not answer at .* within 1 s"):
+        connect_to_store("127.0.0.1", port, 1, "rank 0 on a")
 
 
-def test_a_client_waits_for_a_server_that_still_imports_torch(short_attempts):
+def test_a_client_waits_for_a_server_that_still_imports_torch(scale_timers):
+    scale_timers(0.03)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port, serving = listener.getsockname()[1], []
         duplicate = listener.dup()
@@ -44,11 +33,14 @@ def test_a_client_waits_for_a_server_that_still_imports_torch(short_attempts):
         timer.join()
         client.set("key", "value")
         assert serving[0].get("key") == b"value"
+        serving[0].set("other", "text")
+        assert client.get("other") == b"text" and client.timeout == timedelta(seconds=30)
         del client
         serving.clear()
 
 
-def test_a_server_whose_queue_of_connections_is_full_has_not_ended(short_attempts):
+def test_a_server_whose_queue_of_connections_is_full_has_not_ended(scale_timers):
+    scale_timers(0.03)
     with socket.socket() as listener, contextlib.ExitStack() as waiting:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -58,11 +50,3 @@ def test_a_server_whose_queue_of_connections_is_full_has_not_ended(short_attempt
             client.connect_ex(listener.getsockname())
         with pytest.raises(AnotherRankFailed, match="rank 0 on a did not answer at .* within 1 s"):
             connect_to_store(*listener.getsockname(), 1, "rank 0 on a")
-
-
-def test_the_wait_for_a_server_that_accepts_no_more_connections_is_limited(short_attempts, monkeypatch):
-    monkeypatch.setattr(store, "_has_ended", lambda ip, port: False)
-    with reserved_port() as port:
-        pass
-    with pytest.raises(AnotherRankFailed, match="rank 0 on a did not answer at .* within 1 s"):
-        connect_to_store("127.0.0.1", port, 1, "rank 0 on a")
