@@ -8,53 +8,38 @@ import psutil
 import pytest
 
 from rankzero.distributed.environments import ancestors as module
-from rankzero.distributed.environments.ancestors import (
-    ancestor_commands,
-    ancestor_ids,
-    command_of,
-    environment_of,
-    option,
-)
+from rankzero.distributed.environments.ancestors import ancestor_commands, ancestor_ids, command_of, environment_of
 
 PRINT = "from rankzero.distributed.environments.ancestors import ancestor_commands; print([*ancestor_commands()])"
 
 
-def test_ancestor_ids_are_psutils_followed_by_0(monkeypatch):
+def test_ancestor_ids_are_psutils_followed_by_0_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(module, "_GENERATIONS", 1000)
     assert [*ancestor_ids()] == [*(str(parent.pid) for parent in psutil.Process().parents()), "0"]
-
-
-def test_the_number_of_generations_is_limited(monkeypatch):
     monkeypatch.setattr(module, "_GENERATIONS", 1)
     assert [*ancestor_ids()] == [str(os.getppid())]
     assert len([*ancestor_commands()]) == 1
 
 
-def test_command_lines_are_read_with_all_arguments():
+def test_command_lines_are_read_with_all_arguments_and_need_not_be_utf8():
     script = f"'{sys.executable}' -c '{PRINT}'; true"
     command = ["sh", "-c", script, "--nnodes", "1:2", "", "two words", "ä"]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert result.stdout.startswith(f"[{[*command, '']}, ")
-
-
-def test_a_command_line_need_not_be_utf8():
-    script = f"'{sys.executable}' -c '{PRINT.replace('print(', 'print(ascii(')})'; true"
+    script = script.replace("print(", "print(ascii(").replace(")'; true", "))'; true")
     result = subprocess.run([b"sh", b"-c", script.encode(), b"caf\xe9"], capture_output=True, text=True, check=True)
     assert "'caf\\udce9'" in result.stdout
 
 
-def test_the_ancestors_end_at_a_process_that_does_not_exist(monkeypatch):
+def test_the_ancestors_end_at_a_process_that_cannot_be_read(monkeypatch):
     monkeypatch.setattr(module, "ancestor_ids", lambda: iter([str(os.getppid()), "0", str(os.getppid())]))
     assert [*ancestor_commands()] == [command_of(str(os.getppid()))]
-
-
-def test_reading_a_process_that_does_not_exist_raises_an_os_error():
     for read in (command_of, environment_of):
         with pytest.raises(OSError, match="No such file"):
             read("0")
 
 
-def test_the_environment_of_a_process_is_read_as_it_was_at_the_start():
+def test_the_environment_of_a_process_is_read_as_it_was_at_the_start(monkeypatch):
     variables = {b"A": b"1=2", b"EMPTY": b"", b"LINES": b"a\nb", b"BYTES": b"\xff"}
     process = subprocess.Popen(["cat"], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
     try:
@@ -65,31 +50,19 @@ def test_the_environment_of_a_process_is_read_as_it_was_at_the_start():
         process.kill()
         process.wait()
     assert found == {"A": "1=2", "EMPTY": "", "LINES": "a\nb", "BYTES": "\udcff"}
-
-
-def test_variables_set_later_are_not_in_the_environment(monkeypatch):
     monkeypatch.setenv("SET_LATER", "1")
     assert "SET_LATER" not in environment_of("self")
-
-
-def test_options_are_read_in_all_notations():
-    arguments = ["torchrun", "--rdzv_endpoint=a:1", "--rdzv-id", "x", "fit.py"]
-    assert option(arguments, "rdzv-endpoint") == "a:1" and option(arguments, "rdzv-id") == "x"
-    assert option(arguments, "nnodes") is None
 
 
 @pytest.mark.parametrize(
     ("arguments", "value"),
     [
-        ([], None),
-        (["--nnodes"], ""),
-        (["--nnodes=", "fit.py"], ""),
-        (["--nnodes=a=b"], "a=b"),
-        (["--nnodes", "1", "--nnodes", "2"], "1"),
-        (["--nnodes-max", "1"], None),
-        (["-nnodes", "1"], None),
-        (["nnodes", "1"], None),
+        *[([], None), (["--nnodes"], ""), (["--nnodes=", "fit.py"], ""), (["--nnodes=a=b"], "a=b")],
+        *[(["--nnodes", "1", "--nnodes", "2"], "1"), (["--nnodes-max", "1"], None), (["-nnodes", "1"], None)],
+        *[(["nnodes", "1"], None), (["torchrun", "--nnodes", "x", "fit.py"], "x")],
     ],
 )
-def test_an_option_is_matched_by_its_whole_name(arguments, value):
-    assert option(arguments, "nnodes") == value
+def test_an_option_is_matched_by_its_whole_name_in_all_notations(arguments, value):
+    assert module.option(arguments, "nnodes") == value
+    arguments = ["torchrun", "--rdzv_endpoint=a:1", "--rdzv-id", "x", "fit.py"]
+    assert [module.option(arguments, name) for name in ("rdzv-endpoint", "rdzv-id", "nnodes")] == ["a:1", "x", None]

@@ -6,48 +6,27 @@ from lightning.pytorch.utilities import rank_zero as lightning_rank_zero
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
+from recorded import ENV, OPEN_MPI, STEP, TORCHRUN
 
-ENV_VARIABLES = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29530"}
-VARIABLES = {
-    "torchrun": {**ENV_VARIABLES, "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x"},
-    "env": ENV_VARIABLES,
-    "slurm": {
-        "SLURM_JOB_ID": "7",
-        "SLURM_STEP_ID": "0",
-        "SLURM_STEP_NUM_TASKS": "2",
-        "SLURM_STEP_NODELIST": "n1",
-        "SLURM_PROCID": "1",
-        "SLURM_LOCALID": "1",
-        "SLURM_NODEID": "0",
-        "SLURM_STEP_TASKS_PER_NODE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29530",
-    },
-    "mpi": {
-        "OMPI_COMM_WORLD_RANK": "1",
-        "OMPI_COMM_WORLD_SIZE": "2",
-        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29530",
-    },
+ADDRESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29530"}
+RANK_1_OF_2 = {
+    "torchrun": TORCHRUN | {"RANK": "1", "WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"},
+    "env": ENV | {"LOCAL_RANK": "1"},
+    "slurm": STEP
+    | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "n1", "SLURM_NODEID": "0"}
+    | {"SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"},
+    "mpi": OPEN_MPI,
 }
 
 
-@pytest.mark.parametrize("launcher", VARIABLES)
+@pytest.mark.parametrize("launcher", RANK_1_OF_2)
 def test_lightnings_trainer_uses_a_detected_launch(launcher, monkeypatch):
     for module in (lightning_rank_zero, fabric_rank_zero):
         monkeypatch.setattr(module.rank_zero_only, "rank", 0)  # a Trainer sets the rank for the whole process
-    launch = detect(environ=VARIABLES[launcher])
+    launch = detect(environ=RANK_1_OF_2[launcher] | ADDRESS)
     assert launch.launcher == launcher
-    trainer = Trainer(
-        plugins=[LaunchEnvironment(launch)],
-        accelerator="cpu",
-        devices=2,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-    )
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(plugins=[LaunchEnvironment(launch)], accelerator="cpu", devices=2, **quiet)
     environment = trainer.strategy.cluster_environment
     assert isinstance(environment, LaunchEnvironment) and environment.creates_processes_externally
     assert (trainer.global_rank, trainer.local_rank, trainer.node_rank, trainer.world_size) == (1, 1, 0, 2)
@@ -55,9 +34,8 @@ def test_lightnings_trainer_uses_a_detected_launch(launcher, monkeypatch):
 
 
 def test_setters_do_not_change_the_values_of_a_launch():
-    environment = LaunchEnvironment(
-        Launch(rank=5, local_rank=2, world_size=6, node_rank=1, address="10.0.0.1,a", port=7)
-    )
+    launch = Launch(rank=5, local_rank=2, world_size=6, node_rank=1, address="10.0.0.1,a", port=7)
+    environment = LaunchEnvironment(launch)
     environment.set_world_size(9)
     environment.set_global_rank(9)
     assert (environment.global_rank(), environment.local_rank(), environment.node_rank()) == (5, 2, 1)

@@ -5,46 +5,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.distributed.environments.launch import (
-    Launch,
-    RequestedWorld,
-    Variables,
-    derived_port,
-    folder_name,
-    rendezvous_endpoint,
-)
+from rankzero.distributed.environments import launch as module
+from rankzero.distributed.environments.launch import Launch, RequestedWorld, Variables, derived_port
 
 
 @pytest.mark.parametrize(
-    ("launch", "shape"),
+    ("launch", "shape", "is_single_machine"),
     [
-        ({}, "1 node x 1 process"),
-        ({"world_size": 4}, "1 node x 4 processes"),
-        ({"world_size": 2, "num_nodes": 2}, "2 nodes x 1 process"),
-        ({"world_size": 6, "num_nodes": 3}, "3 nodes x 2 processes"),
-        ({"world_size": 1, "num_nodes": None}, "1 process"),
-        ({"world_size": 3, "num_nodes": None}, "3 processes"),
-        ({"world_size": 3, "num_nodes": 2, "processes_per_node": (2, 1)}, "2 nodes with 2 and 1 processes"),
-        ({"world_size": 6, "num_nodes": 3, "processes_per_node": (3, 2, 1)}, "3 nodes with 3, 2 and 1 processes"),
-        ({"world_size": 4, "num_nodes": 2, "processes_per_node": (2, 2)}, "2 nodes x 2 processes"),
+        *[(Launch(), "1 node x 1 process", True), (Launch(world_size=4), "1 node x 4 processes", True)],
+        (Launch(world_size=2, num_nodes=1, local_world_size=None), "1 node x 2 processes", True),
+        (Launch(world_size=2, num_nodes=2), "2 nodes x 1 process", False),
+        (Launch(world_size=6, num_nodes=3), "3 nodes x 2 processes", False),
+        (Launch(world_size=1, num_nodes=None), "1 process", True),
+        (Launch(world_size=3, num_nodes=None), "3 processes", False),
+        (Launch(world_size=2, num_nodes=None, local_world_size=2), "2 processes", True),
+        (Launch(world_size=2, num_nodes=None, local_world_size=None), "2 processes", False),
+        (Launch(world_size=3, num_nodes=2, processes_per_node=(2, 1)), "2 nodes with 2 and 1 processes", False),
+        (Launch(world_size=6, num_nodes=3, processes_per_node=(3, 2, 1)), "3 nodes with 3, 2 and 1 processes", False),
+        (Launch(world_size=4, num_nodes=2, processes_per_node=(2, 2)), "2 nodes x 2 processes", False),
     ],
 )
-def test_the_shape_states_the_numbers_of_nodes_and_processes(launch, shape):
-    assert Launch(**launch).shape == shape
-
-
-@pytest.mark.parametrize(
-    ("launch", "is_single_machine"),
-    [
-        ({}, True),
-        ({"world_size": 2, "num_nodes": 1, "local_world_size": None}, True),
-        ({"world_size": 2, "num_nodes": None, "local_world_size": 2}, True),
-        ({"world_size": 2, "num_nodes": None, "local_world_size": None}, False),
-        ({"world_size": 2, "num_nodes": 2, "local_world_size": 1}, False),
-    ],
-)
-def test_one_machine_is_known_from_num_nodes_or_local_world_size(launch, is_single_machine):
-    assert Launch(**launch).is_single_machine == is_single_machine
+def test_the_shape_states_nodes_and_processes_and_one_machine_is_recognized(launch, shape, is_single_machine):
+    assert (launch.shape, launch.is_single_machine) == (shape, is_single_machine)
 
 
 def test_a_launch_is_immutable_and_can_be_pickled():
@@ -53,7 +35,7 @@ def test_a_launch_is_immutable_and_can_be_pickled():
     assert pickle.loads(pickle.dumps(Launch())) == Launch()
 
 
-def test_an_empty_variable_counts_as_unset():
+def test_an_empty_variable_counts_as_unset_and_only_variables_that_were_read_are_recorded():
     variables = Variables({"A": "", "B": " ", "C": "c"})
     assert ["A" in variables, "B" in variables, "C" in variables, "D" in variables] == [False, True, True, False]
     assert [variables.find(name) for name in "ABCD"] == [None, " ", "c", None]
@@ -62,9 +44,6 @@ def test_an_empty_variable_counts_as_unset():
             with pytest.raises(KeyError, match=name):
                 read(name)
     assert variables.find_number("A") is None
-
-
-def test_only_variables_that_were_read_are_recorded():
     variables = Variables({"A": "1", "B": "2", "C": "", "D": "3"})
     assert "D" in variables
     variables.number("A"), variables.find("B"), variables.find("C"), variables.find_number("nothing")
@@ -81,24 +60,18 @@ def test_an_invalid_number_is_refused_with_its_name_and_value(text):
     with pytest.raises(ValueError) as caught:
         Variables({"A": text}).number("A")
     assert str(caught.value) == f"A={text!r} is not a whole number >= 0"
-
-
-def test_a_number_with_too_many_digits_is_refused():
     with pytest.raises(ValueError, match=r"digits"):
         Variables({"A": "9" * (sys.get_int_max_str_digits() + 1)}).number("A")
 
 
 @given(st.text())
-def test_every_key_gives_a_fixed_port_from_20000_to_32767(key):
+def test_every_key_gives_a_port_from_20000_to_32767_that_is_the_same_in_every_process_and_version(key):
+    assert [derived_port(fixed) for fixed in ("", "env", "slurm 12.0")] == [25762, 28575, 26291]
     assert 20000 <= derived_port(key) < 32768 and derived_port(key) == derived_port(key)
 
 
-def test_derived_ports_are_the_same_in_every_process_and_version():
-    assert [derived_port(key) for key in ("", "env", "slurm 12.0")] == [25762, 28575, 26291]
-
-
 def endpoint_of(environ=None, host=None, **requested):
-    return rendezvous_endpoint(Variables(environ or {}), RequestedWorld(**requested), host, "key")
+    return module.rendezvous_endpoint(Variables(environ or {}), RequestedWorld(**requested), host, "key")
 
 
 def test_flags_override_variables_and_variables_override_the_launchers_host():
@@ -107,41 +80,27 @@ def test_flags_override_variables_and_variables_override_the_launchers_host():
     assert endpoint_of(environ, "host") == ("variable", 1)
     assert endpoint_of({}, "host") == ("host", derived_port("key"))
     assert endpoint_of({"MASTER_ADDR": "", "MASTER_PORT": ""}, "host") == ("host", derived_port("key"))
-
-
-def test_the_error_about_a_missing_address_names_the_variable():
-    with pytest.raises(KeyError, match="MASTER_ADDR"):
-        endpoint_of({"MASTER_PORT": "1"})
-
-
-def test_ports_above_65535_are_refused():
     assert endpoint_of({"MASTER_PORT": "65535"}, "host") == ("host", 65535)
     with pytest.raises(ValueError, match=r"^MASTER_PORT=65536 is not a port \(1 to 65535\)$"):
         endpoint_of({"MASTER_PORT": "65536"}, "host")
+    with pytest.raises(KeyError, match="MASTER_ADDR"):
+        endpoint_of({"MASTER_PORT": "1"})
 
 
 @pytest.mark.parametrize(
     ("job", "name"),
     [
-        (None, None),
-        ("", None),
-        ("...", None),
-        ("[]", None),
-        ("ä", None),
-        ("12", "12"),
-        ("15[3].pbs1", "15-3.pbs1"),
-        ("../../etc/x y", "etc-x-y"),
-        (".hidden", "hidden"),
-        ("--name", "name"),
-        ("a\0b\nc", "ab-c"),
+        *((job, None) for job in (None, "", "...", "[]", "ä")),
+        *[("12", "12"), ("18.pbs1", "18.pbs1"), ("15[3].pbs1", "15-3.pbs1"), ("15[].pbs1", "15-.pbs1")],
+        *[("../../etc/x y", "etc-x-y"), (".hidden", "hidden"), ("--name", "name"), ("a\0b\nc", "ab-c")],
         ("x" * 100, "x" * 64),
     ],
 )
 def test_a_job_id_becomes_a_valid_folder_name(job, name):
-    assert folder_name(job) == name
+    assert module.folder_name(job) == name
 
 
 @given(st.text())
 def test_a_folder_name_cannot_leave_its_parent_folder(job):
-    name = folder_name(job)
+    name = module.folder_name(job)
     assert name is None or (0 < len(name) <= 64 and "/" not in name and not name.startswith((".", "-")))

@@ -10,32 +10,25 @@ FIT = command_of("fit")
 TORCHRUN = Launch(
     launcher="torchrun", evidence="x", world_size=4, num_nodes=2, local_world_size=2, externally_created=True
 )
-UNEVEN = Launch(
-    launcher="slurm",
-    evidence="x",
-    world_size=3,
-    num_nodes=2,
-    local_world_size=2,
-    processes_per_node=(2, 1),
-    externally_created=True,
-)
-MPI = Launch(launcher="mpi", evidence="x", world_size=4, num_nodes=None, local_world_size=2, externally_created=True)
+UNEVEN = TORCHRUN._replace(launcher="slurm", world_size=3, processes_per_node=(2, 1))
+MPI = TORCHRUN._replace(launcher="mpi", num_nodes=None)
+
+
+def requested(*arguments):
+    return parse_arguments(FIT, arguments).requested_world
 
 
 def refusal(launch, *arguments):
     with pytest.raises(RequestError) as caught:
-        check_world(parse_arguments(FIT, arguments).requested_world, launch)
+        check_world(requested(*arguments), launch)
     return caught.value
 
 
 @pytest.mark.parametrize(
     ("launch", "arguments"),
     [
-        (TORCHRUN, ()),
-        (TORCHRUN, ("--nodes", "2")),
-        (TORCHRUN, ("--nodes", "2", "--devices", "2")),
-        (UNEVEN, ()),
-        (UNEVEN, ("--nodes", "2")),
+        *((TORCHRUN, arguments) for arguments in ((), ("--nodes", "2"), ("--nodes", "2", "--devices", "2"))),
+        *((UNEVEN, arguments) for arguments in ((), ("--nodes", "2"))),
         (MPI, ("--nodes", "2", "--devices", "2")),
         (MPI, ("--devices", "4")),  # known to be wrong only after the rendezvous
         (Launch(), ("--devices", "7")),
@@ -43,25 +36,19 @@ def refusal(launch, *arguments):
     ],
 )
 def test_requests_that_do_not_contradict_the_launcher_are_accepted(launch, arguments):
-    check_world(parse_arguments(FIT, arguments).requested_world, launch)
+    check_world(requested(*arguments), launch)
 
 
 @pytest.mark.parametrize(
     ("launch", "arguments"),
     [
-        (TORCHRUN, ("--devices", "3")),
-        (TORCHRUN, ("--devices", "4")),
-        (TORCHRUN, ("--nodes", "1")),
-        (TORCHRUN, ("--trainer.devices", "4")),
-        (UNEVEN, ("--devices", "2")),
-        (UNEVEN, ("--nodes", "3")),
-        (MPI, ("--nodes", "2", "--devices", "4")),
-        (MPI, ("--devices", "3")),
+        *[(TORCHRUN, ("--devices", "3")), (TORCHRUN, ("--devices", "4")), (TORCHRUN, ("--nodes", "1"))],
+        *[(TORCHRUN, ("--trainer.devices", "4")), (UNEVEN, ("--devices", "2")), (UNEVEN, ("--nodes", "3"))],
+        *[(MPI, ("--nodes", "2", "--devices", "4")), (MPI, ("--devices", "3"))],
     ],
 )
 def test_requests_that_contradict_the_launcher_are_refused(launch, arguments):
-    error = refusal(launch, *arguments)
-    assert f"{launch.launcher} started" in error.found
+    assert f"{launch.launcher} started" in refusal(launch, *arguments).found
 
 
 def test_a_refusal_proposes_flags_and_a_launcher_command():
@@ -74,9 +61,9 @@ def test_a_refusal_proposes_flags_and_a_launcher_command():
 
 
 def test_local_processes_are_started_only_without_a_launcher():
-    assert processes_to_start(parse_arguments(FIT, ["--devices", "2"]).requested_world, Launch()) == 2
-    assert processes_to_start(parse_arguments(FIT, []).requested_world, Launch()) == 0
-    assert processes_to_start(parse_arguments(FIT, ["--devices", "1"]).requested_world, Launch()) == 0
-    assert processes_to_start(parse_arguments(FIT, ["--devices", "2"]).requested_world, TORCHRUN) == 0
+    assert processes_to_start(requested("--devices", "2"), Launch()) == 2
+    assert processes_to_start(requested(), Launch()) == 0
+    assert processes_to_start(requested("--devices", "1"), Launch()) == 0
+    assert processes_to_start(requested("--devices", "2"), TORCHRUN) == 0
     with pytest.raises(RequestError, match="cores on this machine"):
-        processes_to_start(parse_arguments(FIT, ["--devices", "100000"]).requested_world, Launch())
+        processes_to_start(requested("--devices", "100000"), Launch())

@@ -18,28 +18,21 @@ RECORDED = {"torchrun": TORCHRUN, "mpi": OPEN_MPI, "slurm": STEP, "pbs": PBS_TAS
 OTHER_LAUNCHERS = [name for name in LAUNCHERS if name != "local"]
 
 
-def test_every_module_is_a_launcher():
-    assert sorted(module.name for module in pkgutil.iter_modules(launchers.__path__)) == sorted(LAUNCHERS)
-
-
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_every_launcher_is_a_flag_value_and_documented(name):
+def test_every_module_is_a_launcher_a_flag_value_and_documented(name):
+    assert sorted(module.name for module in pkgutil.iter_modules(launchers.__path__)) == sorted(LAUNCHERS)
     (flag,) = [flag for flag in COMMON_FLAGS if flag.name == "launcher"]
     assert flag.read(name) == name and f" {name}" in flag.help
     assert f"| `{name}` |" in (REPOSITORY / "docs/launchers.md").read_text()
 
 
 @pytest.mark.parametrize("name", OTHER_LAUNCHERS)
-def test_every_launcher_has_a_command_to_type(name):
+def test_every_launcher_has_a_command_to_type_and_rank_variables_that_the_error_reporter_knows(name):
     assert "launch/fit.py" in LAUNCHERS[name].command_for() and "{" not in LAUNCHERS[name].command_for()
     assert any(number in LAUNCHERS[name].command_for(3, 5) for number in ("3", "5", "15"))
     with pytest.raises(RequestError) as refusal:
         detect(RequestedWorld(launcher=name), environ={})
     assert LAUNCHERS[name].command_for() in refusal.value.instead
-
-
-@pytest.mark.parametrize("name", OTHER_LAUNCHERS)
-def test_the_error_reporter_knows_the_rank_variables_of_every_launcher(name):
     assert {*LAUNCHERS[name].rank_variables} <= {*RANK_VARIABLES}
     assert any(variable in RECORDED[name] for variable in LAUNCHERS[name].rank_variables)
     assert LAUNCHERS[name].found(Variables(RECORDED[name]))

@@ -11,12 +11,15 @@ def manual_launch(environ=None, **requested):
     return local.manual_launch(Variables(environ or {}), RequestedWorld(**requested))
 
 
-def test_local_processes_are_detected_only_by_their_mark():
+def test_local_processes_are_detected_only_by_their_mark_and_need_all_other_variables():
     assert local.found(Variables({local.SUPERVISOR_PID: "1"})) and local.found(Variables(LOCAL))
     assert not local.found(Variables({**LOCAL, local.SUPERVISOR_PID: ""})) and not local.found(Variables({}))
+    for name in LOCAL.keys() - {local.SUPERVISOR_PID}:
+        with pytest.raises(KeyError, match=name):
+            local.read(Variables({**LOCAL, name: ""}), RequestedWorld())
 
 
-def test_values_equal_those_of_lightnings_environment(monkeypatch):
+def test_values_equal_those_of_lightnings_environment_and_flags_do_not_change_them(monkeypatch):
     for name, value in LOCAL.items():
         monkeypatch.setenv(name, value)
     launch, stock = local.read(Variables(LOCAL), RequestedWorld()), TorchElasticEnvironment()
@@ -25,35 +28,20 @@ def test_values_equal_those_of_lightnings_environment(monkeypatch):
     assert (launch.address, launch.port) == (stock.main_address, stock.main_port)
     assert (launch.local_world_size, launch.num_nodes, launch.is_single_machine) == (2, 1, True)
     assert launch.launcher == "local" and launch.externally_created and launch.world_id == "local 1234"
-
-
-def test_evidence_and_the_inherited_socket_are_read_if_they_are_set():
-    launch = local.read(Variables(LOCAL), RequestedWorld())
     assert (launch.listening_fd, launch.evidence) == (None, "--devices 2; no launcher's variables are set")
     variables = {local.LISTENING_FD: "5", local.EVIDENCE: "RANK is set"}
     launch = local.read(Variables({**LOCAL, **variables}), RequestedWorld())
     assert (launch.listening_fd, launch.evidence) == (5, "--devices 2; RANK is set")
-
-
-def test_flags_do_not_change_the_rendezvous_address_of_local_processes():
     launch = local.read(Variables(LOCAL), RequestedWorld(address="elsewhere", port=1, devices=7, node_rank=3))
     assert (launch.address, launch.port, launch.node_rank, launch.world_size) == ("127.0.0.1", 1234, 0, 2)
 
 
-@pytest.mark.parametrize("name", [name for name in LOCAL if name != local.SUPERVISOR_PID])
-def test_every_variable_is_required(name):
-    with pytest.raises(KeyError, match=name):
-        local.read(Variables({**LOCAL, name: ""}), RequestedWorld())
-
-
 def test_detect_reads_machines_joined_by_hand_from_the_flags():
-    requested = RequestedWorld(nodes=2, devices=2, node_rank=1, address="a", port=29500)
-    launch = detect(requested=requested, environ={})
+    by_hand = RequestedWorld(nodes=2, devices=2, node_rank=1, address="a", port=29500)
+    launch = detect(by_hand, environ={})
     assert (launch.rank, launch.world_size, launch.node_rank, launch.port) == (2, 4, 1, 29500)
     assert not launch.externally_created  # two processes still have to be started
-    single_device = detect(
-        requested=RequestedWorld(nodes=2, devices=1, node_rank=1, address="a", port=29500), environ={}
-    )
+    single_device = detect(by_hand._replace(devices=1), environ={})
     assert single_device.externally_created and single_device.rank == 1
 
 
@@ -70,10 +58,7 @@ def test_the_first_rank_of_a_machine_joined_by_hand_follows_from_its_node_rank(n
 def test_a_machine_joined_by_hand_starts_processes_unless_one_device_is_requested(devices, is_external):
     assert manual_launch(nodes=2, devices=devices, node_rank=0, address="a", port=1).externally_created == is_external
     assert not manual_launch(nodes=1, devices=devices, node_rank=0).externally_created
-
-
-def test_a_single_machine_joined_by_hand_needs_no_address():
-    launch = manual_launch(nodes=1, node_rank=0)
+    launch = manual_launch(nodes=1, node_rank=0)  # a single machine needs no address
     assert (launch.address, launch.port, launch.world_size) == ("127.0.0.1", derived_port("by hand"), 1)
 
 
@@ -89,9 +74,7 @@ def test_address_and_port_of_machines_joined_by_hand_may_be_variables():
 @pytest.mark.parametrize(
     ("environ", "requested", "flag"),
     [
-        ({}, {}, "--nodes"),
-        ({}, {"node_rank": 0}, "--nodes"),
-        ({}, {"nodes": 1}, "--node_rank"),
+        *[({}, {}, "--nodes"), ({}, {"node_rank": 0}, "--nodes"), ({}, {"nodes": 1}, "--node_rank")],
         ({}, {"nodes": 2, "node_rank": 0}, "--master_addr"),
         ({"MASTER_PORT": "1"}, {"nodes": 2, "node_rank": 0}, "--master_addr"),
         ({"MASTER_ADDR": "a"}, {"nodes": 2, "node_rank": 0}, "--master_port"),

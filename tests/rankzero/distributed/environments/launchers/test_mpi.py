@@ -1,17 +1,16 @@
 import pytest
 
+import recorded
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import mpi
 from recorded import HYDRA
 
-OPEN_MPI = {  # as set by mpirun 4.1.4 on the second of two hosts
+OPEN_MPI = recorded.OPEN_MPI | {  # as set by mpirun 4.1.4 on the second of two hosts
     "OMPI_COMM_WORLD_RANK": "3",
     "OMPI_COMM_WORLD_SIZE": "4",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-    "OMPI_MCA_orte_hnp_uri": "2774990848.0;tcp://10.77.0.1,192.168.1.1:53847;tcp6://[fd00::2]:39667",
     "PMIX_NAMESPACE": "2774990849",
     "PMIX_RANK": "3",
+    "OMPI_MCA_orte_hnp_uri": "2774990848.0;tcp://10.77.0.1,192.168.1.1:53847;tcp6://[fd00::2]:39667",
 }
 PROXY = ["/usr/bin/hydra_pmi_proxy", "--control-port", "h1:39039", "--rmk", "user"]
 
@@ -20,30 +19,26 @@ def read(variables, **requested):
     return mpi.read(Variables(variables), RequestedWorld(**requested))
 
 
-def test_open_mpis_variables_are_read():
+def test_open_mpis_variables_are_read_and_processes_on_one_machine_rendezvous_on_loopback():
     launch = read(OPEN_MPI)
     assert (launch.rank, launch.local_rank, launch.world_size, launch.local_world_size) == (3, 1, 4, 2)
     assert launch.num_nodes is None  # unknown from the variables; the rendezvous counts the nodes
     assert launch.address == "10.77.0.1,192.168.1.1"
+    assert read(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}).port == launch.port
+    assert read(OPEN_MPI | {"PMIX_NAMESPACE": "2774990850"}).port != launch.port  # another mpirun
+    launch = read(OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
+    assert launch.address == "127.0.0.1" and launch.num_nodes == 1 and launch.node_rank == 0
 
 
-def test_hydras_variables_and_proxy_are_read(monkeypatch):
+def test_the_variables_of_hydra_and_intel_mpi_and_their_proxy_are_read(monkeypatch):
     monkeypatch.setattr(mpi, "ancestor_commands", lambda: [["bash", "run.sh"], PROXY])
     launch = read(HYDRA)
     assert (launch.rank, launch.local_rank, launch.world_size, launch.address) == (3, 1, 4, "h1")
     monkeypatch.setattr(mpi, "ancestor_commands", lambda: [[*PROXY[:2], "h1:39040"]])
     assert read(HYDRA).port != launch.port  # another mpiexec
-
-
-def test_intel_mpis_proxy_provides_the_address(monkeypatch):
     proxy = ["hydra_bstrap_proxy", "--upstream-host", "n7", "--upstream-port", "4711"]
     monkeypatch.setattr(mpi, "ancestor_commands", lambda: [proxy])
     assert read(HYDRA | {"I_MPI_MPIRUN": "mpirun"}).address == "n7"
-
-
-def test_processes_on_one_machine_rendezvous_on_loopback():
-    launch = read(OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
-    assert launch.address == "127.0.0.1" and launch.num_nodes == 1 and launch.node_rank == 0
 
 
 def test_rank_zeros_address_comes_from_a_flag_a_variable_or_the_scheduler(monkeypatch, tmp_path):
@@ -63,9 +58,3 @@ def test_pmix_alone_does_not_provide_the_world_size():
     with pytest.raises(KeyError, match="PMIX_SIZE"):
         read(variables)
     assert read(variables, nodes=2, devices=2).world_size == 4
-
-
-def test_ranks_of_one_mpirun_share_a_port_and_two_mpiruns_do_not():
-    first = read(OPEN_MPI)
-    assert read(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}).port == first.port
-    assert read(OPEN_MPI | {"PMIX_NAMESPACE": "2774990850"}).port != first.port

@@ -25,9 +25,11 @@ def task(line, node_file, **rank_variables):
     return Variables(variables if node == "0" else variables | {"PBS_NODEFILE": node_file})
 
 
-def test_the_job_script_is_not_a_task():
+def test_the_job_script_is_not_a_task_and_a_task_needs_a_rank_or_a_number_of_tasks():
     assert not pbs.found(Variables(SCRIPT))
     assert all(pbs.found(task(line, "")) for line in range(4))
+    with pytest.raises(KeyError, match="RANK"):
+        pbs.read(task(0, ""), RequestedWorld())
 
 
 def test_flags_set_the_number_of_tasks_and_the_rendezvous_assigns_their_ranks(node_file):
@@ -38,21 +40,16 @@ def test_flags_set_the_number_of_tasks_and_the_rendezvous_assigns_their_ranks(no
     assert launches[0].rank_order < launches[1].rank_order and launches[2].rank_order < launches[3].rank_order
     assert {launch.port for launch in launches} == {launches[0].port}
     assert launches[2].address == launches[3].address == "pbs1"  # the node file is set on the second host only
+    launch = pbs.read(task(1, node_file), RequestedWorld(nodes=1, devices=2))  # on one machine
+    assert launch.address == "127.0.0.1" and launch.num_nodes == 1
 
 
-def test_a_rank_from_the_tasks_command_line_is_used(node_file):
+def test_a_rank_from_the_tasks_command_line_is_used_also_beside_a_node_file(node_file, mom):
     launch = pbs.read(task(2, node_file, RANK="2", WORLD_SIZE="4", LOCAL_RANK="0"), RequestedWorld())
     assert (launch.rank, launch.local_rank, launch.node_rank, launch.world_size) == (2, 0, 1, 4)
-
-
-def test_a_task_without_a_rank_or_a_number_of_tasks_is_refused():
-    with pytest.raises(KeyError, match="RANK"):
-        pbs.read(task(0, ""), RequestedWorld())
-
-
-def test_tasks_on_one_machine_rendezvous_on_loopback(node_file):
-    launch = pbs.read(task(1, node_file), RequestedWorld(nodes=1, devices=2))
-    assert launch.address == "127.0.0.1" and launch.num_nodes == 1
+    mom.write_text("pbs1\n" * 4)
+    launch = pbs.read(task(0, node_file, RANK="0", WORLD_SIZE="2"), RequestedWorld())
+    assert (launch.world_size, launch.processes_per_node) == (2, None)
 
 
 @pytest.fixture
@@ -96,21 +93,8 @@ def test_a_wrong_number_of_devices_is_refused_on_both_hosts(mom, node_file, devi
             check_world(requested, pbs.read(task(line, node_file), requested))
 
 
-def test_a_rank_on_the_command_line_takes_precedence_over_the_node_file(mom, node_file):
-    mom.write_text("pbs1\n" * 4)
-    launch = pbs.read(task(0, node_file, RANK="0", WORLD_SIZE="2"), RequestedWorld())
-    assert (launch.world_size, launch.processes_per_node) == (2, None)
-
-
-def test_a_job_id_with_a_slash_names_no_node_file(mom):
+def test_a_job_id_becomes_a_valid_folder_name_and_with_a_slash_names_no_node_file(mom):
     mom.write_text("pbs1\n")
     assert pbs.node_file(Variables({"PBS_JOBID": "0.pbs1"})) == ["pbs1"]
     assert pbs.node_file(Variables({"PBS_JOBID": "../aux/0.pbs1"})) == []
-
-
-@pytest.mark.parametrize(
-    ("job", "name"),
-    [("18.pbs1", "18.pbs1"), ("15[3].pbs1", "15-3.pbs1"), ("15[].pbs1", "15-.pbs1"), ("../../etc/x y", "etc-x-y")],
-)
-def test_the_job_id_is_a_valid_folder_name(job, name):
-    assert pbs.job_id(Variables({"PBS_JOBID": job})) == name
+    assert pbs.job_id(Variables({"PBS_JOBID": "15[3].pbs1"})) == "15-3.pbs1"

@@ -20,22 +20,15 @@ def test_nodes_may_have_different_numbers_of_tasks():
 
 
 def test_no_two_jobs_steps_or_restarts_share_a_port():
-    ports = {
-        read().port,
-        read(SLURM_STEP_ID="1").port,
-        read(SLURM_JOB_ID="13").port,
-        read(SLURM_RESTART_COUNT="1").port,
-    }
+    changes = {}, {"SLURM_STEP_ID": "1"}, {"SLURM_JOB_ID": "13"}, {"SLURM_RESTART_COUNT": "1"}
+    ports = {read(**change).port for change in changes}
     assert len(ports) == 4 and all(20000 <= port < 32768 for port in ports)
     assert read(MASTER_PORT="4000").port == 4000
 
 
-def test_the_hosts_of_the_step_override_the_hosts_of_the_job():
+def test_the_hosts_of_the_step_override_the_hosts_of_the_job_and_tasks_on_one_node_use_loopback():
     assert read(SLURM_STEP_NODELIST="gpu[07-09],gpu12", SLURM_NODELIST="gpu[01-20]").address == "gpu07"
     assert read(SLURM_STEP_NODELIST="", SLURM_NODELIST="gpu[01-20]").address == "gpu01"
-
-
-def test_tasks_on_one_node_rendezvous_on_loopback():
     launch = read(SLURM_STEP_NUM_NODES="1", SLURM_STEP_NODELIST="n1", SLURM_STEP_TASKS_PER_NODE="3", SLURM_NODEID="0")
     assert launch.address == "127.0.0.1" and launch.is_single_machine
 
@@ -43,19 +36,12 @@ def test_tasks_on_one_node_rendezvous_on_loopback():
 @pytest.mark.parametrize(
     ("text", "hosts"),
     [
-        ("n1", ("n1",)),
-        ("n[1-3]", ("n1", "n2", "n3")),
+        *[("", ()), ("n1", ("n1",)), ("n[1-3]", ("n1", "n2", "n3")), ("a1,b[2-3],c", ("a1", "b2", "b3", "c"))],
         ("n[08-10,12]", ("n08", "n09", "n10", "n12")),
-        ("a1,b[2-3],c", ("a1", "b2", "b3", "c")),
         ("rack[0-1]n[1-2]", ("rack0n1", "rack0n2", "rack1n1", "rack1n2")),
         ("gpu[1-2].site.org", ("gpu1.site.org", "gpu2.site.org")),
-        ("", ()),
     ],
 )
-def test_host_lists_are_expanded(text, hosts):
+def test_host_lists_and_task_counts_are_expanded(text, hosts):
     assert slurm.expand_hosts(text) == hosts
-
-
-def test_task_counts_are_expanded():
-    assert slurm.expand_tasks("2(x3),1") == (2, 2, 2, 1)
-    assert slurm.expand_tasks("4") == (4,)
+    assert slurm.expand_tasks("2(x3),1") == (2, 2, 2, 1) and slurm.expand_tasks("4") == (4,)

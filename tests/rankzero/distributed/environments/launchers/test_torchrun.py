@@ -11,18 +11,13 @@ def read(**changes):
     return torchrun.read(Variables(TORCHRUN | changes), RequestedWorld())
 
 
-def test_torchruns_variables_are_read():
+def test_torchruns_variables_are_read_and_the_job_id_is_derived_from_the_run_id():
     launch = read()
     assert (launch.launcher, launch.rank, launch.local_rank, launch.world_size) == ("torchrun", 3, 1, 4)
     assert (launch.num_nodes, launch.node_rank, launch.local_world_size, launch.job_id) == (2, 1, 2, "job-7")
     assert launch.uses_agent_store and launch.elastic is None and "TORCHELASTIC_RUN_ID=job-7" in launch.evidence
-
-
-@pytest.mark.parametrize(
-    ("run_id", "job_id"), [("none", None), ("221830f4-58ef-4bbe-9de5-a47d32b1b98b", "221830f4"), ("my-job", "my-job")]
-)
-def test_the_job_id_is_derived_from_torchruns_run_id(run_id, job_id):
-    assert read(TORCHELASTIC_RUN_ID=run_id).job_id == job_id
+    job_ids = {"none": None, "221830f4-58ef-4bbe-9de5-a47d32b1b98b": "221830f4", "my-job": "my-job"}
+    assert {run_id: read(TORCHELASTIC_RUN_ID=run_id).job_id for run_id in job_ids} == job_ids
 
 
 @pytest.mark.parametrize(
@@ -30,10 +25,8 @@ def test_the_job_id_is_derived_from_torchruns_run_id(run_id, job_id):
     [
         (["torchrun", "--nnodes", "1:2", "fit.py"], "--nnodes 1:2"),
         (["torchrun", "--nnodes=1:4", "fit.py"], "--nnodes 1:4"),
-        (["torchrun", "--nnodes", "2", "fit.py"], None),
-        (["torchrun", "--nnodes", "1:1", "fit.py"], None),
-        (["torchrun", "fit.py"], None),
-        ([], None),
+        *[(["torchrun", "--nnodes", "2", "fit.py"], None), (["torchrun", "--nnodes", "1:1", "fit.py"], None)],
+        *[(["torchrun", "fit.py"], None), ([], None)],
     ],
 )
 def test_an_elastic_torchrun_is_detected_by_its_command_line(monkeypatch, arguments, elastic):
