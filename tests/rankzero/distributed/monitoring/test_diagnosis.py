@@ -1,5 +1,3 @@
-"""Checks which rank a hang is attributed to, from the reports of all ranks."""
-
 import json
 import math
 
@@ -11,6 +9,8 @@ from rankzero.distributed.monitoring.status import Status
 
 HOSTS = ("n1", "n1", "n2", "n2")
 GRADIENTS = {"waits_in": "all_reduce of 421 values", "sequence": 812}
+REPORT = [1, "forward", 0, 1, False, "", 0, "", 0.0]
+MALFORMED = [(0, "1"), (1, 2), (0, 10**400), (2, math.inf), (3, math.nan)]
 
 
 def status(phase: str = "backward", age: float = 20.0, limit: float | None = 10.0, **values) -> Status:
@@ -22,6 +22,7 @@ def described(*statuses: Status, silent: dict[int, float] | None = None) -> str:
 
 
 def test_the_rank_that_waits_for_no_other_is_the_cause():
+    assert described(status(SANITY_CHECK)) == "rank 0 on n1 has been in the sanity check before training for 20 s"
     waiting = status(**GRADIENTS)
     text = described(waiting, waiting, waiting, status("data wait", position="data.py:7 in __getitem__"))
     assert text == (
@@ -30,22 +31,16 @@ def test_the_rank_that_waits_for_no_other_is_the_cause():
     )
 
 
-def test_a_hang_in_the_sanity_check_has_no_step():
-    assert described(status(SANITY_CHECK)) == "rank 0 on n1 has been in the sanity check before training for 20 s"
-
-
-def test_ranks_that_wait_for_a_slow_rank_within_its_limit_are_no_hang():
+def test_neither_a_wait_for_a_rank_within_its_limit_nor_a_phase_without_limit_is_a_hang():
     assert described(status(**GRADIENTS), status("data wait", age=9.0)) == ""
+    assert described(status(age=math.inf, limit=None), status(**GRADIENTS)) == ""
 
 
-def test_a_long_first_phase_of_all_ranks_is_no_hang_up_to_five_limits():
+def test_a_long_first_phase_is_a_hang_after_five_limits_or_if_another_rank_waits_for_it_too_long():
     first = status("forward", age=40.0, may_take_longer=True)
     assert described(first, first) == ""
     assert "rank 0 on n1 has been in forward for 51 s" in described(first._replace(age=51.0), first)
-
-
-def test_a_long_first_phase_is_a_hang_if_another_rank_has_waited_for_it_too_long():
-    first = status("forward", may_take_longer=True)
+    first = first._replace(age=20.0)
     assert described(first, status(age=9.0, **GRADIENTS)) == ""
     assert described(first, status(age=11.0, **GRADIENTS)).startswith("rank 0 on n1 has been in forward")
 
@@ -59,9 +54,8 @@ def test_a_rank_that_waits_for_ranks_outside_training_is_a_hang():
 
 
 def test_ranks_in_different_collectives_wait_for_one_another():
-    text = described(
-        status("forward", waits_in="barrier", sequence=5, position="train.py:9 in training_step"), status(**GRADIENTS)
-    )
+    in_barrier = {"waits_in": "barrier", "sequence": 5, "position": "train.py:9 in training_step"}
+    text = described(status("forward", **in_barrier), status(**GRADIENTS))
     assert text == (
         "the ranks wait for one another in different collectives: rank 1 in backward, waiting in all_reduce of 421 "
         "values; rank 0 in forward, waiting in barrier (train.py:9 in training_step)"
@@ -75,50 +69,29 @@ def test_all_ranks_in_the_same_collective_suggest_the_network():
 
 
 def test_a_rank_without_reports_is_the_cause_once_its_limit_has_passed():
-    statuses = status(**GRADIENTS), status("forward", age=9.0)
-    assert described(*statuses, silent={1: 9.0}) == ""
-    statuses = status(**GRADIENTS), status("forward", age=30.0)
-    assert described(*statuses, silent={1: 30.0}).startswith(
+    waiting = status(**GRADIENTS)
+    assert described(waiting, status("forward", age=9.0), silent={1: 9.0}) == ""
+    assert described(waiting, status("forward", age=30.0), silent={1: 30.0}).startswith(
         "rank 1 on n1 has not reported for 30 s, since forward at step 811: its Python interpreter "
         "is blocked or suspended"
     )
 
 
-def test_a_phase_without_limit_is_never_a_hang():
-    assert described(status(age=math.inf, limit=None), status(**GRADIENTS)) == ""
-
-
-def test_a_message_names_four_ranks_and_counts_the_others():
-    text = describe_hang(dict.fromkeys(range(9), status("data wait")), {}, ["n1"] * 9)
-    assert text.count("rank ") == 4 and text.endswith("; and 5 more ranks")
-
-
 @pytest.mark.parametrize(
     "values",
     [
-        None,
-        [],
-        "x",
-        [1],
-        ["1", "forward", 0, 1, False, "", 0, "", 0.0],
-        [1, 2, 0, 1, False, "", 0, "", 0.0],
-        [10**400, "forward", 0, 1, False, "", 0, "", 0.0],
-        [1, "forward", math.inf, 1, False, "", 0, "", 0.0],
-        [1, "forward", 0, math.nan, False, "", 0, "", 0.0],
-        {"step": 1},
+        *(None, [], "x", [1], {"step": 1}),
+        *([*REPORT[:index], value, *REPORT[index + 1 :]] for index, value in MALFORMED),
     ],
 )
 def test_a_malformed_report_is_ignored(values):
     assert Status.from_message(values) is None
-
-
-def test_a_status_survives_json():
     expected = status("data wait", limit=None, position="x.py:1 in f")
     assert Status.from_message(json.loads(json.dumps(expected))) == expected
 
 
-@pytest.mark.parametrize(
-    ("ranks", "text"), [([3], "rank 3"), ([0, 1, 2, 4, 5, 7], "ranks 0-2, 4-5, 7"), ([1, 0], "ranks 0-1")]
-)
-def test_ranks_are_listed_as_ranges(ranks, text):
-    assert ranks_text(ranks) == text
+def test_ranks_are_listed_as_ranges_and_a_message_names_four_ranks_and_counts_the_others():
+    ranges = {(3,): "rank 3", (0, 1, 2, 4, 5, 7): "ranks 0-2, 4-5, 7", (1, 0): "ranks 0-1"}
+    assert {ranks: ranks_text(ranks) for ranks in ranges} == ranges
+    text = describe_hang(dict.fromkeys(range(9), status("data wait")), {}, ["n1"] * 9)
+    assert text.count("rank ") == 4 and text.endswith("; and 5 more ranks")

@@ -7,10 +7,7 @@ from rankzero.distributed.monitoring.activity import DATA, END, FORWARD
 from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.distributed.monitoring.pauses import PauseDetector
 from rankzero.distributed.timers import TIMERS
-
-
-def no_collective():
-    return None
+from running import wait_until
 
 
 @pytest.fixture
@@ -26,7 +23,7 @@ def monitor(clock):
     """A monitor in training, with a limit of 30 seconds."""
     monitor = Monitor(terminate=lambda cause: None)
     monitor._pauses = PauseDetector(lambda: clock[0])
-    monitor.start(30.0, True, no_collective)
+    monitor.start(30.0, True, lambda: None)
     monitor.activity.enter(FORWARD)
     monitor.rank_zero_place = "backward at step 7"
     return monitor
@@ -41,7 +38,7 @@ def silence_after(monitor, clock, seconds, has_received=False, interval=2.0):
     return [result for result in results if result]
 
 
-def test_a_silence_of_rank_zero_is_described_once(monitor, clock):
+def test_a_silence_of_rank_zero_is_described_once_and_may_be_as_long_as_the_interval_of_a_large_run(monitor, clock):
     silence_after(monitor, clock, 1, has_received=True)
     assert silence_after(monitor, clock, 30) == []
     assert silence_after(monitor, clock, 60) == [
@@ -49,42 +46,31 @@ def test_a_silence_of_rank_zero_is_described_once(monitor, clock):
     ]
     silence_after(monitor, clock, 1, has_received=True)
     assert len(silence_after(monitor, clock, 60)) == 1
+    silence_after(monitor, clock, 1, has_received=True, interval=30.0)
+    assert silence_after(monitor, clock, 28 + int(TIMERS.silence), interval=30.0) == []
+    assert len(silence_after(monitor, clock, 1, interval=30.0)) == 1
 
 
-def test_rank_zero_may_be_silent_outside_training(monitor, clock):
+def test_rank_zero_may_be_silent_outside_training_and_during_a_pause_of_this_rank(monitor, clock):
+    silence_after(monitor, clock, 1, has_received=True)
+    clock[0] += 3600
+    assert silence_after(monitor, clock, 30) == []
     monitor.activity.enter(END)
     assert silence_after(monitor, clock, 100) == []
     monitor.stop()
     assert silence_after(monitor, clock, 100) == []
 
 
-def test_a_pause_of_this_rank_is_no_silence_of_rank_zero(monitor, clock):
-    silence_after(monitor, clock, 1, has_received=True)
-    clock[0] += 3600
-    assert silence_after(monitor, clock, 30) == []
-
-
-def test_the_state_of_an_earlier_training_is_dropped_at_the_start(monitor):
+def test_a_rank_has_a_status_only_in_training_and_drops_the_state_of_an_earlier_training(monitor):
     monitor.activity.begin_batch(7)
+    assert monitor.status()[:2] == (7, DATA)
     monitor.activity.first_gradient = 0.1
     monitor.slow_ranks[1] = "slow"
     monitor.stop()
-    monitor.start(30.0, True, no_collective)
+    assert monitor.status() is None
+    monitor.start(30.0, True, lambda: None)
     activity = monitor.activity
     assert (activity.step, activity.batches, activity.first_gradient, monitor.slow_ranks) == (0, 0, 0.0, {})
-
-
-def test_rank_zero_of_a_large_run_may_be_silent_between_its_requests(monitor, clock):
-    silence_after(monitor, clock, 1, has_received=True, interval=30.0)
-    assert silence_after(monitor, clock, 28 + int(TIMERS.silence), interval=30.0) == []
-    assert len(silence_after(monitor, clock, 1, interval=30.0)) == 1
-
-
-def test_a_rank_has_a_status_only_in_training(monitor):
-    monitor.activity.begin_batch(7)
-    assert monitor.status()[:2] == (7, DATA)
-    monitor.stop()
-    assert monitor.status() is None
 
 
 @pytest.mark.parametrize("stops_run", [True, False])
@@ -93,12 +79,10 @@ def test_a_single_process_watches_itself(monkeypatch, capsys, stops_run):
     causes, recorded = [], []
     monitor = Monitor(causes.append)
     monitor.is_single_process, monitor.on_hang = True, recorded.append
-    monitor.start(0.2, stops_run, no_collective)
+    monitor.start(0.2, stops_run, lambda: None)
     monitor.activity.begin_batch(0)
     monitor.activity.begin_batch(1)
-    deadline = time.monotonic() + 10
-    while not recorded and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: recorded)
     time.sleep(0.1)
     monitor.stop()
     assert len(recorded) == 1 and "has been in data wait for 0 s at step 1" in recorded[0]

@@ -26,10 +26,11 @@ class Sleepy(Dataset):
 
 
 @pytest.fixture
-def loader():
+def pid():
+    """The id of a loader process that does not return a sample."""
     loader = iter(DataLoader(Sleepy(), batch_size=1, num_workers=1, worker_init_fn=PrepareWorker(None)))
     next(loader)
-    yield loader
+    yield loader._workers[0].pid
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error
     for worker in loader._workers:
         worker.kill()
@@ -37,16 +38,14 @@ def loader():
     signal.signal(signal.SIGCHLD, handler)
 
 
-def test_the_position_of_a_loader_process_is_the_line_of_user_code(loader):
-    pid = loader._workers[0].pid
+def test_the_position_of_a_loader_process_is_the_line_of_user_code(pid):
     assert worker_position().startswith(f"loader process {pid}: test_worker_stacks.py:")
     assert worker_position().endswith("in __getitem__")
     assert "in __getitem__" in worker_stacks()[pid]
 
 
-def test_a_loader_process_that_does_not_respond_is_named_with_its_state(loader, scale_timers):
+def test_a_loader_process_that_does_not_respond_is_named_with_its_state(pid, scale_timers):
     scale_timers(0.2)
-    pid = loader._workers[0].pid
     os.kill(pid, signal.SIGSTOP)
     assert worker_position() == f"loader process {pid}: no response, process state T"
 
