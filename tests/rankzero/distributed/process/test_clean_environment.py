@@ -12,16 +12,9 @@ def test_the_variables_of_launchers_and_jobs_are_removed(monkeypatch, variables)
 
 
 @pytest.mark.parametrize("job", [{}, {"SLURM_JOB_ID": "12", "PBS_JOBID": "0.pbs1"}])
-def test_settings_of_the_user_are_kept(monkeypatch, job):
+def test_settings_of_the_user_are_kept_and_variables_of_a_scheduler_outside_its_jobs(monkeypatch, job):
     settings = ("SLURM_CONF", "PBS_CONF_FILE", "PBS_DEFAULT", "OMPI_MCA_btl", "MPI_HOME", "SBATCH_PARTITION", "PATH")
-    for name in (*settings, *job):
+    for name in (*settings, "SLURM_CLUSTERS", *job):
         monkeypatch.setenv(name, job.get(name, "value"))
     assert dict.fromkeys(settings, "value").items() <= without_job_variables().items()
-
-
-def test_variables_of_a_scheduler_are_settings_outside_its_jobs(monkeypatch):
-    for name in ("SLURM_JOB_ID", "SLURM_CLUSTERS"):
-        monkeypatch.setenv(name, "12")
-    assert "SLURM_CLUSTERS" not in without_job_variables()
-    monkeypatch.delenv("SLURM_JOB_ID")
-    assert "SLURM_CLUSTERS" in without_job_variables()
+    assert ("SLURM_CLUSTERS" in without_job_variables()) == (not job)

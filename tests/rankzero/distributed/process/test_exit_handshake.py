@@ -10,6 +10,8 @@ from rankzero.distributed.process.spawn import run_processes
 
 REPORTING = "from rankzero.distributed.process.exit_handshake import report_exit; report_exit()\n"
 """Code that a process runs before an intended exit."""
+ENDS = {"pass": 0, "raise SystemExit(3)": 3, "os._exit(0)": 0, "os.kill(os.getpid(), 9)": -9}
+"""Code that ends a process -> exit code."""
 
 
 @pytest.fixture
@@ -19,15 +21,10 @@ def report():
     report.close()
 
 
-@pytest.fixture
-def started_by(monkeypatch):
-    """Returns a function that sets variables as if the parent process with the given id had started this process."""
-
-    def start(parent, variables):
-        for name, value in {local.SUPERVISOR_PID: str(parent), **variables}.items():
-            monkeypatch.setenv(name, value)
-
-    return start
+def set_parent(monkeypatch, parent, variables):
+    """Sets variables as if the parent process with the given id had started this process."""
+    for name, value in {local.SUPERVISOR_PID: str(parent), **variables}.items():
+        monkeypatch.setenv(name, value)
 
 
 def run(code, report):
@@ -35,16 +32,11 @@ def run(code, report):
     return subprocess.run([sys.executable, "-c", code], env=variables, pass_fds=[report.write_end]).returncode
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_reported_exit_is_detected_with_any_exit_code(report, code):
-    assert run(f"{REPORTING}raise SystemExit({code})", report) == code
-    assert report.was_received()
-
-
-@pytest.mark.parametrize("end", ["pass", "import os; os._exit(0)", "import os; os.kill(os.getpid(), 9)"])
-def test_an_exit_without_a_report_is_detected(report, end):
-    run(end, report)
-    assert not report.was_received()
+@pytest.mark.parametrize("is_reported", [True, False])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_report_or_its_absence_is_detected_with_any_exit_code(report, end, is_reported):
+    assert run(f"import os\n{REPORTING * is_reported}{end}", report) == ENDS[end]
+    assert report.was_received() == is_reported
 
 
 def test_reports_of_two_processes_are_separate(report):
@@ -55,42 +47,31 @@ def test_reports_of_two_processes_are_separate(report):
     second_report.close()
 
 
-def test_a_report_can_be_read_only_once(report, started_by):
-    started_by(os.getppid(), report.variables)
+def test_only_a_child_of_the_supervising_process_with_both_variables_reports_once(report, monkeypatch):
+    for parent in (os.getpid(), 0, ""):
+        set_parent(monkeypatch, parent, report.variables)
+        report_exit()
+        assert not report.was_received()
+    set_parent(monkeypatch, os.getppid(), {REPORT_FD: ""})
+    report_exit()
+    monkeypatch.delenv(REPORT_FD)
+    report_exit()
+    set_parent(monkeypatch, os.getppid(), report.variables)
+    monkeypatch.delenv(local.SUPERVISOR_PID)
+    report_exit()
+    assert not report.was_received()
+    set_parent(monkeypatch, os.getppid(), report.variables)
     report_exit()
     assert [report.was_received(), report.was_received()] == [True, False]
 
 
-def test_only_a_child_of_the_supervising_process_reports(report, started_by):
-    for parent in (os.getpid(), 0, ""):
-        started_by(parent, report.variables)
-        report_exit()
-        assert not report.was_received()
-
-
-def test_a_process_without_both_handshake_variables_reports_nothing(report, started_by, monkeypatch):
-    started_by(os.getppid(), {REPORT_FD: ""})
-    report_exit()
-    monkeypatch.delenv(REPORT_FD)
-    report_exit()
-    started_by(os.getppid(), report.variables)
-    monkeypatch.delenv(local.SUPERVISOR_PID)
-    report_exit()
-    assert not report.was_received()
-
-
-def test_a_report_to_a_closed_pipe_raises_nothing(started_by):
+def test_close_closes_both_ends_of_the_pipe_and_a_later_report_raises_nothing(monkeypatch):
     report = ExitHandshake()
-    started_by(os.getppid(), report.variables)
-    report.close()
-    report_exit()
-    assert not report.was_received()
-
-
-def test_close_closes_both_ends_of_the_pipe():
-    report = ExitHandshake()
+    set_parent(monkeypatch, os.getppid(), report.variables)
     ends = [report.write_end, report._read_end]
     report.close()
+    report_exit()
+    assert not report.was_received()
     for descriptor in ends:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(descriptor)
@@ -98,8 +79,6 @@ def test_close_closes_both_ends_of_the_pipe():
 
 def test_a_child_of_a_local_process_reports_nothing(capfd):
     """The child may have opened another file under the same descriptor."""
-    child = (
-        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {REPORTING!r}], close_fds=False, check=True)"
-    )
-    assert run_processes([sys.executable, "-c", child], 1) == 1
+    run_again = f"subprocess.run([sys.executable, '-c', {REPORTING!r}], close_fds=False, check=True)"
+    assert run_processes([sys.executable, "-c", f"import subprocess, sys; {run_again}"], 1) == 1
     assert "exited with code 0 without an exit report" in capfd.readouterr().err

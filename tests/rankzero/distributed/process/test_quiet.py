@@ -9,14 +9,11 @@ from rankzero.distributed.process import quiet
 from rankzero.distributed.process.quiet import silence_warnings, silenced_kineto
 from running import REPOSITORY, fit, run
 
-NET = REPOSITORY / "tests" / "resuming.py"
-
 STOCK = """
 from lightning.pytorch.cli import LightningCLI
 from nets import Net
 LightningCLI(Net, save_config_callback=None, trainer_defaults={"logger": False, "accelerator": "cpu", "max_epochs": 2})
 """
-
 REQUESTED = (
     *("--trainer.profiler=simple", "--trainer.enable_model_summary=true", "--trainer.enable_progress_bar=false"),
     *("--trainer.callbacks+=BatchSizeFinder", "--trainer.callbacks.max_trials=3"),
@@ -32,7 +29,7 @@ REMARKS = "GPU available|TPU available|.*Tip|`Trainer.fit` stopped|`weights_only
 
 def write_module(folder):
     """Writes the tests' model into a folder as `nets.py`, without imports from the tests."""
-    text = NET.read_text()
+    text = (REPOSITORY / "tests" / "resuming.py").read_text()
     head, body = text.split("class Net", 1)
     body = body.split("class Record", 1)[0]
     imports = [line for line in head.splitlines() if line.startswith(("import torch", "from lightning", "from torch"))]
@@ -79,16 +76,15 @@ def test_a_run_of_one_epoch_prints_three_lines_and_a_table(tmp_path):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_other_than_zero_print_only_warnings(rank):
-    logger, level = logging.getLogger("lightning.pytorch"), logging.getLogger("lightning.pytorch").level
-    fabric = logging.getLogger("lightning.fabric")
-    fabric_level = fabric.level
+    loggers = [logging.getLogger("lightning.pytorch"), logging.getLogger("lightning.fabric")]
+    levels = [logger.level for logger in loggers]
     try:
         silence_warnings(rank)
         assert logging.getLogger("lightning.pytorch.callbacks").isEnabledFor(logging.INFO) == (rank == 0)
         assert logging.getLogger("lightning.pytorch.callbacks").isEnabledFor(logging.WARNING)
     finally:
-        logger.setLevel(level)
-        fabric.setLevel(fabric_level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def test_warnings_of_rankzero_have_no_line_of_source(monkeypatch):

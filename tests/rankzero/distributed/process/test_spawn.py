@@ -12,65 +12,11 @@ from rankzero.distributed.timers import TIMERS
 
 REPORTING = "from rankzero.distributed.process.exit_handshake import report_exit; report_exit()\n"
 """Code that a process runs before an intended exit."""
-
-
-def run(code, count=2):
-    return run_processes([sys.executable, "-c", code], count)
-
-
 WRITE_VARIABLES = """
 import os, pathlib
 e = os.environ
 pathlib.Path(e["RANK"]).write_text(f"{e['LOCAL_RANK']} {e['WORLD_SIZE']} {e['MASTER_ADDR']} {e['MASTER_PORT']}")
 """
-
-
-def test_every_process_receives_its_rank_world_size_and_rendezvous_address(cwd):
-    assert run(WRITE_VARIABLES + REPORTING, count=3) == 0
-    texts = [(cwd / str(rank)).read_text().split() for rank in range(3)]
-    assert [text[0] for text in texts] == ["0", "1", "2"] and {text[1] for text in texts} == {"3"}
-    assert len({(text[2], text[3]) for text in texts}) == 1 and texts[0][2] == "127.0.0.1"
-
-
-def test_the_exit_code_is_0_if_all_processes_succeed():
-    assert run(REPORTING) == 0
-
-
-@pytest.mark.parametrize("code", [0, 1, 2, 3, 75])
-def test_any_exit_code_without_a_report_is_a_failure(code, capfd):
-    exits = f"import os; os._exit({code} if os.environ['RANK'] == '1' else 0)"
-    reports = "import os\nif os.environ['RANK'] == '0':\n    " + REPORTING
-    assert run(reports + exits) == 1
-    printed = capfd.readouterr().err
-    assert printed == (
-        f"rankzero: rank 1 on {socket.gethostname()} exited with code {code} without an exit report; "
-        "stopping the other processes\n"
-    )
-
-
-@pytest.mark.parametrize("code", [1, 2, 75])
-def test_a_reported_exit_code_is_kept(code, capfd):
-    assert run(REPORTING + f"import os; os._exit({code})") == code
-    assert capfd.readouterr().err == ""
-
-
-def test_the_first_failure_sets_the_exit_code_and_ends_the_other_processes(monkeypatch):
-    monkeypatch.setattr(TIMERS, "grace", 0.5)
-    start = time.monotonic()
-    assert run(REPORTING + "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(60)") == 3
-    assert time.monotonic() - start < 30
-
-
-def test_a_killed_process_is_named(monkeypatch, capfd):
-    monkeypatch.setattr(TIMERS, "grace", 0.2)
-    code = "import os, time; os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(60)"
-    assert run(code) == 1
-    assert (
-        f"rank 1 on {socket.gethostname()} was killed by SIGKILL; stopping the other processes"
-        in capfd.readouterr().err
-    )
-
-
 SUPERVISOR = """
 import sys
 from rankzero.distributed.process.spawn import run_processes
@@ -85,10 +31,49 @@ sys.exit(run_processes([sys.executable, "-c", child], 2))
 """
 
 
+def run(code, count=2):
+    return run_processes([sys.executable, "-c", code], count)
+
+
+def test_every_process_receives_its_rank_world_size_and_rendezvous_address(cwd):
+    assert run(WRITE_VARIABLES + REPORTING, count=3) == 0
+    texts = [(cwd / str(rank)).read_text().split() for rank in range(3)]
+    assert [text[0] for text in texts] == ["0", "1", "2"] and {text[1] for text in texts} == {"3"}
+    assert len({(text[2], text[3]) for text in texts}) == 1 and texts[0][2] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 75])
+def test_any_exit_code_without_a_report_is_a_failure(code, capfd):
+    exits = f"import os; os._exit({code} if os.environ['RANK'] == '1' else 0)"
+    reports = "import os\nif os.environ['RANK'] == '0':\n    " + REPORTING
+    assert run(reports + exits) == 1
+    failure = f"rankzero: rank 1 on {socket.gethostname()} exited with code {code} without an exit report"
+    assert capfd.readouterr().err == f"{failure}; stopping the other processes\n"
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 75])
+def test_a_reported_exit_code_is_kept(code, capfd):
+    assert run(REPORTING + f"import os; os._exit({code})") == code
+    assert capfd.readouterr().err == ""
+
+
+def test_the_first_failure_sets_the_exit_code_and_ends_the_other_processes(monkeypatch):
+    monkeypatch.setattr(TIMERS, "grace", 0.5)
+    start = time.monotonic()
+    assert run(REPORTING + "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(60)") == 3
+    assert time.monotonic() - start < 30
+
+
+def test_a_killed_process_is_named(monkeypatch, capfd):
+    monkeypatch.setattr(TIMERS, "grace", 0.2)
+    assert run("import os, time; os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(60)") == 1
+    killed = f"rank 1 on {socket.gethostname()} was killed by SIGKILL; stopping the other processes"
+    assert killed in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
 def test_no_local_process_survives_its_parent(signum):
     parent = subprocess.Popen([sys.executable, "-c", SUPERVISOR], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout
     assert parent.stdout.read(4) == "upup"
     children = psutil.Process(parent.pid).children()
     parent.send_signal(signum)

@@ -14,10 +14,8 @@ SIGNALS.install()
 """
 
 
-def run(code, seconds=30):
-    return subprocess.run(
-        [sys.executable, "-c", SETUP + code], capture_output=True, text=True, timeout=seconds, check=False
-    )
+def run(code):
+    return subprocess.run([sys.executable, "-c", SETUP + code], capture_output=True, text=True, timeout=30, check=False)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"])

@@ -28,37 +28,28 @@ def test_frames_of_libraries_are_left_out():
     assert omitted and f"; {omitted} frames of" in header and len(frames) == len(expected) - 1 - omitted
 
 
-def test_frames_of_the_package_are_left_out():
+def test_frames_of_the_package_are_left_out_unless_all_frames_belong_to_libraries():
     error = exception_of(lambda: error_reporter.refuse(None, Launch(launcher="slurm")))
     assert [frame for frame in user_frames(error) if frame.startswith("  File")] == [
         frame for frame in traceback.format_exception(error) if __file__ in frame
     ]
+    error = exception_of(lambda: psutil.Process(-1))
+    error.__traceback__ = error.__traceback__.tb_next.tb_next
+    assert user_frames(error) == traceback.format_exception(error)
 
 
-@pytest.mark.parametrize("is_cause", [True, False])
-def test_a_cause_is_printed_before_the_error_unless_suppressed(is_cause):
+@pytest.mark.parametrize("kind", ["cause", "context", "suppressed"])
+def test_a_cause_or_context_is_printed_before_the_error_unless_suppressed(kind):
     def fail():
         try:
             raise KeyError("sample 7")
         except KeyError as error:
-            raise RuntimeError("bad batch") from (error if is_cause else None)
-
-    printed = "".join(user_frames(exception_of(fail)))
-    assert ("KeyError: 'sample 7'" in printed) == is_cause and printed.endswith("RuntimeError: bad batch\n")
-
-
-def test_the_implicit_context_of_an_error_is_printed():
-    def fail():
-        try:
-            raise KeyError("sample 7")
-        except KeyError:
-            raise RuntimeError("bad batch")  # noqa: B904
+            if kind == "context":
+                raise RuntimeError("bad batch")  # noqa: B904
+            raise RuntimeError("bad batch") from (error if kind == "cause" else None)
 
     error = exception_of(fail)
-    assert "".join(user_frames(error)) == "".join(traceback.format_exception(error))
-
-
-def test_a_traceback_with_only_library_frames_is_printed_in_full(monkeypatch):
-    error = exception_of(lambda: psutil.Process(-1))
-    error.__traceback__ = error.__traceback__.tb_next.tb_next
-    assert user_frames(error) == traceback.format_exception(error)
+    printed = "".join(user_frames(error))
+    assert ("KeyError: 'sample 7'" in printed) == (kind != "suppressed")
+    assert printed.endswith("RuntimeError: bad batch\n")
+    assert printed == "".join(traceback.format_exception(error))

@@ -11,24 +11,17 @@ V1 = "31 23 0:28 / {mount} rw - cgroup cgroup rw,cpu,cpuacct"
 V2 = "41 31 0:38 / {mount} rw,relatime shared:5 master:1 - cgroup2 cgroup2 rw,nsdelegate"
 
 
-@pytest.mark.parametrize(("text", "cpus"), [("0", {0}), ("0-2,8\n", {0, 1, 2, 8}), ("1,3", {1, 3}), ("", set())])
-def test_linux_cpu_lists_are_parsed_and_formatted(text, cpus):
-    assert parse_cpus(text) == cpus
-    assert parse_cpus(format_cpus(cpus)) == cpus
-
-
-def test_consecutive_cpus_are_formatted_as_ranges():
+def test_linux_cpu_lists_are_parsed_and_formatted():
+    for text, cpus in {"0": {0}, "0-2,8": {0, 1, 2, 8}, "1,3": {1, 3}, "": set()}.items():
+        assert parse_cpus(text) == parse_cpus(f"{text}\n") == cpus and format_cpus(cpus) == text
     assert format_cpus([9, 0, 1, 2, 11]) == "0-2,9,11"
 
 
-def test_usable_cores_respect_the_cpu_affinity():
+def test_usable_cores_respect_the_cpu_affinity_and_count_hardware_threads_of_one_core_once(tmp_path, monkeypatch):
     code = "from rankzero.distributed.process.limits.cores import usable_cores; print(sorted(usable_cores()))"
     cpu = max(os.sched_getaffinity(0))
     result = subprocess.run(["taskset", "-c", str(cpu), sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.strip() == str([cores._core_of(cpu)]), result.stderr
-
-
-def test_hardware_threads_of_one_core_count_once(tmp_path, monkeypatch):
     for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
         (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
         (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(f"{siblings}\n")
@@ -60,11 +53,8 @@ def test_the_lowest_quota_of_all_enclosing_cgroups_applies(write_process_files, 
     assert (quota.cpus if quota else None) == cpus
 
 
-def test_processes_under_the_same_quota_report_the_same_cgroup(write_process_files):
+def test_processes_under_the_same_quota_report_the_same_cgroup(tmp_path, write_process_files):
+    assert cpu_quota(tmp_path) is None  # a system without cgroups
     files = {"job/cpu.max": "400000 100000\n", "job/a/cpu.max": "max 100000\n", "b/cpu.max": "400000 100000\n"}
     shared = [cpu_quota(write_process_files(V2, f"0::{path}", files)).cgroup for path in ("/job", "/job/a")]
     assert shared[0] == shared[1] != cpu_quota(write_process_files(V2, "0::/b", files)).cgroup
-
-
-def test_a_system_without_cgroups_has_no_quota(tmp_path):
-    assert cpu_quota(tmp_path) is None

@@ -5,7 +5,6 @@ from rankzero.distributed.process.limits.memory import available_memory
 
 V1 = "31 23 0:28 / {mount} rw - cgroup cgroup rw,memory"
 V2 = "41 31 0:38 / {mount} rw,relatime shared:5 master:1 - cgroup2 cgroup2 rw,nsdelegate"
-
 STATISTICS = "anon 900\ninactive_file 200\ntotal_inactive_file 300\n"
 
 
@@ -16,12 +15,7 @@ STATISTICS = "anon 900\ninactive_file 200\ntotal_inactive_file 300\n"
         (V2, "0::/job/step", {"job/memory.max": "5000\n", "job/memory.current": "5500\n"}, 0),
         (V2, "0::/job/step", {"job/memory.max": "max\n", "job/memory.current": "1000\n"}, None),
         (V2, "0::/job/step", {}, None),
-        (
-            V1,
-            "4:memory:/job",
-            {"job/memory.limit_in_bytes": "5000\n", "job/memory.usage_in_bytes": "1000\n"},
-            4300,
-        ),
+        (V1, "4:memory:/job", {"job/memory.limit_in_bytes": "5000\n", "job/memory.usage_in_bytes": "1000\n"}, 4300),
         (V1, "4:pids:/job", {"job/memory.limit_in_bytes": "5000\n", "job/memory.usage_in_bytes": "1\n"}, None),
     ],
 )

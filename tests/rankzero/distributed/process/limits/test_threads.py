@@ -10,6 +10,13 @@ from rankzero.distributed.process.limits.threads import MARK, Threads, choose_th
 from rankzero.distributed.rendezvous.peers import Peer
 from running import INTERPRETER_BIN
 
+SETTING = """
+import os
+from rankzero.distributed.process.limits.threads import user_setting
+found = f"{os.environ['OMP_NUM_THREADS']}, set by the user: {user_setting(os.environ)}"
+os.write(1, f"rank {os.environ['RANK']}: {found}\\n".encode())  # at once: both ranks write to one pipe
+"""
+
 
 def make_peers(*cores, machines=None, quotas=None):
     """Returns one process for each given set of cores, all on one machine unless `machines` is given."""
@@ -33,14 +40,11 @@ def chosen(peers, rank=0, **environ):
 @pytest.mark.parametrize(
     ("masks", "counts", "reason"),
     [
-        (["0-11"], [12], "12 cores"),
-        (["0-11"] * 4, [3] * 4, "12 cores / 4 ranks"),
-        (["0-1"] * 2, [1] * 2, "2 cores / 2 ranks"),
-        (["0-1"] * 5, [1] * 5, "2 cores / 5 ranks"),
-        (["0-3", "4-7", "8-11"], [4] * 3, "bound to 4 cores"),
+        *[(["0-11"], [12], "12 cores"), (["0-11"] * 4, [3] * 4, "12 cores / 4 ranks")],
+        *[(["0-1"] * 2, [1] * 2, "2 cores / 2 ranks"), (["0-1"] * 5, [1] * 5, "2 cores / 5 ranks")],
+        *[(["0-3", "4-7", "8-11"], [4] * 3, "bound to 4 cores"), (["0-3", "4"], [4, 1], "bound to 4 cores")],
         (["0"] * 2 + ["1"] * 2, [1] * 4, "1 core / 2 ranks"),
         (["0-7"] * 2 + ["8-15"] * 2, [4] * 4, "8 cores / 2 ranks"),
-        (["0-3", "4"], [4, 1], "bound to 4 cores"),
         (["0-3", "2-5"], [3, 3], "4 cores / 2 ranks"),
     ],
 )
@@ -50,19 +54,12 @@ def test_ranks_divide_the_cores_that_they_share(masks, counts, reason):
     assert chosen(peers)[1] == reason
 
 
-def test_ranks_on_other_machines_share_no_cores():
+def test_ranks_on_other_machines_or_of_another_cgroup_share_no_cores():
     peers = make_peers("0-5", "0-5", "0-1", machines=["a", "a", "b"])
     assert [chosen(peers, rank) for rank in range(3)] == [(3, "6 cores / 2 ranks")] * 2 + [(2, "2 cores")]
-
-
-def test_a_quota_is_divided_among_the_ranks_of_its_cgroup():
-    same_cgroup = make_peers(*["0-63"] * 2, quotas=[(6.0, "job")] * 2)
-    assert chosen(same_cgroup) == (3, "CPU quota of 6 cores / 2 ranks")
-    separate_cgroups = make_peers(*["0-63"] * 2, quotas=[(6.0, "one"), (4.0, "two")])
-    assert [chosen(separate_cgroups, rank) for rank in range(2)] == [
-        (6, "CPU quota of 6 cores"),
-        (4, "CPU quota of 4 cores"),
-    ]
+    assert chosen(make_peers(*["0-63"] * 2, quotas=[(6.0, "job")] * 2)) == (3, "CPU quota of 6 cores / 2 ranks")
+    peers = make_peers(*["0-63"] * 2, quotas=[(6.0, "one"), (4.0, "two")])
+    assert [chosen(peers, rank) for rank in range(2)] == [(6, "CPU quota of 6 cores"), (4, "CPU quota of 4 cores")]
 
 
 @pytest.mark.parametrize(("cpus", "count"), [(0.2, 1), (1.4, 1), (1.5, 2), (1.9999, 2), (3.4, 3), (100.0, 8)])
@@ -71,14 +68,12 @@ def test_a_quota_is_rounded_to_whole_cores(cpus, count):
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-def test_the_users_number_of_threads_is_kept(name):
+def test_the_users_number_of_threads_is_kept_but_not_that_of_a_rankzero_parent(name):
     assert chosen(make_peers(*["0-11"] * 4), **{name: "7"}) == (None, f"{name}=7")
     assert chosen(make_peers("0-1"), **{name: ""}) == (2, "2 cores")
-
-
-def test_a_number_of_threads_set_by_a_rankzero_parent_is_not_the_users():
-    assert chosen(make_peers("0-7"), OMP_NUM_THREADS="3", **{MARK: "3"}) == (8, "8 cores")
-    assert chosen(make_peers("0-7"), OMP_NUM_THREADS="4", **{MARK: "3"}) == (None, "OMP_NUM_THREADS=4")
+    of_parent = {MARK: "3"}
+    assert chosen(make_peers("0-7"), OMP_NUM_THREADS="3", **of_parent) == (8, "8 cores")
+    assert chosen(make_peers("0-7"), OMP_NUM_THREADS="4", **of_parent) == (None, "OMP_NUM_THREADS=4")
 
 
 def test_the_number_of_threads_set_by_pbs_is_only_an_upper_limit():
@@ -88,17 +83,15 @@ def test_the_number_of_threads_set_by_pbs_is_only_an_upper_limit():
     assert chosen(make_peers("0-63"), **{**job, "OMP_NUM_THREADS": "20"}) == (None, "OMP_NUM_THREADS=20")
 
 
-def choice_before_rendezvous(local_ranks, launcher="torchrun", cores="0-11"):
-    """Returns the choice of one of several ranks before the rendezvous."""
-    launch = Launch(launcher=launcher, world_size=local_ranks, local_world_size=local_ranks, externally_created=True)
-    return choose_threads(launch, make_peers(cores), {})
-
-
 def test_before_the_rendezvous_local_ranks_are_assumed_to_share_cores_unless_bound(monkeypatch):
+    def choice(launcher="torchrun", cores="0-11"):
+        launch = Launch(launcher=launcher, world_size=4, local_world_size=4, externally_created=True)
+        return choose_threads(launch, make_peers(cores), {})
+
     monkeypatch.setattr(threads, "usable_cores", lambda process: frozenset(range(12)))
-    assert choice_before_rendezvous(4) == Threads(3, "12 cores / 4 ranks")
-    assert choice_before_rendezvous(4, cores="0-1") == Threads(2, "bound to 2 cores", uses_all_cores=True)
-    assert choice_before_rendezvous(4, launcher="local", cores="0-1") == Threads(1, "2 cores / 4 ranks")
+    assert choice() == Threads(3, "12 cores / 4 ranks")
+    assert choice(cores="0-1") == Threads(2, "bound to 2 cores", uses_all_cores=True)
+    assert choice("local", "0-1") == Threads(1, "2 cores / 4 ranks")
 
 
 def test_omp_num_threads_is_set_only_if_the_default_differs():
@@ -111,14 +104,6 @@ def test_omp_num_threads_is_set_only_if_the_default_differs():
     assert user_setting(environ) is None
     set_threads(Threads(12, "12 cores", uses_all_cores=True), environ)
     assert environ == {"OMP_NUM_THREADS": "12", MARK: "12"}
-
-
-SETTING = """
-import os
-from rankzero.distributed.process.limits.threads import user_setting
-found = f"{os.environ['OMP_NUM_THREADS']}, set by the user: {user_setting(os.environ)}"
-os.write(1, f"rank {os.environ['RANK']}: {found}\\n".encode())  # at once: both ranks write to one pipe
-"""
 
 
 @pytest.mark.system
