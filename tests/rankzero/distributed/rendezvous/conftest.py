@@ -4,6 +4,8 @@ import itertools
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,10 +14,12 @@ from rankzero.distributed.connections.handshake import perform_handshake
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous import client
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
+from running import reserved_port, wait_until
 
 KEY = Key(b"k" * 32, "the tests")
 
@@ -25,13 +29,10 @@ class Client:
 
     def __init__(self, port, secret=KEY.secret):
         self.connection = LineConnection(socket.create_connection(("127.0.0.1", port), timeout=10))
-        self.is_open = perform_handshake(self.connection, "rendezvous", "k", secret, False, 10)
+        perform_handshake(self.connection, "rendezvous", "k", secret, False, 10)
 
     def send(self, message):
-        if isinstance(message, bytes):
-            self.connection.send_body(message)
-        else:
-            self.connection.send(message)
+        (self.connection.send_body if isinstance(message, bytes) else self.connection.send)(message)
         return self
 
     def answer(self):
@@ -47,9 +48,8 @@ class Rendezvous:
     def __init__(self, pool, size, seconds=10.0, refusal=None, key=KEY, **options):
         self.listener = network.listen("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
-        self.launch = Launch(
-            launcher="env", world_size=size, local_world_size=size, port=self.port, world_id="k", num_nodes=1
-        )
+        place = {"launcher": "env", "port": self.port, "world_id": "k"}
+        self.launch = Launch(world_size=size, local_world_size=size, num_nodes=1, **place)
         self.this_peer = Peer.this(self.launch, key)
         deadline = time.monotonic() + seconds
         self.server = RendezvousServer(self.launch, self.this_peer, [self.listener], deadline, seconds, key, **options)
@@ -57,11 +57,8 @@ class Rendezvous:
         self.members = pool.submit(self.server.wait, refusal)
 
     def call(self, message=None, secret=KEY.secret):
-        client = Client(self.port, secret)
-        if message is not None:
-            client.send(message)
-        self.clients.append(client)
-        return client
+        self.clients.append(Client(self.port, secret))
+        return self.clients[-1] if message is None else self.clients[-1].send(message)
 
     def member(self, rank, **fields):
         """Returns the message by which the process of this rank describes itself."""
@@ -69,8 +66,7 @@ class Rendezvous:
         return {"peer": self.this_peer._replace(**{**defaults, **fields})._asdict()}
 
     def wait_for_members(self, count):
-        while len(self.server.members) != count:
-            time.sleep(0.01)
+        wait_until(lambda: len(self.server.members) == count)
 
     def refused(self):
         with pytest.raises(RequestError) as caught:
@@ -87,28 +83,50 @@ class Rendezvous:
 @pytest.fixture
 def call():
     """Returns a function that connects to a port of this machine, as a process that looks for rank zero does."""
-    clients = []
-
-    def connect(port):
-        clients.append(Client(port))
-        return clients[-1]
-
-    yield connect
-    for client in clients:
-        client.close()
+    with ExitStack() as opened:
+        yield lambda port: opened.enter_context(closing(Client(port)))
 
 
 @pytest.fixture
 def rendezvous(monkeypatch):
     """Returns a function that starts rank zero of a world of a given size, which waits briefly for refused ranks."""
     monkeypatch.setattr(TIMERS, "refuse", 0.1)
-    started = []
+    with ThreadPoolExecutor(4) as pool, ExitStack() as started:
+        yield lambda size, **options: started.enter_context(closing(Rendezvous(pool, size, **options)))
 
-    def start(size, **options):
-        started.append(Rendezvous(pool, size, **options))
-        return started[-1]
 
-    with ThreadPoolExecutor(4) as pool:
-        yield start
-        for started_rendezvous in started:
-            started_rendezvous.close()
+@pytest.fixture
+def launches():
+    """Returns a function that returns the launches of all ranks of a world, on equally large nodes."""
+
+    def create(count=4, nodes=2, **fields):
+        size = count // nodes
+        place = {"launcher": "env", "port": port, "world_id": "k", "externally_created": True, **fields}
+        launch = Launch(world_size=count, num_nodes=nodes, local_world_size=size, **place)
+        positions = [{"rank": rank, "local_rank": rank % size, "node_rank": rank // size} for rank in range(count)]
+        return [launch._replace(**position) for position in positions]
+
+    with reserved_port() as port:
+        yield create
+
+
+@pytest.fixture
+def join():
+    """Returns a function that performs the rendezvous of one process, and returns the result or the refusal."""
+
+    def perform(launch, seconds=8):
+        try:
+            result = client.rendezvous(launch, seconds)
+        except RequestError as error:
+            return error
+        if result.listener:
+            result.listener.close()
+        return result
+
+    return perform
+
+
+@pytest.fixture
+def no_route(monkeypatch):
+    """Makes all addresses unreachable."""
+    monkeypatch.setattr(socket, "create_connection", Mock(side_effect=OSError(113, "No route to host")))

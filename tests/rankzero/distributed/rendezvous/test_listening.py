@@ -1,12 +1,12 @@
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
 from rankzero.distributed import network
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous import listening
 from rankzero.distributed.rendezvous.listening import listen_for_ranks, listening_address, reject_clients
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.rendezvous.server import RendezvousServer
@@ -15,55 +15,38 @@ from running import reserved_port
 
 KEY = Key(b"k" * 32, "the tests")
 REFUSAL = RequestError("asked", "found", "instead")
+SEVERAL = {"num_nodes": 2, "local_world_size": 1}
 
 
 def listen(port, **fields):
-    return listen_for_ranks(
-        Launch(**{"launcher": "env", "world_size": 2, "local_world_size": 2, "port": port, **fields}), None, KEY
-    )
+    place = {"launcher": "env", "world_size": 2, "local_world_size": 2, "port": port}
+    return listen_for_ranks(Launch(**{**place, **fields}), None, KEY)
 
 
-def test_rank_zero_listens_on_the_rendezvous_address():
+def test_rank_zero_listens_on_the_rendezvous_address_or_an_inherited_socket():
     with reserved_port() as port, listen(port) as listener:
         assert listener.getsockname() == ("127.0.0.1", port)
         assert listen(port) is None  # the port is in use, so a second process connects to it
-
-
-def test_an_inherited_socket_is_used():
     with network.listen("127.0.0.1", 0) as inherited, listen(1, listening_fd=inherited.fileno()) as listener:
         assert listener.getsockname() == inherited.getsockname()
         inherited.detach()
 
 
 def test_a_port_without_permission_to_listen_is_refused(monkeypatch):
-    def refuse(ip, number):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(listening.network, "listen", refuse)
+    monkeypatch.setattr(network, "listen", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(RequestError) as caught:
         listen(80)
     assert "port 80" in caught.value.asked and caught.value.found == "Permission denied"
 
 
-@pytest.fixture
-def other_machine(monkeypatch):
-    """Makes every address belong to another machine, or to a container's host."""
-    monkeypatch.setattr(network, "is_local_address", lambda ip: False)
-
-
-def test_a_forwarded_port_is_accepted(other_machine):
-    with reserved_port() as port, listen(port, address="127.0.0.1") as listener:
-        assert listener.getsockname() == ("0.0.0.0", port)
-
-
 @pytest.mark.parametrize("hosts", [(), ("a", "b")])
-def test_the_address_of_another_machine_is_refused(other_machine, monkeypatch, hosts):
-    def unreachable(address, timeout):
-        raise OSError(113, "No route to host")
-
+def test_the_address_of_another_machine_is_refused_unless_it_forwards_the_port(monkeypatch, hosts, request):
     refusals = []
     monkeypatch.setattr(RendezvousServer, "wait", lambda rendezvous_server, refusal: refusals.append(refusal))
-    monkeypatch.setattr(listening.socket, "create_connection", unreachable)
+    monkeypatch.setattr(network, "is_local_address", lambda ip: False)
+    with reserved_port() as port, listen(port, address="127.0.0.1") as listener:
+        assert listener.getsockname() == ("0.0.0.0", port)
+    request.getfixturevalue("no_route")
     with reserved_port() as port:
         with pytest.raises(RequestError, match="another machine or does not exist") as caught:
             listen(port, address="192.0.2.1", hosts=hosts)
@@ -71,27 +54,18 @@ def test_the_address_of_another_machine_is_refused(other_machine, monkeypatch, h
     assert refusals == ([caught.value] if hosts else [])  # the other ranks connect to the first host next
 
 
-SEVERAL = {"num_nodes": 2, "local_world_size": 1}
-
-
 @pytest.mark.parametrize(
     ("launch", "own_addresses", "interface", "expected"),
     [
-        ({}, ["127.0.1.1"], None, "127.0.1.1"),
-        (SEVERAL, ["127.0.1.1"], None, ""),
-        (SEVERAL, ["10.0.0.1"], None, "10.0.0.1"),
+        *[({}, ["127.0.1.1"], None, "127.0.1.1"), ({"launcher": "pbs"}, ["10.0.0.1"], None, "10.0.0.1")],
+        *[(SEVERAL, ["127.0.1.1"], None, ""), (SEVERAL, ["10.0.0.1"], None, "10.0.0.1"), (SEVERAL, [], None, "")],
         (SEVERAL | {"address": "127.0.0.1"}, ["10.0.0.1"], "lo", "127.0.0.1"),
         (SEVERAL | {"address": "localhost"}, ["127.0.0.1"], None, "127.0.0.1"),
-        (SEVERAL, ["10.0.0.1", "10.0.0.2"], None, ""),
-        (SEVERAL, ["127.0.1.1", "10.0.0.1"], None, ""),
-        (SEVERAL, [], None, ""),
+        *[(SEVERAL, ["10.0.0.1", "10.0.0.2"], None, ""), (SEVERAL, ["127.0.1.1", "10.0.0.1"], None, "")],
         (SEVERAL | {"launcher": "pbs"}, ["10.0.0.1"], None, ""),
-        ({"launcher": "pbs"}, ["10.0.0.1"], None, "10.0.0.1"),
     ],
 )
-def test_rank_zero_listens_on_one_address_only_if_it_is_unambiguous(
-    monkeypatch, launch, own_addresses, interface, expected
-):
+def test_rank_zero_listens_on_one_unambiguous_address(monkeypatch, launch, own_addresses, interface, expected):
     for name in (network.GLOO, network.NCCL):
         monkeypatch.setenv(name, "")
     fields = {"launcher": "env", "world_size": 2, "local_world_size": 2, "address": "x", **launch}

@@ -3,6 +3,7 @@ import os
 import socket
 from itertools import permutations
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,16 +11,10 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process import process_state
 from rankzero.distributed.process.limits.cores import parse_cpus, usable_cores
 from rankzero.distributed.rendezvous import peers
-from rankzero.distributed.rendezvous.peers import (
-    Members,
-    Peer,
-    assign_ranks,
-    completed_by_rank_zero,
-    node_views,
-    read_view,
-)
+from rankzero.distributed.rendezvous.peers import Members, Peer, assign_ranks, completed_by_rank_zero, node_views
 
 WORLD = Launch(launcher="env", num_nodes=None, externally_created=True)
+VALID = Peer(1, 0, 0, 2, "a", 7, 0, "boot", "pid:[1]", "0-3,8", 1.5, "job", "id")
 
 
 def tasks(*positions):
@@ -46,46 +41,21 @@ def positions(members):
 
 def test_this_process_describes_itself_with_the_systems_values():
     this_peer = Peer.this(Launch(rank=2, local_rank=1, node_rank=0, world_size=3, rank_order=9))
-    assert (this_peer.rank, this_peer.local_rank, this_peer.node_rank, this_peer.world_size, this_peer.rank_order) == (
-        2,
-        1,
-        0,
-        3,
-        9,
-    )
+    assert this_peer[:4] == (2, 1, 0, 3) and this_peer.rank_order == 9
     assert (this_peer.host, this_peer.pid) == (socket.gethostname(), os.getpid())
     assert this_peer.boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert this_peer.pids == os.readlink("/proc/self/ns/pid")  # noqa: PTH115
     assert parse_cpus(this_peer.cores) == set(usable_cores())
 
 
-def test_the_description_includes_the_cgroups_quota(monkeypatch):
-    monkeypatch.setattr(peers, "cpu_quota", lambda: None)
-    assert (Peer.this(Launch()).quota, Peer.this(Launch()).cgroup) == (None, "")
-    monkeypatch.setattr(peers, "cpu_quota", lambda: quota_of(1.5, "/job"))
-    assert (Peer.this(Launch()).quota, Peer.this(Launch()).cgroup) == (1.5, "/job")
-
-
-def quota_of(cpus, cgroup):
-    return type("Quota", (), {"cpus": cpus, "cgroup": cgroup})
-
-
-def test_boot_id_and_pid_namespace_are_empty_without_proc(monkeypatch, tmp_path):
+def test_a_description_has_the_cgroups_quota_and_without_proc_neither_boot_id_nor_pid_namespace(monkeypatch, tmp_path):
+    for quota, described in ((None, (None, "")), (SimpleNamespace(cpus=1.5, cgroup="/job"), (1.5, "/job"))):
+        monkeypatch.setattr(peers, "cpu_quota", lambda quota=quota: quota)
+        assert (Peer.this(Launch()).quota, Peer.this(Launch()).cgroup) == described
     for module in (peers, process_state):
         monkeypatch.setattr(module, "Path", lambda path: tmp_path / path.lstrip("/"))
     this_peer = Peer.this(Launch())
     assert (this_peer.boot, this_peer.pids) == ("", "")
-
-
-@pytest.mark.parametrize("rank", [0, None])
-def test_a_description_is_unchanged_by_json(rank):
-    this_peer = Peer.this(Launch(rank=rank, local_rank=None, node_rank=None))
-    assert Peer(**json.loads(json.dumps(this_peer._asdict()))) == this_peer
-
-
-def test_machines_with_the_same_name_are_distinguished():
-    members = [Peer(rank, None, None, 2, "node", 1, boot=f"boot {rank}") for rank in range(2)]
-    assert [member.node_rank for member in assign_ranks(members)] == [0, 1]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -99,7 +69,7 @@ def test_on_one_machine_local_ranks_equal_ranks(size):
         assert launch.hosts == ("a",) and launch.is_single_machine
 
 
-def test_the_order_of_arrival_does_not_change_the_positions():
+def test_host_names_determine_the_positions_in_any_order_of_arrival():
     members = tasks((0, None, None, "b"), (1, None, None, "a"), (2, None, None, "b"))
     expected = [(0, 0, 0, "b"), (1, 0, 1, "a"), (2, 1, 0, "b")]
     for arrivals in permutations(members):
@@ -110,26 +80,22 @@ def test_the_order_of_arrival_does_not_change_the_positions():
         assert (launch.processes_per_node, launch.hosts, launch.local_world_size) == ((2, 1), ("b", "a"), 2)
 
 
-def test_node_ranks_of_the_launcher_override_host_names():
+def test_node_ranks_of_the_launcher_override_host_names_and_become_consecutive():
     members = tasks((0, 0, 1, "a"), (1, 0, 0, "a"))
     launch, members_by_rank = assigned(members)
     assert positions(members_by_rank) == [(0, 0, 1, "a"), (1, 0, 0, "a")]
     assert (launch.num_nodes, launch.hosts) == (2, ("a", "a"))
-
-
-def test_node_ranks_with_gaps_become_consecutive():
     launch, members_by_rank = assigned(tasks((0, 0, 3, "a"), (1, 0, 7, "b"), (2, 1, 7, "b")), index=2)
     assert [member.node_rank for member in members_by_rank] == [0, 1, 1]
     assert (launch.num_nodes, launch.processes_per_node, launch.hosts) == (2, (1, 2), ("a", "b"))
     assert (launch.node_rank, launch.local_world_size) == (1, 2)
 
 
-def test_host_names_determine_the_nodes_if_a_node_rank_is_missing():
+def test_boot_ids_and_host_names_distinguish_machines_and_local_ranks_of_the_launcher_are_kept():
+    members = [Peer(rank, None, None, 2, "node", 1, boot=f"boot {rank}") for rank in range(2)]
+    assert [member.node_rank for member in assign_ranks(members)] == [0, 1]
     _, members_by_rank = assigned(tasks((0, None, 5, "a"), (1, None, None, "b"), (2, None, 5, "b")))
     assert [member.node_rank for member in members_by_rank] == [0, 1, 1]
-
-
-def test_local_ranks_of_the_launcher_are_kept():
     _, members_by_rank = assigned(tasks((0, 1, 0, "a"), (1, 0, 0, "a"), (2, None, 0, "a")))
     assert [member.local_rank for member in members_by_rank] == [1, 0, 2]
 
@@ -151,13 +117,14 @@ def known_by(members, index):
     this_peer, ranks = members[index], assign_ranks(members)
     views = json.loads(json.dumps(node_views(ranks)))
     launch = WORLD._replace(world_size=len(members))
-    results = [result for view in views if (result := read_view(launch, this_peer, view))]
+    results = [result for view in views if (result := peers.read_view(launch, this_peer, view))]
     assert all(launch == results[0][0] for launch, _ in results)
     return results[0]
 
 
-def test_a_process_knows_rank_zero_and_its_own_node():
-    members = tasks(*[(rank, None, rank // 2, f"n{rank // 2}") for rank in range(6)])
+@pytest.mark.parametrize("states_nodes", [True, False])
+def test_a_process_knows_rank_zero_and_its_own_node(states_nodes):
+    members = tasks(*[(rank, None, rank // 2 if states_nodes else None, f"n{rank // 2}") for rank in range(6)])
     for index in range(6):
         launch, known = known_by(members, index)
         node = index // 2
@@ -174,12 +141,9 @@ def test_a_view_does_not_grow_with_the_number_of_nodes():
     assert size(400) < size(4) + 100
 
 
-def test_processes_of_two_nodes_on_one_machine_know_one_another():
+def test_processes_of_two_nodes_on_one_machine_know_one_another_and_names_have_known_hosts_only():
     launch, known = known_by(tasks((0, 0, 0, "a"), (1, 0, 1, "a"), (2, 0, 2, "b")), 1)
     assert (launch.local_world_size, launch.num_nodes) == (1, 3) and {member.rank for member in known} == {0, 1}
-
-
-def test_names_include_known_hosts_only():
     _, known = known_by(tasks((0, 0, 0, "a"), (1, 0, 1, "b"), (2, 0, 2, "c")), 1)
     assert [known.name_of(rank) for rank in range(3)] == ["rank 0 on a", "rank 1 on b", "rank 2"]
 
@@ -189,15 +153,15 @@ def test_names_include_known_hosts_only():
 def test_a_malformed_view_is_ignored(name, value):
     members = tasks((0, 0, 0, "a"), (1, 0, 1, "b"))
     view = json.loads(json.dumps(node_views(assign_ranks(members))[1]))
-    result = read_view(WORLD._replace(world_size=2), members[1], {**view, name: value})
+    result = peers.read_view(WORLD._replace(world_size=2), members[1], {**view, name: value})
     assert result is None or (name == "counts" and isinstance(result[1], Members))
 
 
-VALID = Peer(1, 0, 0, 2, "a", 7, 0, "boot", "pid:[1]", "0-3,8", 1.5, "job", "id")
-
-
-def test_a_valid_description_is_read():
-    assert Peer.from_message(json.loads(json.dumps(VALID._asdict()))) == VALID
+def test_a_description_is_unchanged_by_json():
+    this_peer = Peer.this(Launch(rank=None, local_rank=None, node_rank=None))
+    for peer in (VALID, this_peer, this_peer._replace(rank=0)):
+        message = json.loads(json.dumps(peer._asdict()))
+        assert Peer(**message) == Peer.from_message(message) == peer
 
 
 @pytest.mark.parametrize(
