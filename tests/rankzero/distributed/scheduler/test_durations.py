@@ -4,22 +4,14 @@ from hypothesis import strategies as st
 
 from rankzero.distributed.scheduler.durations import parse_duration
 
-SECONDS = {
-    "90": 5400,
-    "30:00": 1800,
-    "90:05": 5405,
-    "01:30:00": 5400,
-    "1-0": 86400,
-    "1-12": 129600,
-    "1-12:30": 131400,
-    "2-00:00:01": 172801,
-    "90s": 90,
-    "15min": 900,
-    "2h": 7200,
-}
 
-
-@pytest.mark.parametrize(("text", "seconds"), SECONDS.items())
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        *[("90", 5400), ("30:00", 1800), ("90:05", 5405), ("01:30:00", 5400), ("1-0", 86400), ("1-12", 129600)],
+        *[("1-12:30", 131400), ("2-00:00:01", 172801), ("90s", 90), ("15min", 900), ("2h", 7200)],
+    ],
+)
 def test_durations_in_slurms_formats_and_with_units_are_parsed(text, seconds):
     assert parse_duration(text) == seconds
 

@@ -22,11 +22,6 @@ def now(monkeypatch):
     return STARTED_SECONDS + 60.0
 
 
-def test_the_end_is_unknown_outside_a_job(programs):
-    assert end_of_allocation(NO_LAUNCHER, {}) is None
-    assert end_of_allocation(NO_LAUNCHER, TORCHRUN) is None
-
-
 @pytest.mark.parametrize(
     ("remaining", "seconds"),
     [("0:33", 33), ("4:59", 299), ("1:00:00", 3600), ("23:59:59", 86399), ("6-23:59:58", 604798)],
@@ -36,48 +31,40 @@ def test_the_end_of_a_slurm_job_follows_from_squeues_remaining_time(programs, no
     assert end_of_allocation(SLURM, STEP) == now + seconds
 
 
-@pytest.mark.parametrize("remaining", ["UNLIMITED", "INVALID", "NOT_SET", "N/A", "", "0:00", "?", "12"])
-def test_the_end_is_unknown_without_a_valid_remaining_time_from_squeue(programs, remaining):
-    programs(squeue=f'echo "{remaining}"')
-    assert end_of_allocation(SLURM, STEP) is None
-
-
-def test_slurms_end_time_variable_takes_precedence_over_squeue(programs, now):
-    programs(squeue="echo 9:00")
-    assert end_of_allocation(SLURM, STEP | {"SLURM_JOB_END_TIME": str(STARTED_SECONDS + 3600)}) == now + 3540
-
-
-def test_the_users_settings_for_squeue_are_ignored(programs, now, monkeypatch):
-    monkeypatch.setenv("SQUEUE_STATES", "PENDING")
-    programs(squeue='[ -z "$SQUEUE_STATES" ] && echo 0:33')
-    assert end_of_allocation(SLURM, STEP) == now + 33
-
-
-@pytest.mark.parametrize("end_time", ["1", "0", str(STARTED_SECONDS)])
-def test_an_end_in_the_past_is_ignored(programs, now, end_time):
-    assert end_of_allocation(SLURM, STEP | {"SLURM_JOB_END_TIME": end_time}) is None
-
-
-@pytest.mark.parametrize("end_time", ["soon", "-1", "1.5e9", "٣"])
-def test_an_invalid_end_time_variable_is_ignored(programs, now, end_time):
+@pytest.mark.parametrize(
+    ("end_time", "seconds"),
+    [
+        (str(STARTED_SECONDS + 3600), 3540),
+        *((past, None) for past in ("1", "0", str(STARTED_SECONDS))),
+        *((invalid, 33) for invalid in ("soon", "-1", "1.5e9", "٣")),
+    ],
+)
+def test_slurms_end_time_variable_takes_precedence_over_squeue_if_it_is_valid(programs, now, end_time, seconds):
     programs(squeue="echo 0:33")
-    assert end_of_allocation(SLURM, STEP | {"SLURM_JOB_END_TIME": end_time}) == now + 33
+    assert end_of_allocation(SLURM, STEP | {"SLURM_JOB_END_TIME": end_time}) == (seconds and now + seconds)
 
 
 @pytest.mark.parametrize(
-    "squeue",
+    "scripts",
     [
-        "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1",
-        "printf '\\377\\376'",
-        "exec sleep 60",
-        None,
+        *({"squeue": f"echo {text}"} for text in ("UNLIMITED", "INVALID", "NOT_SET", "N/A", "", "0:00", "'?'", "12")),
+        {"squeue": "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"},
+        {"squeue": "printf '\\377\\376'"},
+        {"squeue": "exec sleep 60"},
+        {},
+        {"qstat": qstat("0.pbs1", stime=None, walltime="01:00:00")},
+        {"qstat": qstat("0.pbs1", stime=STARTED, walltime=None)},
+        {"qstat": qstat("0.pbs1", stime="once upon a time", walltime="01:00:00")},
+        {"qstat": "echo 'qstat: Unknown Job Id 0.pbs1' >&2; exit 153"},
     ],
-    ids=["an error", "noise", "no answer", "no squeue"],
+    ids=lambda scripts: str(scripts)[:50],
 )
-def test_the_end_is_unknown_if_the_scheduler_does_not_answer(programs, monkeypatch, squeue):
-    monkeypatch.setattr(TIMERS, "scheduler", 0.2)
-    programs(**({"squeue": squeue} if squeue else {}))
-    assert end_of_allocation(SLURM, STEP) is None
+def test_the_end_is_unknown_without_a_valid_answer_of_the_scheduler(programs, monkeypatch, scripts):
+    if "sleep" in scripts.get("squeue", ""):
+        monkeypatch.setattr(TIMERS, "scheduler", 0.2)
+    monkeypatch.setattr(TIMERS, "scheduler_pause", 0.0)
+    programs(**scripts)
+    assert end_of_allocation(SLURM, STEP) is end_of_allocation(PBS, PBS_TASK) is None
 
 
 @pytest.mark.parametrize(
@@ -95,24 +82,27 @@ def test_a_scheduler_that_does_not_answer_is_reported_once(programs, monkeypatch
     assert len(warnings) == 1 and warnings[0].startswith(message)
 
 
-def test_a_job_without_a_time_limit_gives_no_warning(programs):
+def test_neither_a_process_outside_a_job_nor_a_job_without_a_time_limit_has_an_end_or_a_warning(programs):
+    assert end_of_allocation(NO_LAUNCHER, {}) is end_of_allocation(NO_LAUNCHER, TORCHRUN) is None
     programs(qstat=qstat("0.pbs1", stime=STARTED, walltime=None), squeue="echo UNLIMITED")
     warnings = []
     assert end_of_allocation(PBS, PBS_TASK, warnings.append) is end_of_allocation(SLURM, STEP, warnings.append) is None
     assert warnings == []
 
 
-def test_the_end_of_a_pbs_job_is_its_start_plus_its_walltime(programs, now):
-    programs(qstat=qstat("0.pbs1", stime=STARTED, walltime="01:00:00"))
-    assert end_of_allocation(PBS, PBS_TASK) == STARTED_SECONDS + 3600
-
-
-def test_the_machines_time_zone_does_not_change_the_end(programs, now, monkeypatch):
-    """qstat prints the start in the time zone of its TZ variable, as the replacement in this test does."""
-    monkeypatch.setenv("TZ", "America/New_York")
-    start = f'$(date -d @{STARTED_SECONDS} "+%a %b %e %T %Y")'
-    programs(qstat=qstat("0.pbs1", stime=start, walltime="01:00:00"))
-    assert end_of_allocation(PBS, PBS_TASK) == STARTED_SECONDS + 3600
+@pytest.mark.parametrize(
+    ("start", "walltime", "job", "seconds"),
+    [
+        (STARTED, "01:00:00", "0.pbs1", 3600),
+        (f'$(date -d @{STARTED_SECONDS} "+%a %b %e %T %Y")', "01:00:00", "0.pbs1", 3600),
+        (STARTED, "00:20:00", "15[3].pbs1", 1200),
+    ],
+    ids=["one hour", "in the time zone of qstat", "a member of an array"],
+)
+def test_the_end_of_a_pbs_job_is_its_start_plus_its_walltime(programs, now, monkeypatch, start, walltime, job, seconds):
+    monkeypatch.setenv("TZ", "America/New_York")  # qstat prints the start in the time zone of this variable
+    programs(qstat=qstat(job, stime=start, walltime=walltime))
+    assert end_of_allocation(PBS, PBS_TASK | {"PBS_JOBID": job}) == STARTED_SECONDS + seconds
 
 
 def test_qstat_is_called_again_if_the_start_is_missing_once(programs, now, tmp_path, monkeypatch):
@@ -125,34 +115,11 @@ def test_qstat_is_called_again_if_the_start_is_missing_once(programs, now, tmp_p
 
 
 @pytest.mark.parametrize(
-    "script",
-    [
-        qstat("0.pbs1", stime=None, walltime="01:00:00"),
-        qstat("0.pbs1", stime=STARTED, walltime=None),
-        qstat("0.pbs1", stime="once upon a time", walltime="01:00:00"),
-        "echo 'qstat: Unknown Job Id 0.pbs1' >&2; exit 153",
-    ],
-    ids=["no start", "no limit", "no time", "no job"],
-)
-def test_the_end_is_unknown_without_a_valid_start_and_walltime_from_qstat(programs, monkeypatch, script):
-    monkeypatch.setattr(TIMERS, "scheduler_pause", 0.0)
-    programs(qstat=script)
-    assert end_of_allocation(PBS, PBS_TASK) is None
-
-
-def test_the_end_of_a_pbs_array_member_is_its_own(programs, now):
-    programs(qstat=qstat("15[3].pbs1", stime=STARTED, walltime="00:20:00"))
-    assert end_of_allocation(PBS, PBS_TASK | {"PBS_JOBID": "15[3].pbs1"}) == STARTED_SECONDS + 1200
-
-
-@pytest.mark.parametrize(
     ("launcher", "variables", "scheduler", "job_id"),
     [
-        ("torchrun", TORCHRUN | SBATCH, "slurm", "12"),
-        ("mpi", PBS_SCRIPT, "pbs", "0.pbs1"),
-        ("local", SBATCH, "slurm", "12"),
+        *[("torchrun", TORCHRUN | SBATCH, "slurm", "12"), ("local", SBATCH, "slurm", "12")],
+        *[("mpi", PBS_SCRIPT, "pbs", "0.pbs1"), ("pbs", SBATCH | PBS_TASK, "pbs", "0.pbs1")],
         ("slurm", STEP | {"SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "2"}, "slurm", "10_2"),
-        ("pbs", SBATCH | PBS_TASK, "pbs", "0.pbs1"),
         ("slurm", STEP | PBS_SCRIPT, "slurm", "12"),
     ],
 )

@@ -21,6 +21,8 @@ JOB_RECORD = (
     " Command=/home/tester/job.sh WorkDir=/home/tester StdErr=/home/tester/12.out StdIn=/dev/null Power="
 )
 SLURM, PBS = Launch(launcher="slurm"), Launch(launcher="pbs")
+REQUEUED = [(state, 1) for state in ("COMPLETING", "PENDING", "RUNNING")]
+"""Slurm requeues after preemption, a node failure or a user's command; tasks on a lost node see RUNNING."""
 
 
 @pytest.fixture
@@ -42,9 +44,10 @@ def scontrol(programs, tmp_path):
     return add
 
 
-def test_nothing_is_requeued_outside_a_job(programs):
-    assert requeue(Launch(), environ={}).requeue is Requeue.NO_JOB
-    assert requeue(Launch(launcher="torchrun"), environ=TORCHRUN).requeue is Requeue.NO_JOB
+def test_nothing_is_requeued_outside_a_job_or_in_an_interactive_one(programs):
+    torchrun, interactive = Launch(launcher="torchrun"), PBS_TASK | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}
+    for launch, variables in ((Launch(), {}), (torchrun, TORCHRUN), (PBS, interactive)):
+        assert requeue(launch, environ=variables).requeue is Requeue.NO_JOB
 
 
 @pytest.mark.parametrize(
@@ -63,33 +66,25 @@ def test_slurm_requeues_running_preempted_and_timed_out_jobs(scontrol, fields):
     assert requests.read_text() == "requeue 12\n"
 
 
-@pytest.mark.parametrize("state", ["COMPLETING", "CANCELLED", "PENDING"])
-def test_a_canceled_job_is_not_requeued(scontrol, state):
-    requests = scontrol(state)
+@pytest.mark.parametrize(
+    ("state", "restarts"), [*((state, 0) for state in ("CANCELLED", "COMPLETING", "PENDING")), *REQUEUED]
+)
+def test_a_job_that_is_canceled_or_that_slurm_has_requeued_itself_is_not_requeued(scontrol, state, restarts):
+    requests = scontrol(state, restarts=restarts)
     outcome = requeue(SLURM, environ=STEP)
-    assert outcome.requeue is Requeue.ENDING and "canceled" in outcome.message
+    assert outcome.requeue is Requeue.ENDING and ("canceled" in outcome.message or restarts)
     assert not requests.exists()
 
 
-@pytest.mark.parametrize("state", ["COMPLETING", "PENDING", "RUNNING"])
-def test_a_job_that_slurm_has_requeued_itself_is_not_requeued(scontrol, state):
-    """Slurm requeues after preemption, a node failure or a user's command; tasks on a lost node see RUNNING."""
-    requests = scontrol(state, restarts=1)
-    assert requeue(SLURM, environ=STEP).requeue is Requeue.ENDING
-    assert not requests.exists()
-
-
-def test_a_later_attempt_is_requeued_like_the_first(scontrol):
+def test_a_later_attempt_and_a_batch_job_under_torchrun_are_requeued(scontrol):
     scontrol(restarts=2)
     assert requeue(SLURM, environ=STEP | {"SLURM_RESTART_COUNT": "2"}).requeue is Requeue.DONE
-
-
-def test_a_batch_job_is_requeued_under_torchrun_too(scontrol):
     scontrol()
     assert requeue(Launch(launcher="torchrun"), environ=TORCHRUN | SBATCH).requeue is Requeue.DONE
 
 
-def test_a_refusal_states_the_command_to_type(scontrol):
+def test_a_refusal_states_the_command_to_type_and_a_missing_or_silent_scontrol_is_one(scontrol, programs, monkeypatch):
+    assert requeue(SLURM, environ=STEP).requeue is Requeue.REFUSED
     scontrol(requeue="echo 'Requested operation is presently disabled for job 12' >&2; exit 1")
     outcome = requeue(SLURM, "my-run", STEP)
     assert outcome.requeue is Requeue.REFUSED
@@ -99,34 +94,20 @@ def test_a_refusal_states_the_command_to_type(scontrol):
         "  type   sbatch /home/tester/job.sh",
         "         The run resumes from its last checkpoint if the job's command has --name my-run.",
     ]
-
-
-def test_a_missing_or_silent_scontrol_is_a_refusal(programs, monkeypatch):
     monkeypatch.setattr(TIMERS, "scheduler", 0.2)
-    assert requeue(SLURM, environ=STEP).requeue is Requeue.REFUSED
     programs(scontrol="exec sleep 60")
     outcome = requeue(SLURM, environ=STEP)
     assert outcome.requeue is Requeue.REFUSED and "no answer within 0.2 s" in outcome.message
 
 
-def test_a_refusal_of_pbs_states_the_command_to_type(programs):
+def test_a_pbs_job_is_requeued_if_it_is_not_ending_and_a_refusal_states_the_command_to_type(programs, tmp_path):
+    programs(qstat=qstat("15[3].pbs1"), qrerun='[ "$*" = "15[3].pbs1" ]')
+    assert requeue(PBS, environ=PBS_TASK | {"PBS_JOBID": "15[3].pbs1"}).requeue is Requeue.DONE
+    programs(qstat=qstat("0.pbs1", state="E"), qrerun=f"touch {tmp_path}/requests")
+    assert requeue(PBS, environ=PBS_TASK).requeue is Requeue.ENDING
+    assert not (tmp_path / "requests").exists()
     programs(qstat=qstat("0.pbs1"), qrerun='echo "qrerun: Unauthorized Request $1" >&2; exit 159')
     outcome = requeue(PBS, "my-run", PBS_TASK)
     assert outcome.requeue is Requeue.REFUSED
     assert "found  qrerun 0.pbs1: qrerun: Unauthorized Request 0.pbs1" in outcome.message
     assert "type   qsub JOB_SCRIPT" in outcome.message and "--name my-run" in outcome.message
-
-
-def test_a_pbs_job_is_requeued_if_qrerun_succeeds(programs):
-    programs(qstat=qstat("15[3].pbs1"), qrerun='[ "$*" = "15[3].pbs1" ]')
-    assert requeue(PBS, environ=PBS_TASK | {"PBS_JOBID": "15[3].pbs1"}).requeue is Requeue.DONE
-
-
-def test_an_ending_pbs_job_is_not_requeued(programs, tmp_path):
-    programs(qstat=qstat("0.pbs1", state="E"), qrerun=f"touch {tmp_path}/requests")
-    assert requeue(PBS, environ=PBS_TASK).requeue is Requeue.ENDING
-    assert not (tmp_path / "requests").exists()
-
-
-def test_an_interactive_pbs_job_is_not_requeued(programs):
-    assert requeue(PBS, environ=PBS_TASK | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}).requeue is Requeue.NO_JOB
