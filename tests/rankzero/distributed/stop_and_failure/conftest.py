@@ -1,30 +1,74 @@
-"""Provides a control server whose ranks are sockets of the test."""
+"""Provides a real control server and the relay of another node; their ranks are sockets of the test."""
 
 import json
 import socket
 import time
+from contextlib import ExitStack, closing
 
 import pytest
 
 from rankzero.distributed import network
 from rankzero.distributed.connections.handshake import perform_handshake
 from rankzero.distributed.connections.line_connection import LineConnection
+from rankzero.distributed.connections.local_socket import connect_locally, listen_locally
 from rankzero.distributed.rendezvous.peers import Members, Peer
+from rankzero.distributed.stop_and_failure.relay import NodeRelay
 from rankzero.distributed.stop_and_failure.server import ControlServer
 from rankzero.distributed.timers import TIMERS
+from running import wait_until
 
 SECRET = b"s" * 32
 
 
 class RankOfTest:
-    """A rank's connection to the control server."""
+    """A rank's connection to the control server or to the relay of its node."""
 
     def __init__(self, rank, connection):
         self.rank, self.connection = rank, connection
         self.receive, self.close = connection.receive, connection.close
 
+    @classmethod
+    def connected_locally(cls, rank, name):
+        found = cls(rank, LineConnection(connect_locally(name)))
+        assert perform_handshake(found.connection, "control", "w", None, False, 10)
+        found.send({})
+        return found
+
     def send(self, message):
         self.connection.send({"rank": self.rank, **message})
+
+    def next(self, name):
+        """Returns the next message with this entry; None if the connection ends or nothing arrives within 10 s."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and (messages := self.receive(1)) is not None:
+            if found := [message for message in messages if name in message]:
+                return found[0]
+        return None
+
+
+class TwoNodes:
+    """Ranks 0 and 1 on rank zero's node, ranks 2 and 3 on a node with a relay."""
+
+    def __init__(self, name):
+        listener = network.listen("127.0.0.1", 0)
+        members = Members(Peer(rank, rank % 2, rank // 2, 4, "aabb"[rank], rank) for rank in range(4))
+        sockets = [listen_locally(f"{name} first"), listener]
+        self.server = ControlServer(sockets, members, False, lambda rank: "", "w", SECRET, 0.05)
+        rank_zero = LineConnection(socket.create_connection(listener.getsockname(), timeout=10))
+        assert perform_handshake(rank_zero, "control", "w", SECRET, True, 10)
+        self.relay_name = f"{name} second"
+        self.relay = NodeRelay(listen_locally(self.relay_name), rank_zero, "w", 2)
+        names = [f"{name} first"] * 2 + [self.relay_name] * 2
+        self.ranks = [RankOfTest.connected_locally(rank, names[rank]) for rank in range(4)]
+        wait_until(lambda: self.server.connected == 4)
+
+    def close(self):
+        for rank in self.ranks:
+            rank.send({"leaving": True})
+            rank.close()
+        self.server._thread.join(10)
+        self.relay._thread.join(10)
+        assert not self.server._thread.is_alive() and not self.relay._thread.is_alive()
 
 
 class World:
@@ -47,8 +91,7 @@ class World:
 
     def rank(self, rank):
         connection = RankOfTest(rank, self.connect({"rank": rank}))
-        while rank not in self.server._ranks:
-            time.sleep(0.001)
+        wait_until(lambda: rank in self.server._ranks)
         return connection
 
     def all_ranks(self):
@@ -67,12 +110,12 @@ class World:
 @pytest.fixture
 def world():
     """Returns a function that starts a control server for a given number of ranks."""
-    started = []
+    with ExitStack() as started:
+        yield lambda size, **options: started.enter_context(closing(World(size, **options)))
 
-    def start(size, **options):
-        started.append(World(size, **options))
-        return started[-1]
 
-    yield start
-    for started_world in started:
-        started_world.close()
+@pytest.fixture
+def nodes(request, scale_timers):
+    scale_timers(0.2)
+    with closing(TwoNodes(request.node.name)) as created:
+        yield created

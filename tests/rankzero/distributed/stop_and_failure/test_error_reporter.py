@@ -9,15 +9,7 @@ import pytest
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.activity import SANITY_CHECK
 from rankzero.distributed.stop_and_failure import error_reporter
-from rankzero.distributed.stop_and_failure.error_reporter import (
-    RANK_VARIABLES,
-    acquire_host_lock,
-    exit_after_reporter,
-    is_node_reporter,
-    is_reporting_rank,
-    refuse,
-    report_error,
-)
+from rankzero.distributed.stop_and_failure.error_reporter import RANK_VARIABLES, acquire_host_lock, is_reporting_rank
 from rankzero.messages import AnotherRankFailed, CannotStart, Exit, RequestError, RunError, mark_place, mark_reported
 
 HOST = socket.gethostname()
@@ -28,6 +20,26 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "GROUP_WORLD_SIZE": "1"}
 SLURM = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
 MPI = {"OMPI_COMM_WORLD_RANK": "1"}
 PBS = {"PBS_TASKNUM": "2", "PBS_NODENUM": "0"}
+ACQUIRE_LOCK = f"""
+from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock
+print(acquire_host_lock({JOB!r}))
+"""
+TERMINATED = """
+import os, signal, threading, time
+from rankzero.distributed.stop_and_failure import error_reporter
+def end():
+    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=end).start()
+error_reporter.TIMERS.exit_of_others = 60
+error_reporter.exit_after_reporter(75, False)
+"""
+FULL_REPORT = (
+    "rankzero: cannot start\n  asked  --devices 3\n  found  2 devices\n         and more\n  type   --devices 2\n"
+)
+ELSEWHERE, REMOTE = {"reported_elsewhere": True}, {"reported_elsewhere": True, "is_remote": True}
+RANK_1 = Launch(world_size=2, rank=1)
 
 
 @pytest.fixture(autouse=True)
@@ -61,41 +73,31 @@ def pauses(monkeypatch):
     return seconds
 
 
-@pytest.mark.parametrize(("rank", "reports"), [(0, True), (1, False)])
-def test_the_rank_of_the_launch_overrides_the_rank_variables(variables, rank, reports):
-    variables(RANK=str(1 - rank), TORCHELASTIC_RUN_ID="x")
-    assert is_reporting_rank(Launch(launcher="torchrun", rank=rank)) == reports
-
-
 @pytest.mark.parametrize(
     ("values", "reports"),
     [
-        ({}, True),
-        (TORCHRUN | {"RANK": "0"}, True),
-        (TORCHRUN | {"RANK": "1"}, False),
-        ({"SLURM_PROCID": "0"}, True),
-        ({"SLURM_PROCID": "3"}, False),
+        *[({}, True), (TORCHRUN | {"RANK": "0"}, True), (TORCHRUN | {"RANK": "1"}, False)],
+        *[({"SLURM_PROCID": "0"}, True), ({"SLURM_PROCID": "3"}, False), ({"PMIX_RANK": "1"}, False)],
         ({"OMPI_COMM_WORLD_RANK": "1", "SLURM_PROCID": "0"}, False),
         ({"PMI_RANK": "0", "SLURM_PROCID": "1"}, True),
-        ({"PMIX_RANK": "1"}, False),
         (PBS | {"PBS_NODENUM": "1"}, False),
         (PBS | {"RANK": "0", "PBS_NODENUM": "1"}, False),
         (TORCHRUN | SLURM | {"RANK": "0", "SLURM_NODEID": "1"}, False),
         (TORCHRUN | MPI | {"RANK": "0"}, False),
     ],
 )
-def test_variables_determine_the_reporting_rank_if_the_launch_does_not(variables, values, reports):
+def test_the_rank_of_the_launch_or_else_variables_determine_the_reporting_rank(variables, values, reports):
     variables(**values)
     assert is_reporting_rank(None) == is_reporting_rank(Launch(launcher="env")) == reports
     assert is_reporting_rank(Launch(launcher="pbs", rank=None)) == reports
+    variables(RANK="1" if reports else "0", TORCHELASTIC_RUN_ID="x")
+    assert [is_reporting_rank(Launch(launcher="torchrun", rank=rank)) for rank in (0, 1)] == [True, False]
 
 
 @pytest.mark.parametrize(
     ("values", "job"),
     [
-        ({"RANK": "1"}, "MASTER_ADDR"),
-        ({"RANK": "0"}, "MASTER_PORT"),
-        (PBS, "PBS_JOBID"),
+        *[({"RANK": "1"}, "MASTER_ADDR"), ({"RANK": "0"}, "MASTER_PORT"), (PBS, "PBS_JOBID")],
         (TORCHRUN | SLURM | {"RANK": "0", "SLURM_NODEID": "0"}, "SLURM_JOB_ID"),
         (TORCHRUN | SLURM | {"RANK": "0", "SLURM_NODEID": "1", "GROUP_WORLD_SIZE": "2"}, "SLURM_JOB_ID"),
         (TORCHRUN | MPI | {"RANK": "0", "OMPI_COMM_WORLD_RANK": "0"}, "PMIX_NAMESPACE"),
@@ -113,89 +115,54 @@ def test_the_first_process_of_a_job_reports_if_several_may_be_rank_zero(variable
 @pytest.mark.parametrize(
     ("launcher", "rank", "local_rank", "local_only", "reports"),
     [
-        ("torchrun", 2, 0, False, True),
-        ("torchrun", 3, 1, False, False),
-        ("torchrun", 0, 0, False, False),
-        ("slurm", 2, 0, False, False),
-        ("mpi", 2, 0, False, False),
-        ("slurm", 2, 0, True, True),
-        ("mpi", 2, 0, True, True),
-        ("mpi", 3, 1, True, False),
+        *[("torchrun", 2, 0, False, True), ("torchrun", 3, 1, False, False), ("torchrun", 0, 0, False, False)],
+        *[("slurm", 2, 0, False, False), ("slurm", 2, 0, True, True), ("mpi", 2, 0, False, False)],
+        *[("mpi", 2, 0, True, True), ("mpi", 3, 1, True, False)],
     ],
 )
-def test_each_other_machine_has_one_reporter_of_ungathered_or_local_errors(
-    launcher, rank, local_rank, local_only, reports
-):
-    assert is_node_reporter(Launch(launcher=launcher, rank=rank, local_rank=local_rank), local_only) == reports
+def test_each_other_machine_has_one_reporter_of_local_errors(launcher, rank, local_rank, local_only, reports):
+    launch = Launch(launcher=launcher, rank=rank, local_rank=local_rank)
+    assert error_reporter.is_node_reporter(launch, local_only) == reports
 
 
 def test_the_first_process_that_asks_reports_if_the_launcher_states_no_local_rank():
     launch = Launch(launcher="pbs", rank=None, local_rank=None, world_id=JOB)
-    assert [is_node_reporter(launch, True), is_node_reporter(launch, True)] == [True, False]
+    assert [error_reporter.is_node_reporter(launch, True) for _ in range(2)] == [True, False]
 
 
-ACQUIRE_LOCK = (
-    "import sys; from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock; "
-    "print(acquire_host_lock(sys.argv[1]), flush=True)"
-)
-
-
-def test_one_process_holds_a_host_lock_until_it_exits(locks):
+def test_one_process_holds_a_host_lock_of_any_name_until_it_exits(locks):
     def acquired_elsewhere():
-        return subprocess.run(
-            [sys.executable, "-c", ACQUIRE_LOCK, JOB], capture_output=True, text=True, check=True
-        ).stdout
+        command = [sys.executable, "-c", ACQUIRE_LOCK]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     assert acquired_elsewhere() == "True\n"
     assert acquire_host_lock(JOB) and not acquire_host_lock(JOB) and len(locks) == 1
     assert acquired_elsewhere() == "False\n"
-
-
-def test_names_of_host_locks_may_be_long_and_contain_any_character():
     names = [f"{JOB} {'x' * 1000}", f"{JOB} {'x' * 999}y", f"{JOB} ä\0\n"]
     assert [acquire_host_lock(name) for name in names * 2] == [True] * 3 + [False] * 3
 
 
-def test_a_process_without_a_launcher_exits_without_delay(variables, pauses):
-    before = signal.getsignal(signal.SIGTERM)
-    exit_after_reporter(2, has_printed=False)
-    assert pauses == [] and signal.getsignal(signal.SIGTERM) is before
-
-
 @pytest.mark.parametrize(
-    ("name", "has_printed", "has_lock", "seconds"),
+    ("name", "has_printed", "has_lock", "pause"),
     [
-        *((name, False, False, 2.5) for name in RANK_VARIABLES),
-        ("RANK", False, True, 2.5),
-        ("RANK", True, True, 2.5),
-        ("RANK", True, False, 0.3),
+        *((name, False, False, [2.5]) for name in RANK_VARIABLES),
+        ("RANK", False, True, [2.5]),
+        ("RANK", True, True, [2.5]),
+        ("RANK", True, False, [0.3]),
+        ("WITHOUT_A_LAUNCHER", False, False, []),
     ],
 )
-def test_only_a_reporter_without_a_host_lock_has_a_short_exit_delay(
-    variables, pauses, name, has_printed, has_lock, seconds
-):
+def test_only_a_reporter_without_a_lock_has_a_short_delay(variables, pauses, name, has_printed, has_lock, pause):
     variables(**{name: "1"})
     if has_lock:
         acquire_host_lock(JOB)
     before = signal.getsignal(signal.SIGTERM)
     try:
-        exit_after_reporter(2, has_printed)
+        error_reporter.exit_after_reporter(2, has_printed)
+        assert (signal.getsignal(signal.SIGTERM) is before) == (pause == [])
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert pauses == [seconds]
-
-
-TERMINATED = """
-import os, signal, threading, time
-from rankzero.distributed.stop_and_failure import error_reporter
-def end():
-    while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        time.sleep(0.001)
-    os.kill(os.getpid(), signal.SIGTERM)
-threading.Thread(target=end).start()
-error_reporter.TIMERS.exit_of_others = 60
-error_reporter.exit_after_reporter(75, False)
-"""
+    assert pauses == pause
 
 
 def test_sigterm_during_the_exit_delay_keeps_the_exit_code():
@@ -206,51 +173,35 @@ def printed_refusal(capsys, launch, error=None, **attributes):
     error = error or RequestError("--devices 3", "2 devices\nand more", "--devices 2")
     for name, value in attributes.items():
         setattr(error, name, value)
-    assert refuse(error, launch) is Exit.WRONG_REQUEST
+    assert error_reporter.refuse(error, launch) is Exit.WRONG_REQUEST
     return capsys.readouterr().err
-
-
-FULL_REPORT = (
-    "rankzero: cannot start\n  asked  --devices 3\n  found  2 devices\n         and more\n  type   --devices 2\n"
-)
-
-ELSEWHERE = {"reported_elsewhere": True}
 
 
 @pytest.mark.parametrize(
     ("launch", "attributes", "printed"),
     [
-        (None, {}, FULL_REPORT),
-        (Launch(), {}, FULL_REPORT),
+        *[(None, {}, FULL_REPORT), (Launch(), {}, FULL_REPORT)],
         (Launch(launcher="slurm", rank=0), ELSEWHERE, ""),
         (Launch(launcher="slurm", rank=1), {"reported_elsewhere": False}, FULL_REPORT),
         (Launch(launcher="slurm", rank=1), {}, ""),
         (Launch(launcher="slurm", rank=1, local_rank=0), {"local_only": True}, "2 devices"),
         (Launch(launcher="torchrun", rank=1, local_rank=0), {}, "2 devices"),
         (Launch(launcher="torchrun", rank=1, local_rank=0), ELSEWHERE, ""),
-        (Launch(launcher="torchrun", rank=1, local_rank=0), {**ELSEWHERE, "is_remote": True}, "2 devices"),
-        (Launch(launcher="torchrun", rank=1, local_rank=1), {**ELSEWHERE, "is_remote": True}, ""),
-        (Launch(launcher="torchrun", rank=0, local_rank=0), {**ELSEWHERE, "is_remote": True}, FULL_REPORT),
-        (Launch(launcher="env", rank=1, local_rank=0), {**ELSEWHERE, "is_remote": True}, FULL_REPORT),
-        (Launch(launcher="slurm", rank=0, local_rank=0), {**ELSEWHERE, "is_remote": True}, ""),
-        (Launch(launcher="slurm", rank=1, local_rank=0), {**ELSEWHERE, "is_remote": True}, ""),
-        (Launch(launcher="torchrun", rank=1, local_rank=1), {}, ""),
+        (Launch(launcher="torchrun", rank=1, local_rank=0), REMOTE, "2 devices"),
+        *((Launch(launcher="torchrun", rank=1, local_rank=1), attributes, "") for attributes in ({}, REMOTE)),
+        (Launch(launcher="torchrun", rank=0, local_rank=0), REMOTE, FULL_REPORT),
+        (Launch(launcher="env", rank=1, local_rank=0), REMOTE, FULL_REPORT),
+        *((Launch(launcher="slurm", rank=rank, local_rank=0), REMOTE, "") for rank in (0, 1)),
     ],
 )
 def test_a_refusal_is_printed_in_full_once_per_job(variables, capsys, launch, attributes, printed):
     text = printed_refusal(capsys, launch, **attributes)
-    assert text == (f"rankzero: rank 1 on {HOST} did not start: {printed}\n" if printed == "2 devices" else printed)
-
-
-def test_a_refusal_in_free_text_is_printed(variables, capsys):
-    assert (
-        printed_refusal(capsys, None, CannotStart("  no data\nat all")) == "rankzero: cannot start\n  no data\nat all\n"
-    )
-    line = printed_refusal(capsys, Launch(launcher="torchrun", rank=1), CannotStart("  no data\nat all"))
-    assert line == f"rankzero: rank 1 on {HOST} did not start: no data\n"
-
-
-RANK_1 = Launch(world_size=2, rank=1)
+    did_not_start = f"rankzero: rank 1 on {HOST} did not start:"
+    assert text == (f"{did_not_start} {printed}\n" if printed == "2 devices" else printed)
+    error = CannotStart("  no data\nat all")  # a refusal in free text
+    assert printed_refusal(capsys, None, error) == "rankzero: cannot start\n  no data\nat all\n"
+    torchrun = Launch(launcher="torchrun", rank=1)
+    assert printed_refusal(capsys, torchrun, error) == f"{did_not_start} no data\n"
 
 
 @pytest.mark.parametrize(
@@ -265,21 +216,19 @@ RANK_1 = Launch(world_size=2, rank=1)
     ],
 )  # fmt: skip
 def test_a_failure_report_names_the_rank_and_the_cause(capsys, pauses, error, launch, printed, seconds):
-    assert report_error(error, launch) is Exit.FAILED
+    assert error_reporter.report_error(error, launch) is Exit.FAILED
     text = capsys.readouterr().err
     assert printed in text and text.count("rankzero: ") == 1 and pauses == seconds
     assert text.startswith("rankzero: ") == ("Error: " not in printed)
 
 
-def test_an_error_of_the_sanity_check_names_the_flag_that_skips_it(capsys):
+def test_an_error_of_the_sanity_check_names_its_flag_and_an_error_reported_elsewhere_is_not_printed(capsys, pauses):
     error = KeyError("x")
     mark_place(error, SANITY_CHECK)
-    report_error(error, Launch())
+    error_reporter.report_error(error, Launch())
     place = "in the sanity check before training, which --trainer.num_sanity_val_steps 0 skips\n"
-    assert capsys.readouterr().err.endswith(place)
-
-
-def test_an_error_that_another_rank_has_reported_is_not_printed(capsys, pauses):
+    assert capsys.readouterr().err.endswith(place) and pauses == []
     error = RuntimeError("Broken pipe")
     mark_reported(error)
-    assert report_error(error, RANK_1) is Exit.FAILED and capsys.readouterr().err == "" and pauses == [1]
+    assert error_reporter.report_error(error, RANK_1) is Exit.FAILED
+    assert capsys.readouterr().err == "" and pauses == [1]

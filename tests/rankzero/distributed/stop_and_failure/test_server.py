@@ -1,5 +1,3 @@
-"""Ranks are sockets of the test, which exchange messages with a real control server."""
-
 import threading
 import time
 
@@ -23,51 +21,36 @@ def expect_messages(ranks, *messages):
         assert all_messages(connection, len(messages)) == [*messages]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_all_ranks_stop_at_the_safe_point_after_the_most_advanced_position(world, size):
-    ranks = world(size).all_ranks()
+@pytest.mark.parametrize(
+    ("positions", "safe_point"),
+    [([10], 11), ([10, 11], 12), ([10, 11, 12], 13), ([-1, -1], 0), ([3, None, 2], 4)],
+    ids=["one rank", "two ranks", "three ranks", "before the first step", "a rank leaves"],
+)
+def test_all_ranks_stop_at_the_safe_point_after_the_most_advanced_position(world, positions, safe_point):
+    ranks = world(len(positions)).all_ranks()
     ranks[-1].send({"stop": "SIGTERM"})
     expect_messages(ranks, {"stop_requested": "SIGTERM"})
-    for rank, connection in enumerate(ranks):
-        connection.send({"position": 10 + rank})
-    expect_messages(ranks, {"stop_at": 10 + size})
+    ranks[0].send({"stop": "SIGINT"})  # ignored, as a stop has been requested
+    present = [connection for connection, position in zip(ranks, positions, strict=True) if position is not None]
+    for connection, position in zip(ranks, positions, strict=True):
+        connection.send({"leaving": True} if position is None else {"position": position})
+        if position is None:
+            connection.close()
+    expect_messages(present, {"stop_at": safe_point})
 
 
-def test_before_the_first_step_all_ranks_stop_at_safe_point_0(world):
-    ranks = world(2).all_ranks()
-    ranks[0].send({"stop": "SIGINT"})
-    expect_messages(ranks, {"stop_requested": "SIGINT"})
-    for connection in ranks:
-        connection.send({"position": -1})
-    expect_messages(ranks, {"stop_at": 0})
-
-
-def test_later_stop_requests_are_ignored(world):
-    ranks = world(2).all_ranks()
-    ranks[0].send({"stop": "SIGTERM"})
-    expect_messages(ranks, {"stop_requested": "SIGTERM"})
-    ranks[1].send({"stop": "SIGINT"})
-    for connection in ranks:
-        connection.send({"position": 4})
-    expect_messages(ranks, {"stop_at": 5})
-
-
-def test_a_stop_does_not_wait_for_a_rank_that_has_left(world):
-    ranks = world(3).all_ranks()
-    ranks[0].send({"stop": "SIGTERM"})
-    expect_messages(ranks, {"stop_requested": "SIGTERM"})
-    ranks[0].send({"position": 3})
-    ranks[1].send({"position": 2})
-    ranks[2].send({"leaving": True})
-    expect_messages(ranks[:2], {"stop_at": 4})
-
-
-def test_a_rank_that_connects_late_receives_the_stop_request(world):
+def test_a_rank_that_connects_late_receives_the_stop_request_and_cannot_be_displaced(world):
     control = world(2)
     early = control.rank(0)
     early.send({"stop": "SIGTERM"})
     expect_messages([early], {"stop_requested": "SIGTERM"})
-    expect_messages([control.rank(1)], {"stop_requested": "SIGTERM"})
+    late = control.rank(1)
+    expect_messages([late], {"stop_requested": "SIGTERM"})
+    impostor = control.connect({"rank": 1, "failed": "by the impostor"})
+    assert impostor.receive(10) is None
+    for connection in (early, late):
+        connection.send({"position": 1})
+    expect_messages([early, late], {"stop_at": 2})
 
 
 def test_the_first_failure_is_sent_to_all_ranks_with_its_reporting_rank(world):
@@ -91,11 +74,8 @@ def test_the_first_failure_is_sent_to_all_ranks_with_its_reporting_rank(world):
     ],
 )
 def test_a_lost_rank_is_a_failure(world, parent_reports_lost_ranks, description, text, reporting_rank):
-    control = world(
-        3,
-        parent_reports_lost_ranks=parent_reports_lost_ranks,
-        describe_exit=lambda rank: description and f"{description}" * (rank == 1),
-    )
+    describe_exit = ["", description, ""].__getitem__
+    control = world(3, parent_reports_lost_ranks=parent_reports_lost_ranks, describe_exit=describe_exit)
     ranks = control.all_ranks()
     ranks[1].close()
     expect_messages([ranks[0], ranks[2]], {"failed": f"rank 1 on b {text}", "by": reporting_rank})
@@ -112,14 +92,6 @@ def test_a_lost_rank_is_not_named_as_the_cause_of_a_hang(world, monkeypatch):
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline:
         assert all("rank_zero" in message for message in ranks[0].receive(1))
-
-
-def test_a_rank_that_has_left_may_disconnect(world):
-    ranks = world(2).all_ranks()
-    ranks[1].send({"leaving": True})
-    ranks[1].close()
-    ranks[0].send({"stop": "SIGTERM"})
-    expect_messages(ranks[:1], {"stop_requested": "SIGTERM"})
 
 
 def test_a_rank_that_does_not_connect_is_a_failure(world, monkeypatch):
@@ -152,38 +124,21 @@ def test_unknown_clients_are_disconnected(world, monkeypatch, greeting):
     expect_messages([rank], {"stop_requested": "SIGTERM"})  # without a failure before it
 
 
-def test_a_connected_rank_cannot_be_displaced(world):
-    control = world(2)
-    ranks = control.all_ranks()
-    impostor = control.connect({"rank": 1, "failed": "by the impostor"})
-    assert impostor.receive(10) is None
-    ranks[1].send({"stop": "SIGTERM"})
-    expect_messages(ranks, {"stop_requested": "SIGTERM"})
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
+def test_messages_of_the_wrong_type_are_ignored_and_long_or_unprintable_causes_are_not_passed_on(world):
+    ranks = world(2).all_ranks()
+    for message in (
         *({"stop": 7}, {"position": "1"}, {"position": 1.5}, {"position": None}, {"failed": ["x"]}, {"failed": None}),
         *({"leaving": 1.5}, {"status": 5}, {"status": [1]}, {"status": {"step": 1}}, {"stop": None}, {"unknown": 1}),
-    ],
-    ids=str,
-)
-def test_a_message_of_the_wrong_type_is_ignored(world, message):
-    ranks = world(2).all_ranks()
-    ranks[1].send(message)
+    ):
+        ranks[1].send(message)
     ranks[1].send({"stop": "SIGTERM"})
     expect_messages(ranks, {"stop_requested": "SIGTERM"})
-
-
-def test_unprintable_characters_and_long_causes_are_not_passed_on(world):
-    ranks = world(2).all_ranks()
     ranks[1].send({"failed": "\x1b[2J\ud800" + "x" * 100_000})
     (message,) = all_messages(ranks[0], 1)
     assert message["failed"].startswith("?[2J?xxx") and len(message["failed"]) == server.MAX_CAUSE_LENGTH
 
 
-def test_finish_announces_rank_zeros_exit_and_waits_for_the_other_ranks(world):
+def test_finish_announces_rank_zeros_exit_and_waits_a_limited_time_for_the_other_ranks(world, monkeypatch):
     control = world(2)
     ranks = control.all_ranks()
     ranks[0].send({"leaving": True})
@@ -194,9 +149,6 @@ def test_finish_announces_rank_zeros_exit_and_waits_for_the_other_ranks(world):
     ranks[1].send({"leaving": True})
     finishing.join(10)
     assert not finishing.is_alive() and control.server.listeners[0].fileno() == -1
-
-
-def test_finish_waits_a_limited_time_for_the_other_ranks(world, monkeypatch):
     monkeypatch.setattr(TIMERS, "leave", 0.01)
     control = world(2)
     control.all_ranks()

@@ -22,6 +22,19 @@ def monitor(ranks):
     monitor_ranks("here", ranks, stopped_seconds=0.8, poll_seconds=0.05)
 
 
+@pytest.fixture
+def monitored(sleeping_processes):
+    """A process that a watchdog monitors and must not kill."""
+    process, _ = sleeping_processes
+    monitoring = threading.Thread(target=monitor, args=({0: process.pid},))
+    monitoring.start()
+    yield process
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+    monitoring.join(20)
+
+
 def test_only_a_suspended_rank_is_killed(sleeping_processes, capfd):
     stopped, running = sleeping_processes
     stopped.send_signal(signal.SIGSTOP)
@@ -36,39 +49,24 @@ def test_only_a_suspended_rank_is_killed(sleeping_processes, capfd):
     assert "rank 3 on here was suspended (SIGSTOP)" in capfd.readouterr().err
 
 
-def test_a_suspended_rank_that_continues_in_time_is_not_killed(sleeping_processes):
-    stopped, _ = sleeping_processes
-    monitoring = threading.Thread(target=monitor, args=({0: stopped.pid},))
-    monitoring.start()
+def test_a_suspended_rank_that_continues_in_time_is_not_killed(monitored):
     for _ in range(4):
-        stopped.send_signal(signal.SIGSTOP)
+        monitored.send_signal(signal.SIGSTOP)
         time.sleep(0.3)
-        stopped.send_signal(signal.SIGCONT)
+        monitored.send_signal(signal.SIGCONT)
         time.sleep(0.2)
-    assert stopped.poll() is None
-    stopped.kill()
-    stopped.wait()
-    monitoring.join(20)
 
 
-def test_a_rank_is_not_killed_if_the_watchdog_was_suspended_too(sleeping_processes, monkeypatch):
+def test_a_rank_is_not_killed_if_the_watchdog_was_suspended_too(monitored, monkeypatch):
     """Ctrl-Z suspends all processes: time passes, but no rank has waited for another."""
-    stopped, _ = sleeping_processes
-    clock = {"skew": 0.0}
-    real = time.monotonic
-    monkeypatch.setattr(watchdog.time, "monotonic", lambda: real() + clock["skew"])
-    stopped.send_signal(signal.SIGSTOP)
-    monitoring = threading.Thread(target=monitor, args=({0: stopped.pid},))
-    monitoring.start()
+    skew, real = [0.0], time.monotonic
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: real() + skew[0])
+    monitored.send_signal(signal.SIGSTOP)
     time.sleep(0.3)
-    clock["skew"] = 3600.0
+    skew[0] = 3600.0
     time.sleep(0.3)
-    stopped.send_signal(signal.SIGCONT)
+    monitored.send_signal(signal.SIGCONT)
     time.sleep(1.2)
-    assert stopped.poll() is None
-    stopped.kill()
-    stopped.wait()
-    monitoring.join(20)
 
 
 def test_a_process_with_a_reused_process_id_is_not_killed(sleeping_processes, monkeypatch):
