@@ -12,7 +12,6 @@ from rankzero.messages import CannotStart
 from running import command_of
 
 FIT = command_of("fit")
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +36,8 @@ class CoordinatorOfRankZero:
 
 
 def resolve(*arguments, launch=None, assignments=None, hosts=None):
-    return resolve_world(
-        parse_arguments(FIT, arguments).requested_world, CoordinatorOfRankZero(launch or Launch(), assignments, hosts)
-    )
+    requested = parse_arguments(FIT, arguments).requested_world
+    return resolve_world(requested, CoordinatorOfRankZero(launch or Launch(), assignments, hosts))
 
 
 def launch_of(count, **fields):
@@ -52,18 +50,10 @@ def gpus(monkeypatch):
     monkeypatch.setattr(devices, "gpu_id", lambda index: f"GPU-{index}")
 
 
-@no_gpu
-def test_one_process_without_a_gpu_runs_on_the_cpu():
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_gpus_all_processes_run_on_the_cpu_unless_gpus_are_requested():
     assert resolve() == WorldInfo("cpu")
-
-
-@no_gpu
-def test_several_processes_without_gpus_run_on_the_cpu():
     assert resolve(launch=launch_of(2)) == WorldInfo("cpu", size=2, devices=2)
-
-
-@no_gpu
-def test_a_request_for_missing_gpus_is_refused():
     with pytest.raises(CannotStart, match="sees 0 GPUs"):
         resolve("--accelerator", "gpu", "--devices", "2")
 
@@ -72,47 +62,33 @@ def test_one_gpu_per_process_uses_nccl_by_default(gpus):
     assignments = [DeviceAssignment("cuda", 0, "GPU-0"), DeviceAssignment("cuda", 1, "GPU-1")]
     assert resolve(launch=launch_of(2), assignments=assignments) == WorldInfo("cuda", size=2, devices=2, backend="nccl")
     assert resolve("--backend", "gloo", launch=launch_of(2), assignments=assignments).backend == "gloo"
+    two_machines = launch_of(2)._replace(num_nodes=2, local_world_size=1)  # with the same ids of GPUs
+    assert resolve(launch=two_machines, assignments=assignments[:1] * 2, hosts=["a", "b"]).backend == "nccl"
 
 
-def test_equal_gpu_ids_on_two_machines_are_two_gpus(gpus):
-    assignments = [DeviceAssignment("cuda", 0, "GPU-0")] * 2
-    launch = launch_of(2)._replace(num_nodes=2, local_world_size=1)
-    assert resolve(launch=launch, assignments=assignments, hosts=["a", "b"]).backend == "nccl"
-
-
-def test_processes_that_share_a_gpu_use_gloo_and_cannot_use_nccl(gpus):
+def test_processes_may_share_a_gpu_with_gloo_but_neither_use_nccl_nor_different_accelerators(gpus):
     assignments = [DeviceAssignment("cuda", r % 2, f"GPU-{r % 2}") for r in range(4)]
     world = resolve(launch=launch_of(4), assignments=assignments)
     assert world.backend == "gloo" and world.shares_gpu
     with pytest.raises(CannotStart, match="2 processes share a GPU on a, but NCCL needs one GPU per process") as caught:
         resolve("--backend", "nccl", launch=launch_of(4), assignments=assignments)
     assert "--devices 2" in str(caught.value)
-
-
-def test_different_accelerators_on_two_machines_are_refused(gpus):
-    assignments = [DeviceAssignment("cuda", 0, "GPU-0"), DeviceAssignment("cpu")]
+    different = [DeviceAssignment("cuda", 0, "GPU-0"), DeviceAssignment("cpu")]
     with pytest.raises(CannotStart, match="cuda on a, cpu on b"):
-        resolve(launch=launch_of(2), assignments=assignments, hosts=["a", "b"])
-
-
-def test_nccl_without_gpus_is_refused():
+        resolve(launch=launch_of(2), assignments=different, hosts=["a", "b"])
     with pytest.raises(CannotStart, match="--backend gloo"):
         resolve("--backend", "nccl", "--accelerator", "cpu")
 
 
-def test_local_ranks_use_the_gpus_in_turn(gpus):
-    requested = parse_arguments(FIT, []).requested_world
-    assert [assign_device(requested, launch_of(4, local_rank=rank)).index for rank in range(4)] == [0, 1, 0, 1]
+def test_local_ranks_use_the_visible_or_requested_gpus_in_turn(gpus, monkeypatch):
+    def index_of(local_rank, *arguments):
+        requested = parse_arguments(FIT, arguments).requested_world
+        return assign_device(requested, launch_of(4, local_rank=local_rank)).index
 
-
-def test_a_process_that_sees_only_one_gpu_uses_index_0(gpus, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # srun --gpus-per-task=1
-    assert assign_device(parse_arguments(FIT, []).requested_world, launch_of(4, local_rank=3)).index == 0
-
-
-def test_requested_gpu_indices_are_used_if_they_exist(monkeypatch, gpus):
+    assert [index_of(rank) for rank in range(4)] == [0, 1, 0, 1]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    requested = parse_arguments(FIT, ["--trainer.devices", "[1,3]"]).requested_world
-    assert assign_device(requested, launch_of(2, local_rank=1)).index == 3
+    assert index_of(1, "--trainer.devices", "[1,3]") == 3
     with pytest.raises(CannotStart, match="GPU 9"):
-        assign_device(parse_arguments(FIT, ["--trainer.devices", "[1,9]"]).requested_world, launch_of(2))
+        index_of(0, "--trainer.devices", "[1,9]")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # srun --gpus-per-task=1
+    assert index_of(3) == 0

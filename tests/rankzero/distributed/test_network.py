@@ -8,38 +8,37 @@ from rankzero.distributed import network
 from rankzero.messages import RequestError
 
 
-def test_addresses_of_this_machine_are_recognized():
+def test_host_names_resolve_and_addresses_of_this_machine_are_recognized():
     assert network.is_local_address("127.0.0.1") and not network.is_local_address("192.0.2.1")
     assert network.resolve("127.0.0.1,localhost")[0] == "127.0.0.1"
     assert network.is_loopback("127.0.1.1") and not network.is_loopback("10.0.0.1")
-
-
-def test_an_unknown_host_name_is_refused():
     with pytest.raises(RequestError, match=r"'no-such.invalid' does not resolve"):
         network.resolve("no-such.invalid")
 
 
-def test_the_process_that_listens_on_a_port_is_named():
+def test_the_process_that_listens_on_a_port_is_named_and_a_closed_port_can_be_reused_at_once():
     with network.listen("127.0.0.1", 0) as listener:
-        assert f"process {os.getpid()}" in network.describe_listener(listener.getsockname()[1])
+        port = listener.getsockname()[1]
+        assert f"process {os.getpid()}" in network.describe_listener(port)
         with pytest.raises(OSError, match="in use"):
-            network.listen("127.0.0.1", listener.getsockname()[1])
+            network.listen("127.0.0.1", port)
+        with socket.create_connection(("127.0.0.1", port)):
+            connection, _ = listener.accept()
+            connection.close()
+    network.listen("127.0.0.1", port).close()
 
 
-def test_interfaces_are_found_by_address_and_addresses_by_interface():
+def test_interfaces_are_found_by_address_and_addresses_by_interface(monkeypatch):
     assert network.interface_of("127.0.0.1") == "lo" and network.source_address("127.0.0.1") == "127.0.0.1"
     assert network.address_of("lo") == "127.0.0.1"
     with pytest.raises(RequestError, match="no network interface of that name") as caught:
         network.address_of("nosuch0")
     assert "lo" in caught.value.found
-
-
-def test_an_interface_without_an_ip_address_is_not_suggested(monkeypatch):
     interfaces = psutil.net_if_addrs()
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {**interfaces, "a0": interfaces["lo"][:0]})
     with pytest.raises(RequestError, match="interface a0") as caught:
         network.address_of("a0")
-    assert "a0" not in caught.value.found + caught.value.instead
+    assert "a0" not in caught.value.found + caught.value.instead, "an interface without an address is not suggested"
 
 
 def test_the_interface_is_set_for_gloo_and_nccl(monkeypatch):
@@ -53,12 +52,3 @@ def test_the_interface_is_set_for_gloo_and_nccl(monkeypatch):
     monkeypatch.setenv(network.GLOO, "^docker")
     monkeypatch.setenv(network.NCCL, "=lo")
     assert network.interface_by_variable() == "lo"
-
-
-def test_a_closed_port_can_be_reused_at_once():
-    with network.listen("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
-        with socket.create_connection(("127.0.0.1", port)):
-            connection, _ = listener.accept()
-            connection.close()
-    network.listen("127.0.0.1", port).close()
