@@ -40,3 +40,12 @@ def only(text, line, level, fragment, instead=None):
     assert (item.line, item.level) == (line, level) and fragment in item.found, item
     assert instead in (None, item.instead)
     return item.instead
+
+
+def verify(cases):
+    """Checks cases: a script that has no finding, or a tuple of the arguments of `only`."""
+    for case in cases:
+        if isinstance(case, str):
+            assert findings(case) == [], case
+        else:
+            only(*case)
