@@ -33,7 +33,7 @@ from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.client import rendezvous
 from rankzero.distributed.rendezvous.result import RendezvousResult
-from rankzero.messages import set_quiet, set_spelling
+from rankzero.messages import RequestError, set_quiet, set_spelling
 from rankzero.sampling.plan import SamplingPlan
 
 REPOSITORY = Path(__file__).parent.parent
@@ -151,6 +151,20 @@ def processes_in(folder: Path) -> list[psutil.Process]:
             if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder):
                 found.append(process)
     return found
+
+
+def write_program(path: Path, text: str) -> Path:
+    """Writes a script of sh that can be executed, and returns its path."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+def refusal_of(call: Callable[..., Any], *arguments: Any) -> RequestError:
+    """Calls a function that refuses these arguments, and returns its error."""
+    with pytest.raises(RequestError) as error:
+        call(*arguments)
+    return error.value
 
 
 def script(name: str) -> str:

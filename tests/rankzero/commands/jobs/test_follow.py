@@ -1,4 +1,3 @@
-import json
 import os
 import socket
 from contextlib import ExitStack, closing
@@ -39,11 +38,12 @@ def states(monkeypatch):
 RUNNING, ENDED = State("RUNNING", True, "on n1"), State("COMPLETED", False, has_failed=False)
 
 
-def write_summary(root, name="x", seconds=0.0, **values):
+def write_summary(root, name="x", seconds=5, text='{"status": "stopped"}'):
     (root / name).mkdir(exist_ok=True)
-    (root / name / "summary.json").write_text(json.dumps(values))
-    moment = record_path(root, "x").stat().st_mtime + seconds
-    os.utime(root / name / "summary.json", (moment, moment))
+    if text is not None:
+        (root / name / "summary.json").write_text(text)
+        moment = record_path(root, "x").stat().st_mtime + seconds
+        os.utime(root / name / "summary.json", (moment, moment))
 
 
 def followed(root, record=RECORD):
@@ -66,12 +66,10 @@ def append(log, content):
 def reader_of(tmp_path):
     """Returns a function that creates a reader of the logs, which is closed after the test."""
     with ExitStack() as stack:
-        yield lambda *arguments, **settings: stack.enter_context(
-            closing(LogReader(tmp_path, "x", *arguments, **settings))
-        )
+        yield lambda *arguments: stack.enter_context(closing(LogReader(tmp_path, "x", *arguments)))
 
 
-def test_a_reader_returns_what_was_added(reader_of, log):
+def test_a_reader_returns_what_was_added_also_after_the_log_was_emptied(reader_of, log):
     reader = reader_of(False)
     assert reader.read() == ""
     for added, text in ((b"a\n", "a\n"), (b"b\nc", "b\nc"), (b"", ""), (b"\xff\n", "\ufffd\n")):
@@ -82,20 +80,21 @@ def test_a_reader_returns_what_was_added(reader_of, log):
     first = reader.read()
     append(log, character[3:])
     assert first + reader.read() == "a │ b\n"
+    log.write_text("second\n")
+    assert reader.read() == "second\n"
 
 
-@pytest.mark.parametrize(("skip", "text"), [(True, "new"), (False, "oldnew")])
-def test_a_reader_skips_the_output_of_earlier_jobs_on_request(reader_of, log, skip, text):
+def test_a_reader_skips_the_output_of_earlier_jobs_on_request(reader_of, log):
     append(log, b"old")
-    reader = reader_of(False, skip)
+    readers = [reader_of(False, skip) for skip in (True, False)]
     append(log, b"new")
-    assert reader.read() == text
+    assert [reader.read() for reader in readers] == ["new", "oldnew"]
 
 
 @pytest.mark.parametrize("end", ["", "end\n"])
 def test_a_reader_returns_the_end_of_a_renamed_log_and_the_new_log_of_a_job_of_pbs(reader_of, log, end):
     append(log, b"begin\n")
-    reader = reader_of(False, skip=False)
+    reader = reader_of(False, False)
     assert reader.read() == "begin\n"
     append(log, end.encode())
     log.rename(f"{log}.15.pbs1")
@@ -104,35 +103,21 @@ def test_a_reader_returns_the_end_of_a_renamed_log_and_the_new_log_of_a_job_of_p
     assert reader.read() == f"{end}second\n"
 
 
-def test_a_reader_starts_again_in_a_log_that_was_emptied(reader_of, log):
-    append(log, b"a long first output\n")
-    reader = reader_of(False, skip=False)
-    reader.read()
-    log.write_text("second\n")
-    assert reader.read() == "second\n"
-
-
 def test_a_reader_reads_one_log_per_member_of_an_array(reader_of, tmp_path, log):
     append(tmp_path / "x.job-0.log", b"zero\n")
-    reader = reader_of(True, skip=False)
+    reader = reader_of(True, False)
     append(tmp_path / "x.job-1.log", b"one\n")
     append(log, b"not of the array\n")
     assert reader.read() == "zero\none\n"
 
 
-def test_each_change_of_state_is_printed_once_and_the_log_as_it_grows(tmp_path, states, capsys):
+def test_each_change_of_state_is_printed_once_and_the_log_as_it_grows(tmp_path, states, log, capsys):
     write_record(tmp_path, RECORD)
-    log = tmp_path / "x.job.log"
     pending = State("PENDING", True, "(Resources)")
-    states += [
-        pending,
-        pending,
-        lambda record: log.write_text("step 1\n"),
-        State("RUNNING", True, "on n1, 0:01 of 1:00"),
-    ]
-    states += [State("RUNNING", True, "on n1, 0:03 of 1:00"), lambda record: log.write_text("step 1\nstep 2\n"), ENDED]
-    reader = LogReader(tmp_path, "x", False)
-    follow(tmp_path, RECORD, reader, STOP)
+    states += [pending, pending, lambda record: log.write_text("step 1\n")]
+    states += [State("RUNNING", True, "on n1, 0:01 of 1:00"), State("RUNNING", True, "on n1, 0:03 of 1:00")]
+    states += [lambda record: log.write_text("step 1\nstep 2\n"), ENDED]
+    followed(tmp_path)
     assert capsys.readouterr().out == (
         "rankzero: job 123: PENDING (Resources)\nrankzero: job 123: RUNNING on n1, 0:01 of 1:00\nstep 1\n"
         "step 2\nrankzero: job 123: COMPLETED\n"
@@ -143,22 +128,22 @@ FAILED = State("FAILED", False, has_failed=True)
 
 
 @pytest.mark.parametrize(
-    ("status", "seconds", "state", "code"),
+    ("summary", "seconds", "state", "code"),
     [
-        ("finished", 5, ENDED, Exit.FINISHED),
-        ("finished", -5, ENDED, Exit.FINISHED),  # had finished before; the job found nothing to do
-        ("finished", -5, State("COMPLETED", False, has_failed=None), Exit.FINISHED),
-        ("finished", -5, FAILED, Exit.FAILED),
-        ("stopped", 5, ENDED, Exit.STOPPED),
-        ("stopped", -5, ENDED, Exit.FAILED),
-        ("failed", 5, ENDED, Exit.FAILED),
-        ("running", 5, ENDED, Exit.FAILED),
-        (None, 5, ENDED, Exit.FAILED),
+        ('{"status": "finished"}', 5, ENDED, Exit.FINISHED),
+        ('{"status": "finished"}', -5, ENDED, Exit.FINISHED),  # had finished before; the job found nothing to do
+        ('{"status": "finished"}', -5, State("COMPLETED", False, has_failed=None), Exit.FINISHED),
+        ('{"status": "finished"}', -5, FAILED, Exit.FAILED),
+        ('{"status": "stopped"}', 5, ENDED, Exit.STOPPED),
+        ('{"status": "stopped"}', -5, ENDED, Exit.FAILED),
+        ('{"status": "failed"}', 5, ENDED, Exit.FAILED),
+        ('{"status": "running"}', 5, ENDED, Exit.FAILED),
+        *((text, 5, ENDED, Exit.FAILED) for text in (None, "", "{", "[]", "{}")),
     ],
 )
-def test_the_exit_code_is_that_of_the_run(tmp_path, states, status, seconds, state, code):
+def test_the_exit_code_is_that_of_the_run(tmp_path, states, summary, seconds, state, code):
     write_record(tmp_path, RECORD)
-    write_summary(tmp_path, seconds=seconds, **({"status": status} if status else {}))
+    write_summary(tmp_path, seconds=seconds, text=summary)
     states.append(state)
     assert followed(tmp_path) == code
 
@@ -166,21 +151,11 @@ def test_the_exit_code_is_that_of_the_run(tmp_path, states, status, seconds, sta
 def test_an_attempt_without_a_summary_has_failed(tmp_path, states):
     """The first attempt was stopped; the second one ended before it could write a summary."""
     write_record(tmp_path, RECORD)
-    write_summary(tmp_path, seconds=5, status="stopped")
+    write_summary(tmp_path)
     (tmp_path / "x" / "run.json").touch()
     moment = record_path(tmp_path, "x").stat().st_mtime + 10
     os.utime(tmp_path / "x" / "run.json", (moment, moment))
     states.append(FAILED)
-    assert followed(tmp_path) == Exit.FAILED
-
-
-@pytest.mark.parametrize("text", [None, "", "{", "[]"])
-def test_a_job_without_a_valid_summary_has_failed(tmp_path, states, text):
-    write_record(tmp_path, RECORD)
-    (tmp_path / "x").mkdir()
-    if text is not None:
-        (tmp_path / "x" / "summary.json").write_text(text)
-    states.append(ENDED)
     assert followed(tmp_path) == Exit.FAILED
 
 
@@ -198,9 +173,9 @@ def test_a_job_without_a_valid_summary_has_failed(tmp_path, states, text):
 def test_the_exit_code_of_an_array_is_that_of_its_first_unfinished_member(tmp_path, states, statuses, code):
     record = Record("x", "slurm", "srun", "123", "0-1")
     write_record(tmp_path, record)
-    write_summary(tmp_path, "x-old", seconds=5, status="failed")  # another run
+    write_summary(tmp_path, "x-old", text='{"status": "failed"}')  # another run
     for index, status in enumerate(statuses):
-        write_summary(tmp_path, f"x-{index}", seconds=5, status=status)
+        write_summary(tmp_path, f"x-{index}", text=f'{{"status": "{status}"}}')
     states.append(ENDED)
     assert followed(tmp_path, record) == code
 
@@ -217,7 +192,7 @@ def test_the_next_job_of_pbs_is_followed(tmp_path, states, capsys):
 
 def test_a_scheduler_that_does_not_answer_does_not_end_the_output(tmp_path, states, capsys):
     write_record(tmp_path, RECORD)
-    write_summary(tmp_path, seconds=5, status="finished")
+    write_summary(tmp_path, text='{"status": "finished"}')
     states += [RUNNING, State("UNKNOWN", None, "(no answer within 10 s)"), RUNNING, ENDED]
     assert followed(tmp_path) == 0
     assert "UNKNOWN (no answer within 10 s)" in capsys.readouterr().out

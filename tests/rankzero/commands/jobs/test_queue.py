@@ -40,21 +40,21 @@ def test_at_most_a_number_of_jobs_is_asked_about(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("word", "attempts", "state", "expected"),
+    ("word", "attempts", "state", "expected", "note"),
     [
-        ("unknown", 0, State("PENDING", True), "waiting"),
-        ("unknown", 0, State("2 PENDING, 1 REQUEUED", True), "waiting"),
-        ("unknown", 0, State("1 PENDING, 1 RUNNING", True), "running"),
-        ("unknown", 0, State("ENDED", False), "failed"),
-        ("unknown", 0, State("UNKNOWN", None), "unknown"),
-        ("unknown", 1, State("ENDED", False), "killed"),
-        ("unknown", 1, State("RUNNING", True), "unknown"),
-        ("killed", 1, State("RUNNING", True), "killed"),
-        ("killed", 1, State("REQUEUED", True), "waiting"),
-        ("killed", 1, None, "killed"),
+        ("unknown", 0, State("PENDING", True, "(Priority)"), "waiting", "job 12 (slurm) is PENDING (Priority)"),
+        ("unknown", 0, State("2 PENDING, 1 REQUEUED", True), "waiting", ""),
+        ("unknown", 0, State("1 PENDING, 1 RUNNING", True), "running", ""),
+        ("unknown", 0, State("ENDED", False), "failed", "see a.job.log"),
+        ("unknown", 0, State("UNKNOWN", None, "(squeue: not found on PATH)"), "unknown", "squeue: not found"),
+        ("unknown", 1, State("ENDED", False), "killed", ""),
+        ("unknown", 1, State("RUNNING", True), "unknown", ""),
+        ("killed", 1, State("RUNNING", True), "killed", ""),
+        ("killed", 1, State("REQUEUED", True), "waiting", ""),
+        ("killed", 1, None, "killed", ""),
     ],
 )
-def test_the_state_of_the_job_completes_the_status(tmp_path, word, attempts, state, expected):
+def test_the_state_of_the_job_completes_the_status(tmp_path, word, attempts, state, expected, note):
     run = RecordedRun(tmp_path / "a", attempts=attempts)
     status = status_with_job(run, Status(word), JOB, {"a": state} if state else {})
-    assert status.word == expected and "job 12 (slurm)" in status.note
+    assert status.word == expected and "job 12 (slurm)" in status.note and note in status.note

@@ -22,25 +22,10 @@ PROGRAM = ["/home/user/project/.venv/bin/python", "/home/user/project/launch/fit
 IMAGE_PROGRAM = ["python", "-m", "rankzero", "fit"]
 ARGUMENTS = ("--model", "ResNet", "--model.hidden_sizes", "[8, 8]")
 
-OPTIONS = {
-    "root": "my runs",
-    "nodes": 2,
-    "devices": 4,
-    "cpus_per_device": 8,
-    "gpus_per_device": 1,
-    "memory": "64G",
-    "time": 7200,
-    "partition": "gpu",
-    "account": "my project",
-    "constraint": "a100",
-    "exclude": "n7,n8",
-    "mail": "me@example.org",
-    "dependency": "afterok:123",
-    "modules": ("cuda/12.4", "gcc"),
-    "setup": ("source settings.sh", "export NCCL_DEBUG=INFO"),
-    "venv": ".venv",
-    "hosts": ("n1", "user@n2"),
-}
+OPTIONS = {"root": "my runs", "nodes": 2, "devices": 4, "cpus_per_device": 8, "gpus_per_device": 1, "memory": "64G"}
+OPTIONS |= {"time": 7200, "partition": "gpu", "account": "my project", "constraint": "a100", "exclude": "n7,n8"}
+OPTIONS |= {"mail": "me@example.org", "dependency": "afterok:123", "modules": ("cuda/12.4", "gcc"), "venv": ".venv"}
+OPTIONS |= {"setup": ("source settings.sh", "export NCCL_DEBUG=INFO"), "hosts": ("n1", "user@n2")}
 EXTRA = {"slurm": ("#SBATCH --exclusive",), "pbs": ("#PBS -r n",)}
 
 
@@ -70,9 +55,6 @@ def _cases():
 
 
 CASES = dict(_cases())
-SLURM = [name for name in CASES if name.startswith("slurm")]
-PBS = [name for name in CASES if name.startswith("pbs")]
-WITHOUT_QUEUE = [name for name in CASES if not is_queuing(CASES[name].scheduler)]
 
 
 def script(request, **options):
@@ -129,14 +111,9 @@ def test_slurm_expedites_a_requeue_only_if_it_can():
     assert expedited.replace("=expedite", "") == text_of("slurm-srun-minimal")
 
 
-@pytest.mark.parametrize(("time", "warning"), [(None, 120), (86400, 120), (480, 120), (476, 119), (60, 15), (1, 0)])
-def test_slurm_signals_the_job_before_its_time_limit(time, warning):
-    assert directives(text_of("slurm-srun-minimal", time=time))["--signal"] == f"USR1@{warning}"
-
-
-def test_the_placeholder_of_an_array_is_literal_without_an_array():
-    text = text_of("slurm-srun-minimal", arguments=("--seed={array_index}",))
-    assert "'--seed={array_index}'" in text and "array_index=" not in text
+def test_slurm_signals_the_job_before_its_time_limit():
+    for time, warning in ((None, 120), (86400, 120), (480, 120), (476, 119), (60, 15), (1, 0)):
+        assert directives(text_of("slurm-srun-minimal", time=time))["--signal"] == f"USR1@{warning}"
 
 
 @pytest.mark.parametrize(
@@ -176,19 +153,16 @@ def test_runs_of_different_names_use_different_ports():
     assert len({re.search(r"--master_port=(\d+)", text)[1] for text in texts}) > 15
 
 
-def test_clock_is_hours_minutes_and_seconds():
+def test_values_have_the_form_that_a_scheduler_accepts():
     assert [clock(seconds) for seconds in (1, 60, 3661, 360000)] == ["00:00:01", "00:01:00", "01:01:01", "100:00:00"]
-
-
-def test_a_name_of_a_pbs_job_has_no_other_characters():
     assert pbs_job_name("a+b=c@d.e-f_9") == "a_b_c_d.e-f_9"
-
-
-def test_an_argument_is_quoted_around_the_index_of_an_array():
+    for value in ("gpu", "afterok:1,2", "a&b|c", "me@example.org", "~/x*"):
+        assert slurm_value(value) == pbs_value(value) == value
     assert shell_argument("a {array_index}b", True) == "'a '\"$array_index\"b"
     assert shell_argument("{array_index}{array_index}", True) == '"$array_index""$array_index"'
     assert shell_argument("", True) == "''"
-    assert shell_argument("{array_index}") == "'{array_index}'"
+    text = text_of("slurm-srun-minimal", arguments=("--seed={array_index}",))  # without an array
+    assert "'--seed={array_index}'" in text and "array_index=" not in text
 
 
 def read_by_sbatch(text):
@@ -207,8 +181,3 @@ def test_random_values_reach_the_scheduler_unchanged():
         assert shlex.split(pbs_value(value)) == [value]
         assert read_by_sbatch(slurm_value(value)) == value
         assert "\n" not in pbs_value(value) + slurm_value(value)
-
-
-def test_a_plain_value_is_not_quoted():
-    for value in ("gpu", "afterok:1,2", "a&b|c", "me@example.org", "~/x*"):
-        assert slurm_value(value) == pbs_value(value) == value

@@ -14,6 +14,7 @@ import pytest
 
 from rankzero.commands.jobs.request.job_request import JobRequest
 from rankzero.commands.jobs.script import render, script_path
+from running import write_program
 
 PARTS = (
     *("'", '"', " ", "  ", "\\", "\\\\", "\n", "\t", "$", "$HOME", "$1", "${x}", "$(touch PWNED)", "`touch PWNED`"),
@@ -89,10 +90,8 @@ def machine(tmp_path):
     programs.mkdir()
     home.mkdir()
     for name, line in {**STAND_INS, "module": ":"}.items():
-        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
-        (programs / name).chmod(0o755)
-    (programs / "python").write_text(RECORDER.format(python=sys.executable))
-    (programs / "python").chmod(0o755)
+        write_program(programs / name, line)
+    write_program(programs / "python", "").write_text(RECORDER.format(python=sys.executable))
     path = f"{programs}:/usr/bin:/bin"
     (home / ".bash_profile").write_text(f"PATH={path}\n")  # /etc/profile sets another PATH
     (tmp_path / "nodes").write_text("n1\nn2\n")
@@ -125,7 +124,6 @@ def test_hostile_strings_reach_the_program_unchanged(tmp_path, machine, job):
         python.symlink_to(tmp_path / "programs" / "python")
         program = ["python", "-m", "rankzero", "fit"] if request.image else [str(python), str(base / next(names))]
         complete = replace(request, root=root, modules=modules, arguments=tuple(arguments))
-
         check_script(complete, program, folder, machine, tmp_path)
     assert not list(tmp_path.rglob("PWNED"))
 
@@ -133,15 +131,12 @@ def test_hostile_strings_reach_the_program_unchanged(tmp_path, machine, job):
 def check_script(request, program, folder, variables, base):
     """Runs the script of a job, and checks what the program got."""
     root = folder / request.root
-    script = script_path(root, request.name)
-    script.write_text(render(request, program, folder))
     records = base / "programs" / "records"
     records.unlink(missing_ok=True)
     if request.array:
         variables = {**variables, "SLURM_ARRAY_TASK_ID": "3", "PBS_ARRAY_INDEX": "3"}
-    ran = subprocess.run(
-        ["bash", script], cwd=base, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
+    script = write_script(request, program, folder)
+    ran = run_script(script, base, variables)
     # Without a summary of the run, a job of PBS fails.
     is_pbs = request.scheduler == "pbs"
     without_summary = "no process began to train, or all were killed before the run could stop\n"
@@ -170,84 +165,85 @@ def check_script(request, program, folder, variables, base):
         assert not by_ssh or ends[:2] == [f"--node_rank={node}", "--master_addr=n1"]
 
 
+def write_script(request, program, folder):
+    """Writes the script of a job into the folder of its runs, and returns its path."""
+    script = script_path(folder / request.root, request.name)
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(render(request, program, folder))
+    return script
+
+
+def run_script(script, folder, variables):
+    command = ["bash", script]
+    return subprocess.run(command, cwd=folder, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+@pytest.fixture
+def script_of(tmp_path):
+    """Returns a function that writes the script of a job whose program is a script of sh, and returns its path."""
+
+    def write(request, program, folder=tmp_path):
+        return write_script(request, [str(write_program(tmp_path / "fit", program)), "fit.py"], folder)
+
+    return write
+
+
+STOPS = "sleep 0.05; mkdir -p runs/x; echo '{}' >runs/x/summary.json"
+"""Training writes a summary after the job has begun, and stops."""
+
+
 @pytest.mark.parametrize("form", ["pbsdsh", "torchrun", "mpirun"])
-def test_a_stopped_job_of_pbs_submits_its_script_again(tmp_path, machine, form):
+def test_a_stopped_job_of_pbs_submits_its_script_again(tmp_path, machine, script_of, form):
     folder = tmp_path / "$(touch PWNED) 'a' \\ \n"
     folder.mkdir()
-    root = folder / "runs"
-    request = JobRequest("pbs", "x", form)
-    # Training writes a summary after the job has begun, and stops.
-    fit = tmp_path / "fit"
-    fit.write_text(
-        "#!/bin/sh\nsleep 0.05; mkdir -p runs/x\n"
-        'echo \'{"status": "stopped", "another_attempt": true}\' >runs/x/summary.json\n'
-    )
-    fit.chmod(0o755)
-    qsub = tmp_path / "programs" / "qsub"
-    qsub.write_text('#!/bin/sh\npwd >"$HOME/folder"; printf %s "$*" >"$HOME/script"; echo 16.pbs1\n')
-    qsub.chmod(0o755)
-    root.mkdir()
+    write_program(tmp_path / "programs" / "qsub", 'pwd >"$HOME/folder"; printf %s "$*" >"$HOME/script"; echo 16.pbs1')
+    summary = STOPS.format('{"status": "stopped", "another_attempt": true}')
+    script = script_of(JobRequest("pbs", "x", form), summary, folder)
+    root = script.parent
     (root / "x.job.log").write_text("output of the first job\n")
-    script_path(root, "x").write_text(render(request, [str(fit), "fit.py"], folder))
-    variables = {**machine, "PBS_JOBID": "15.pbs1"}
-    ran = subprocess.run(["bash", script_path(root, "x")], cwd=tmp_path, env=variables, capture_output=True, text=True)
+    ran = run_script(script, tmp_path, {**machine, "PBS_JOBID": "15.pbs1"})
     assert (ran.returncode, ran.stdout, ran.stderr) == (75, "", "")
     assert (root / ".x.job.next").read_text() == "16.pbs1\n"
-    assert (tmp_path / "home" / "script").read_text() == str(script_path(root, "x"))
+    assert (tmp_path / "home" / "script").read_text() == str(script)
     assert (tmp_path / "home" / "folder").read_text() == f"{root}\n"
     assert (root / "x.job.log.15.pbs1").read_text() == "output of the first job\n"
     assert not (root / "x.job.log").exists() and not list(tmp_path.rglob("PWNED"))
 
 
 @pytest.mark.parametrize(("status", "code"), [("finished", 0), ("failed", 1)])
-def test_an_ended_job_of_pbs_submits_nothing(tmp_path, machine, status, code):
-    fit = tmp_path / "fit"
-    fit.write_text(f'#!/bin/sh\nsleep 0.05; mkdir -p runs/x\necho \'{{"status": "{status}"}}\' >runs/x/summary.json\n')
-    fit.chmod(0o755)
-    (tmp_path / "runs").mkdir()
-    script = script_path(tmp_path / "runs", "x")
-    script.write_text(render(JobRequest("pbs", "x", "pbsdsh"), [str(fit), "fit.py"], tmp_path))
-    ran = subprocess.run(["bash", script], cwd=tmp_path, env=machine, capture_output=True, text=True)
+def test_an_ended_job_of_pbs_submits_nothing(tmp_path, machine, script_of, status, code):
+    script = script_of(JobRequest("pbs", "x", "pbsdsh"), STOPS.format(f'{{"status": "{status}"}}'))
+    ran = run_script(script, tmp_path, machine)
     assert (ran.returncode, ran.stdout, ran.stderr) == (code, "", "")
     assert not (tmp_path / "runs" / ".x.job.next").exists()
 
 
 @pytest.mark.parametrize("form", ["pbsdsh", "torchrun", "mpirun"])
 def test_a_job_of_pbs_ends_with_its_launcher(tmp_path, machine, form):
-    (tmp_path / "runs").mkdir()
-    script = script_path(tmp_path / "runs", "x")
-    script.write_text(render(JobRequest("pbs", "x", form), ["true", "fit.py"], tmp_path))
+    script = write_script(JobRequest("pbs", "x", form), ["true", "fit.py"], tmp_path)
     for code in (0, 1, 75, 139):  # 139: a process got SIGSEGV
         for name in ("pbsdsh", "mpirun"):
-            (tmp_path / "programs" / name).write_text(f"#!/bin/sh\nexit {code}\n")
-        ran = subprocess.run(["bash", script], cwd=tmp_path, env=machine, capture_output=True)
-        assert ran.returncode == 1
+            write_program(tmp_path / "programs" / name, f"exit {code}")
+        assert run_script(script, tmp_path, machine).returncode == 1
 
 
-def test_the_exit_code_of_a_job_on_several_hosts_is_that_of_the_failed_host(tmp_path, machine):
-    fit = tmp_path / "fit"
-    fit.write_text(
-        '#!/bin/sh\ntrap "touch stopped; exit 75" TERM\n'
+def test_the_exit_code_of_a_job_on_several_hosts_is_that_of_the_failed_host(tmp_path, machine, script_of):
+    fit = (
+        'trap "touch stopped; exit 75" TERM\n'
         "case $* in *node_rank=1*) until [ -e begun ]; do sleep 0.02; done; exit 3 ;; esac\n"
-        "touch begun; while :; do sleep 0.02; done\n"
+        "touch begun; while :; do sleep 0.02; done"
     )
-    fit.chmod(0o755)
-    script = script_path(tmp_path, "x")
-    script.write_text(render(JobRequest("ssh", "x", nodes=2, hosts=("n1", "n2")), [str(fit), "fit.py"], tmp_path))
-    ran = subprocess.run(["bash", script], cwd=tmp_path, env=machine, stdin=subprocess.DEVNULL)
-    assert ran.returncode == 3 and (tmp_path / "stopped").exists()
+    script = script_of(JobRequest("ssh", "x", nodes=2, hosts=("n1", "n2")), fit)
+    assert run_script(script, tmp_path, machine).returncode == 3 and (tmp_path / "stopped").exists()
 
 
 @pytest.mark.parametrize("hosts", [("n1",), ("n1", "n2")])
-def test_sigterm_to_a_job_on_hosts_stops_the_run_on_each(tmp_path, machine, hosts):
-    fit = tmp_path / "fit"
-    fit.write_text(
-        '#!/bin/sh\ntrap "touch stopped$6; exit 75" TERM\nset -- x x x x x $(echo "$*" | grep -o "node_rank=.")\n'
-        'touch "begun$6"; while :; do sleep 0.02; done\n'
+def test_sigterm_to_a_job_on_hosts_stops_the_run_on_each(tmp_path, machine, script_of, hosts):
+    fit = (
+        'trap "touch stopped$6; exit 75" TERM\nset -- x x x x x $(echo "$*" | grep -o "node_rank=.")\n'
+        'touch "begun$6"; while :; do sleep 0.02; done'
     )
-    fit.chmod(0o755)
-    script = script_path(tmp_path, "x")
-    script.write_text(render(JobRequest("ssh", "x", nodes=len(hosts), hosts=hosts), [str(fit), "fit.py"], tmp_path))
+    script = script_of(JobRequest("ssh", "x", nodes=len(hosts), hosts=hosts), fit)
     with subprocess.Popen(["bash", script], cwd=tmp_path, env=machine, stdin=subprocess.DEVNULL) as process:
         while len(list(tmp_path.glob("begun*"))) < len(hosts):
             time.sleep(0.01)

@@ -6,11 +6,13 @@ import pytest
 from rankzero.commands.jobs.record import Record, read_record, write_record
 from rankzero.commands.jobs.request.job_request import JobRequest
 from rankzero.commands.jobs.submission import job_state, resubmit, stop, submit
-from rankzero.messages import RequestError
+from running import refusal_of
 
+RECORD = Record("x", "slurm", "srun", "123")
 SLURM = JobRequest("slurm", "x", "srun")
 PBS = JobRequest("pbs", "x", "pbsdsh")
 LOCAL = JobRequest("local", "x")
+NO_ANSWER = "squeue: error: no controller"
 QSTAT = "printf 'Job Id: 15.pbs1\\n    job_state = %s\\n'"
 
 
@@ -27,12 +29,6 @@ def content(folder):
     return {str(path.relative_to(folder)): path.read_text() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def refusal(call, *arguments):
-    with pytest.raises(RequestError) as error:
-        call(*arguments)
-    return error.value
-
-
 @pytest.fixture
 def submitted(programs, folder):
     """Returns a function that submits a job to a scheduler whose programs answer, and returns its record."""
@@ -46,6 +42,11 @@ def submitted(programs, folder):
 
 def wait_for_end(record):
     while job_state(record).is_active:
+        time.sleep(0.01)
+
+
+def wait_for_text(log, text):
+    while log.read_text() != text:
         time.sleep(0.01)
 
 
@@ -74,7 +75,7 @@ def test_an_accepted_job_has_a_script_and_a_record(programs, calls, folder):
 )
 def test_a_rejected_job_shows_the_schedulers_words_and_leaves_no_file(programs, folder, script, words):
     programs(sbatch=script)
-    error = refusal(submit, JobRequest("slurm", "x", "srun", root="a/b c/runs"), "text", folder)
+    error = refusal_of(submit, JobRequest("slurm", "x", "srun", root="a/b c/runs"), "text", folder)
     assert error.asked == "to submit run x with sbatch" and error.found == words
     assert content(folder) == {}
 
@@ -83,10 +84,10 @@ def test_a_rejected_job_leaves_an_existing_folder_as_it_was(programs, folder):
     programs(sbatch="exit 1", squeue="true")
     (folder / "runs").mkdir()
     (folder / "runs" / "other").write_text("kept")
-    write_record(folder / "runs", Record("x", "slurm", "srun", "122"))
+    write_record(folder / "runs", RECORD)
     (folder / "runs" / "x.job.sh").write_text("earlier script")
     before = content(folder)
-    refusal(submit, SLURM, "new script", folder)
+    refusal_of(submit, SLURM, "new script", folder)
     assert content(folder) == before
 
 
@@ -104,7 +105,7 @@ def test_a_rejected_job_leaves_an_existing_folder_as_it_was(programs, folder):
     ],
 )
 def test_a_missing_program_is_refused_before_anything_is_written(programs, folder, job, program):
-    error = refusal(submit, job, "text", folder)
+    error = refusal_of(submit, job, "text", folder)
     assert error.asked == f"--scheduler {job.scheduler}"
     assert error.found == f"{program} is not on the PATH of {socket.gethostname()}" and "--dry_run" in error.instead
     assert content(folder) == {}
@@ -124,8 +125,10 @@ def test_qsub_is_found_in_the_folder_of_pbs(programs, folder, tmp_path):
         (SLURM, {"squeue": "echo 'PENDING|Resources|0:00|1:00|'"}, "123 (slurm) is PENDING (Resources)", "stop x, "),
         (PBS, {"qstat": f"{QSTAT} R"}, "15.pbs1 (pbs) is RUNNING", "stop x, "),
         (
-            *(SLURM, {"squeue": "echo 'squeue: error: no controller' >&2; exit 1"}),
-            *("123 (slurm) is UNKNOWN (squeue: error: no controller)", "my project/runs/x.job.json'"),
+            SLURM,
+            {"squeue": f"echo '{NO_ANSWER}' >&2; exit 1"},
+            f"123 (slurm) is UNKNOWN ({NO_ANSWER})",
+            "my project/runs/x.job.json'",
         ),
     ],
 )
@@ -134,11 +137,8 @@ def test_a_run_with_an_active_or_unknown_job_is_not_submitted_again(
 ):
     record = submitted(job, **scripts)
     before = content(folder)
-    for verb, call, *arguments in (
-        ("submit", submit, job, "second", folder),
-        ("resume", resubmit, folder / "runs", record),
-    ):
-        error = refusal(call, *arguments)
+    for verb, call in (("submit", (submit, job, "second", folder)), ("resume", (resubmit, folder / "runs", record))):
+        error = refusal_of(*call)
         assert (error.asked, error.found) == (f"to {verb} run x", f"its job {found}")
         assert instead in error.instead
     assert content(folder) == before and len(calls("sbatch") + calls("qsub")) == 1
@@ -157,12 +157,6 @@ def test_a_run_whose_job_has_ended_is_submitted_again(submitted, programs, calls
     assert calls("sbatch") == [f"--parsable {folder}/runs/x.job.sh"] * 3
 
 
-def test_a_job_without_its_script_is_not_submitted_again(programs, folder):
-    programs(squeue="true")
-    error = refusal(resubmit, folder, Record("x", "slurm", "srun", "123"))
-    assert error.asked == "to resume run x" and error.found == f"{folder / 'x.job.sh'} is missing"
-
-
 @pytest.mark.parametrize("job", [SLURM, PBS])
 def test_a_rejected_second_submission_keeps_script_record_and_log(submitted, programs, folder, job):
     record = submitted(job)
@@ -170,17 +164,8 @@ def test_a_rejected_second_submission_keeps_script_record_and_log(submitted, pro
     before = content(folder)
     rejection = "echo 'too many jobs' >&2; exit 1"
     programs(sbatch=rejection, qsub=rejection)
-    assert refusal(resubmit, folder / "runs", record).found == "too many jobs"
+    assert refusal_of(resubmit, folder / "runs", record).found == "too many jobs"
     assert content(folder) == before
-
-
-def test_the_log_of_an_earlier_job_of_pbs_is_kept(submitted, programs, folder):
-    record = submitted(PBS)
-    log = folder / "runs" / "x.job.log"
-    log.write_text("output")
-    programs(qsub="echo 16.pbs1")
-    resubmit(folder / "runs", record)
-    assert not log.exists() and log.with_name("x.job.log.15.pbs1").read_text() == "output"
 
 
 def test_the_job_that_a_script_of_pbs_submitted_is_queried_and_stopped(submitted, calls, folder):
@@ -191,72 +176,66 @@ def test_the_job_that_a_script_of_pbs_submitted_is_queried_and_stopped(submitted
     stop(folder / "runs", record)
     assert calls("qstat") == ["-f 16.pbs1"] and calls("qdel") == ["16.pbs1"]
     assert (folder / "runs" / ".x.job.stop").exists()  # the script does not submit itself again
-    assert "its job 16.pbs1 (pbs) is RUNNING" in refusal(submit, PBS, "text", folder).found
+    assert "its job 16.pbs1 (pbs) is RUNNING" in refusal_of(submit, PBS, "text", folder).found
 
 
-def test_a_submission_replaces_the_job_that_a_script_of_pbs_submitted(submitted, folder):
-    submitted(PBS)
-    (folder / "runs" / ".x.job.next").write_text("16.pbs1\n")
-    (folder / "runs" / "x.job.log").write_text("output of 16")
-    submitted(PBS, qsub="echo 17.pbs1")
-    assert read_record(folder / "runs", "x").id == "17.pbs1"
-    assert (folder / "runs" / "x.job.log.16.pbs1").read_text() == "output of 16"
+def test_a_submission_replaces_the_job_that_a_script_of_pbs_submitted_and_keeps_its_log(submitted, programs, folder):
+    log, record = folder / "runs" / "x.job.log", submitted(PBS)
+    log.write_text("output of 15")
+    programs(qsub="echo 17.pbs1")
+    resubmit(folder / "runs", record)
+    assert not log.exists() and log.with_name("x.job.log.15.pbs1").read_text() == "output of 15"
+    (folder / "runs" / ".x.job.next").write_text("18.pbs1\n")
+    log.write_text("output of 18")
+    submitted(PBS, qsub="echo 19.pbs1")
+    assert read_record(folder / "runs", "x").id == "19.pbs1"
+    assert log.with_name("x.job.log.18.pbs1").read_text() == "output of 18"
 
 
 def test_stop_cancels_the_job_or_shows_the_schedulers_words(programs, calls, folder):
-    record = Record("x", "slurm", "srun", "123")
     programs(scancel="true")
-    stop(folder, record)
+    stop(folder, RECORD)
     assert calls("scancel") == ["123"]
-    programs(scancel="echo 'Access/permission denied' >&2; exit 1")
-    error = refusal(stop, folder, record)
+    programs(scancel="echo 'Access/permission denied' >&2; exit 1", qdel="exit 1")
+    error = refusal_of(stop, folder, RECORD)
     assert (error.asked, error.found, error.instead) == ("to stop job 123", "Access/permission denied", "scancel 123")
+    refusal_of(stop, folder, Record("x", "pbs", "pbsdsh", "15.pbs1"))
+    assert not (folder / ".x.job.stop").exists()  # the job may submit itself again
 
 
-def test_a_job_of_pbs_that_cannot_be_stopped_may_submit_itself_again(programs, folder):
-    programs(qdel="exit 1")
-    refusal(stop, folder, Record("x", "pbs", "pbsdsh", "15.pbs1"))
-    assert not (folder / ".x.job.stop").exists()
-
-
-def test_a_local_job_starts_at_once_and_can_be_repeated(folder):
-    record = submit(LOCAL, 'echo "$0"\n', folder)
-    assert record.started and record.host == socket.gethostname()
-    wait_for_end(record)
-    again = resubmit(folder / "runs", record)
-    wait_for_end(again)
-    assert again.id != record.id and read_record(folder / "runs", "x") == again
-    assert (folder / "runs" / "x.job.log").read_text() == f"{folder}/runs/x.job.sh\n" * 2
-
-
-def test_a_local_job_that_runs_is_not_submitted_again_and_stops(folder):
+def test_a_local_job_starts_at_once_and_can_be_repeated_when_it_has_ended(folder):
     log = folder / "runs" / "x.job.log"
-    record = submit(LOCAL, "trap 'echo stopped; exit 75' TERM; echo begun; while :; do sleep 0.02; done\n", folder)
+    text = "trap 'echo stopped; exit 75' TERM; echo \"$0\"; while :; do sleep 0.02; done\n"
+    record = submit(LOCAL, text, folder)
+    assert record.started and record.host == socket.gethostname()
     found = f"its job {record.id} (local) is RUNNING as process {record.id}"
-    assert refusal(submit, LOCAL, "text", folder).found == found
-    while "begun" not in log.read_text():
-        time.sleep(0.01)
+    assert refusal_of(submit, LOCAL, "text", folder).found == found
+    wait_for_text(log, f"{folder}/runs/x.job.sh\n")
     stop(folder / "runs", record)
     wait_for_end(record)
-    assert log.read_text() == "begun\nstopped\n"
+    again = resubmit(folder / "runs", record)
+    wait_for_text(log, f"{folder}/runs/x.job.sh\nstopped\n{folder}/runs/x.job.sh\n")
+    assert again.id != record.id and read_record(folder / "runs", "x") == again
+    stop(folder / "runs", again)
+    wait_for_end(again)
 
 
 def test_a_run_that_was_started_on_another_machine_is_not_submitted_here(folder):
     root = folder / "runs"
     write_record(root, Record("x", "local", None, "1", host="elsewhere", started="1"))
-    error = refusal(submit, LOCAL, "true\n", folder)
+    error = refusal_of(submit, LOCAL, "true\n", folder)
     assert error.found == "its job 1 (local) is UNKNOWN (started on elsewhere)"
     (root / "x.job.json").unlink()
     wait_for_end(submit(LOCAL, "true\n", folder))
 
 
-@pytest.mark.parametrize("program", ["sbatch", "scancel"])
-def test_a_program_that_is_missing_later_is_named(programs, folder, program):
-    (folder / "x.job.sh").write_text("text")
-    record = Record("x", "slurm", "srun", "123")
+def test_a_missing_script_or_a_program_that_is_missing_later_is_named(programs, folder):
     programs(squeue="true")
-    error = refusal(resubmit if program == "sbatch" else stop, folder, record)
-    assert error.found == f"{program} is not on the PATH of {socket.gethostname()}"
+    error = refusal_of(resubmit, folder, RECORD)
+    assert (error.asked, error.found) == ("to resume run x", f"{folder / 'x.job.sh'} is missing")
+    (folder / "x.job.sh").write_text("text")
+    for call, program in ((resubmit, "sbatch"), (stop, "scancel")):
+        assert refusal_of(call, folder, RECORD).found == f"{program} is not on the PATH of {socket.gethostname()}"
 
 
 def test_a_submission_gets_the_users_variables_without_those_of_a_job(submitted, tmp_path, monkeypatch):
@@ -270,11 +249,11 @@ def test_a_submission_gets_the_users_variables_without_those_of_a_job(submitted,
 
 def test_a_folder_that_cannot_be_written_is_refused(programs, folder):
     programs(sbatch="echo 123")
-    error = refusal(submit, JobRequest("slurm", "x", "srun", root="/proc/runs"), "text", folder)
+    error = refusal_of(submit, JobRequest("slurm", "x", "srun", root="/proc/runs"), "text", folder)
     assert (error.asked, error.instead) == ("--root /proc/runs", "--root DIR")
     assert error.found.startswith("cannot write to it: ")
     (folder / "runs" / "x.job.sh").mkdir(parents=True)
-    assert "Is a directory" in refusal(submit, SLURM, "text", folder).found
+    assert "Is a directory" in refusal_of(submit, SLURM, "text", folder).found
     assert sorted(content(folder)) == ["runs", "runs/x.job.sh"]
 
 

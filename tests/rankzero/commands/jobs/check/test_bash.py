@@ -17,10 +17,13 @@ def words(command):
     return [word.text for word in command.words]
 
 
-def test_a_command_has_its_words_without_quotes():
+def test_a_command_has_its_words_without_quotes_comments_and_redirections():
     assert words(only("python train.py --name 'a b' \"c d\" $'e' f\\ g h\"i\"'j'\n")) == [
         *("python", "train.py", "--name", "a b", "c d", "e", "f g", "hij")
     ]
+    assert words(only("python train.py >log 2>&1 # --epochs 3\n")) == ["python", "train.py"]
+    for prefix in ("exec", "time", "nohup", "command", "exec nohup"):
+        assert words(only(f"{prefix} python train.py\n")) == ["python", "train.py"]
 
 
 def test_a_continued_command_begins_at_its_first_line():
@@ -29,16 +32,9 @@ def test_a_continued_command_begins_at_its_first_line():
     assert words(command) == ["srun", "--nodes=2", "python", "train.py"]
 
 
-def test_comments_and_redirections_are_no_words():
-    assert words(only("python train.py >log 2>&1 # --epochs 3\n")) == ["python", "train.py"]
-
-
-def test_commands_of_lists_pipelines_loops_and_functions_are_found():
+def test_commands_of_lists_pipelines_loops_and_functions_but_not_of_texts_are_found():
     text = "f() { a; }\nfor x in 1 2; do b $x; done\nif c; then d; fi\ne && g || h | i\n( j ) & k\n"
     assert [command.program for command in commands_of(text)] == list("abcdeghijk")
-
-
-def test_here_documents_and_command_substitutions_are_not_commands_of_the_script():
     assert [command.program for command in commands_of("cat <<EOF\nsrun x\nEOF\na=$(srun y)\n")] == ["cat", ""]
 
 
@@ -48,11 +44,6 @@ def test_assignments_are_found():
     assert {name: item.text for name, item in exported.assignments.items()} == {"B": "$A", "C": "2 3"}
     assert exported.is_export and exported.assignments["B"].words[0].expanded == {"A"}
     assert before.assignments["D"].text == "4" and words(before) == ["python", "train.py"]
-
-
-@pytest.mark.parametrize("prefix", ["exec", "time", "nohup", "command", "exec nohup"])
-def test_a_program_that_runs_the_command_is_no_word_of_it(prefix):
-    assert words(only(f"{prefix} python train.py\n")) == ["python", "train.py"]
 
 
 @pytest.mark.parametrize(
@@ -74,25 +65,17 @@ def test_what_the_script_itself_replaces_is_known(word, expanded, substituted):
     assert (found.expanded, found.substituted) == (expanded, substituted)
 
 
-@pytest.mark.parametrize("shell", ["bash -c", "bash -lc", "sh -c", "/bin/bash -l -c"])
-def test_a_command_in_the_text_of_a_shell_is_found(shell):
-    command = only(f"srun -n 2 {shell} 'torchrun --node_rank $SLURM_NODEID \\\n  train.py'\n")
-    assert words(command) == ["srun", "-n", "2", "torchrun", "--node_rank", "$SLURM_NODEID", "train.py"]
-    assert command.line == 1 and command.words[5].expanded == set()
-
-
-@pytest.mark.parametrize(("variable", "expanded"), [("$SLURM_NODEID", {"SLURM_NODEID"}), ("\\$SLURM_NODEID", set())])
-def test_the_script_replaces_variables_in_a_double_quoted_text_of_a_shell(variable, expanded):
-    command = only(f'srun bash -c "torchrun --node_rank {variable} train.py"\n')
-    assert words(command)[-2:] == ["$SLURM_NODEID", "train.py"] and command.words[3].expanded == expanded
-
-
-@pytest.mark.parametrize(
-    "line", ["ssh n2 'cd x && python train.py'", "ssh -p 22 me@n2 python train.py", "pdsh -w n[1-2] python train.py"]
-)
-def test_a_command_on_another_machine_is_found(line):
-    command = commands_of(line)[-1]
-    assert command.launchers == ["ssh"] and command.script == "train.py"
+def test_a_command_in_the_text_of_a_shell_or_on_another_machine_is_found():
+    for shell in ("bash -c", "bash -lc", "sh -c", "/bin/bash -l -c"):
+        command = only(f"srun -n 2 {shell} 'torchrun --node_rank $SLURM_NODEID \\\n  train.py'\n")
+        assert words(command) == ["srun", "-n", "2", "torchrun", "--node_rank", "$SLURM_NODEID", "train.py"]
+        assert command.line == 1 and command.words[5].expanded == set()
+    for variable, expanded in (("$SLURM_NODEID", {"SLURM_NODEID"}), ("\\$SLURM_NODEID", set())):
+        command = only(f'srun bash -c "torchrun --node_rank {variable} train.py"\n')
+        assert words(command)[-2:] == ["$SLURM_NODEID", "train.py"] and command.words[3].expanded == expanded
+    for start in ("ssh n2 'cd x && {}'", "ssh -p 22 me@n2 {}", "pdsh -w n[1-2] {}"):
+        command = commands_of(start.format("python train.py"))[-1]
+        assert command.launchers == ["ssh"] and command.script == "train.py"
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ from textwrap import indent
 import pytest
 
 from rankzero.commands.jobs.check.checker import check, read_script, report
-from rankzero.messages import RequestError
-from running import REPOSITORY
+from running import REPOSITORY, refusal_of
 
 SCRIPTS = Path(__file__).with_name("scripts")
 RECORDED = Path(__file__).parents[1] / "recorded"
@@ -79,44 +78,33 @@ def test_a_script_that_submit_writes_is_not_wrong(path):
     assert [item for item in check(read_script(str(path))) if not item.found.startswith(accepted)] == []
 
 
-def test_the_report_names_file_and_line_and_what_to_write(tmp_path):
-    assert report("x.sh", check("python train.py\n")) == "x.sh: nothing wrong or risky was found"
-    text = report("x.sh", check("mpirun -np 2 python train.py\n"))
-    assert text.splitlines() == [
-        "x.sh:1: risky: Open MPI binds each process to one core (up to two processes) or one socket",
-        "  write  mpirun --bind-to none ...",
-        "0 wrong, 1 risky",
-    ]
+NOTHING = "neither #SBATCH, #PBS nor a command that trains was found"
+PYTHON = "#!/usr/bin/env python3"
 
 
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (None, "cannot read this file: No such file or directory"),
-        (b"\xff\xfe", "neither #SBATCH, #PBS nor a command that trains was found"),
-        (b"", "neither #SBATCH, #PBS nor a command that trains was found"),
-        (b"#BSUB -n 4\njsrun ./a.out\n", "neither #SBATCH, #PBS nor a command that trains was found"),
+        (b"\xff\xfe", NOTHING),
+        (b"", NOTHING),
+        (b"#BSUB -n 4\njsrun ./a.out\n", NOTHING),
         (b"\0", "not a job script: it contains a NUL byte"),
         (b"#" * 100_001, "not a job script: it has more than 100,000 characters"),
         (b"srun python train.py " + b"${A:-" * 5_000 + b"}" * 5_000, "its commands are nested too deeply"),
         (b"$(" * 3_000 + b")" * 3_000, "bash finds an error"),
-        (
-            b"#!/usr/bin/env python3\nimport torch\n",
-            "only scripts of bash or sh can be checked, not #!/usr/bin/env python3",
-        ),
+        (f"{PYTHON}\nimport torch\n".encode(), f"only scripts of bash or sh can be checked, not {PYTHON}"),
         (b"#!/bin/zsh\n", "only scripts of bash or sh can be checked, not #!/bin/zsh"),
         (b"if true; then\n", "bash finds an error: line 2: syntax error: unexpected end of file"),
     ],
 )
 def test_a_file_that_cannot_be_checked_is_refused(tmp_path, content, found):
     path = tmp_path / "job.sh"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(RequestError) as error:
-        read_script(str(path))
-    assert error.value.asked == f"--check {path}" and error.value.found.startswith(found)
-    with pytest.raises(RequestError, match="Is a directory"):
-        read_script(str(tmp_path))
+    error = refusal_of(read_script, str(path))
+    assert (error.asked, error.found) == (f"--check {path}", "cannot read this file: No such file or directory")
+    assert "Is a directory" in refusal_of(read_script, str(tmp_path)).found
+    path.write_bytes(content)
+    error = refusal_of(read_script, str(path))
+    assert error.asked == f"--check {path}" and error.found.startswith(found)
 
 
 def test_the_documentation_shows_the_findings_in_its_script():

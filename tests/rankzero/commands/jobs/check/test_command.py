@@ -51,7 +51,7 @@ def test_whether_a_command_trains(text, trains):
     assert command(text).trains is trains
 
 
-def test_options_belong_to_their_launcher():
+def test_long_and_short_options_belong_to_their_launcher():
     found = command("srun -N2 --ntasks 4 torchrun --nnodes=2 --nproc_per_node 8 train.py --nodes 3 --x=1")
     assert found.option("srun", "--nodes", "-N").text == "2"
     assert found.option("srun", "--ntasks", "-n").text == "4"
@@ -60,9 +60,6 @@ def test_options_belong_to_their_launcher():
     assert found.option("torchrun", "--nodes") is None
     assert found.option("script", "--nodes").text == "3"
     assert found.option("mpirun", "-np") is None
-
-
-def test_a_short_option_with_its_value_is_read():
-    assert command("srun -c8 python train.py").option("srun", "--cpus-per-task", "-c").text == "8"
-    assert command("srun -c 8 python train.py").option("srun", "--cpus-per-task", "-c").text == "8"
+    for value in ("-c8", "-c 8"):
+        assert command(f"srun {value} python train.py").option("srun", "--cpus-per-task", "-c").text == "8"
     assert command("mpirun -np 8 python train.py").option("mpirun", "-n", "-np").text == "8"

@@ -9,10 +9,8 @@ from rankzero.commands.jobs.request.job_request import FORMS, JobRequest
 
 
 def test_a_minimal_job_has_the_defaults_of_the_request_and_the_first_form_of_its_scheduler():
-    assert request(*SLURM) == JobRequest("slurm", "x", "srun")
-    assert request("--scheduler=local", "--name=x") == JobRequest("local", "x")
-    assert request("--scheduler", "pbs", "--name", "x") == JobRequest("pbs", "x", "pbsdsh")
-    assert request(*MPIRUN) == JobRequest("mpirun", "x", "openmpi")
+    for scheduler, form in {"slurm": "srun", "local": None, "pbs": "pbsdsh", "mpirun": "openmpi"}.items():
+        assert request(f"--scheduler={scheduler}", "--name=x") == JobRequest(scheduler, "x", form)
 
 
 def test_a_job_without_scheduler_or_name_is_refused():
@@ -22,41 +20,67 @@ def test_a_job_without_scheduler_or_name_is_refused():
     assert refusal("--scheduler", "slurm")[::2] == ("a job without --name", "--name my-run")
 
 
-@pytest.mark.parametrize(
-    ("tokens", "found", "instead"),
-    [
-        (("--scheduler", "slurm", "--form", "pbsdsh"), "its forms are srun, torchrun", "--form srun"),
-        (("--scheduler", "pbs", "--form", "srun"), "its forms are pbsdsh, torchrun, mpirun", "--form pbsdsh"),
-        (("--scheduler", "local", "--form", "srun"), "local has only one form", "leave --form out"),
-    ],
-)
-def test_a_form_of_another_scheduler_is_refused(tokens, found, instead):
-    asked = f"--form {tokens[3]} with --scheduler {tokens[1]}"
-    assert refusal(*tokens, "--name", "x") == (asked, found, instead)
+REFUSED = [
+    ("slurm --form pbsdsh", "--form pbsdsh with --scheduler slurm", "its forms are srun, torchrun", "--form srun"),
+    (
+        *("pbs --form srun", "--form srun with --scheduler pbs", "its forms are pbsdsh, torchrun, mpirun"),
+        "--form pbsdsh",
+    ),
+    ("local --form srun", "--form srun with --scheduler local", "local has only one form", "leave --form out"),
+    ("local --nodes 2", "--nodes 2 with --scheduler local", "it is one machine", "--scheduler ssh --hosts n1,n2"),
+    ("ssh", "1 machines (--nodes 1)", "ssh does not choose machines", "--hosts n1"),
+    *(
+        (
+            f"{scheduler} --{flag} {value}",
+            f"--{flag} with --scheduler {scheduler}",
+            f"{scheduler.split()[0]} has no such option",
+            instead,
+        )
+        for scheduler, flag, value, instead in (
+            ("slurm", "hosts", "n1", "--extra"),
+            ("pbs", "exclude", "n1", "--extra"),
+            ("local", "partition", "gpu", "leave --partition out"),
+            ("ssh", "hostfile", "f", "leave --hostfile out"),
+            ("mpirun", "array", "0-3", "leave --array out"),
+        )
+    ),
+    (
+        *("apptainer --image x --memory 1G", "--memory with --scheduler apptainer", "apptainer has no such option"),
+        "leave --memory out",
+    ),
+    *(
+        (
+            f"{scheduler} --image i --venv .venv",
+            *("--venv with --image", "the image contains its own Python", "leave --venv out"),
+        )
+        for scheduler in ("slurm", "ssh", "docker")
+    ),
+    *(
+        (scheduler, f"--scheduler {scheduler}", "the container image is missing", "--image IMAGE")
+        for scheduler in ("docker", "apptainer")
+    ),
+    *(
+        (f"{scheduler} --extra {shlex.quote(line)}", f"--extra {shlex.quote(line)}", found, "")
+        for scheduler, line, found in (
+            ("slurm", "#PBS -q x", "slurm ignores a line that begins with #PBS"),
+            ("pbs", "#SBATCH --qos=x", "pbs ignores a line that begins with #SBATCH"),
+            ("slurm", "#SBATCH --nodes=8", "the script itself sets --nodes"),
+            ("slurm", "#SBATCH -a 0-3", "the script itself sets -a"),
+            ("slurm", "#SBATCH -N4", "the script itself sets -N"),
+            ("slurm", "#SBATCH --qos=high --nodes=4", "the script itself sets --nodes"),
+            ("pbs", "#PBS -l select=4", "the script itself sets -l select"),
+            ("pbs", "#PBS -Nfoo", "the script itself sets -N"),
+            ("pbs", "#PBS -l walltime=1:00:00,select=4", "the script itself sets -l walltime=1:00:00,select"),
+        )
+    ),
+]
+"""Scheduler and options -> the parts of the error; the last one is the beginning of what to type."""
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "flag", "value", "instead"),
-    [
-        ("slurm", "hosts", "n1", "--extra"),
-        ("pbs", "exclude", "n1", "--extra"),
-        ("local", "partition", "gpu", "leave --partition out"),
-        ("ssh", "hostfile", "f", "leave --hostfile out"),
-        ("mpirun", "array", "0-3", "leave --array out"),
-        ("apptainer", "memory", "1G", "leave --memory out"),
-    ],
-)
-def test_an_option_that_the_scheduler_does_not_have_is_refused(scheduler, flag, value, instead):
-    image = ("--image", "x") if scheduler == "apptainer" else ()
-    asked, found, typed = refusal("--scheduler", scheduler, "--name", "x", *image, f"--{flag}", value)
-    assert (asked, found) == (f"--{flag} with --scheduler {scheduler}", f"{scheduler} has no such option")
-    assert typed.startswith(instead)
-
-
-@pytest.mark.parametrize("scheduler", ["slurm", "ssh", "docker"])
-def test_a_virtual_environment_is_refused_with_an_image(scheduler):
-    tokens = ("--scheduler", scheduler, "--name", "x", "--image", "i", "--venv", ".venv")
-    assert refusal(*tokens) == ("--venv with --image", "the image contains its own Python", "leave --venv out")
+@pytest.mark.parametrize(("options", "asked", "found", "instead"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_an_option_that_does_not_fit_the_others_is_refused(options, asked, found, instead):
+    error = refusal("--name", "x", "--scheduler", *shlex.split(options))
+    assert error[:2] == (asked, found) and error[2].startswith(instead)
 
 
 @pytest.mark.parametrize("scheduler", ["local", "ssh", "mpirun"])
@@ -65,25 +89,6 @@ def test_gpus_are_requested_from_a_queue_or_for_a_container_only(scheduler):
     asked, found, _ = refusal(*tokens, "--gpus_per_device", "1")
     assert asked == f"--gpus_per_device with --scheduler {scheduler}" and "the GPUs that they find" in found
     assert request(*tokens, "--gpus_per_device", "1", "--image", "i").gpus_per_device == 1
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "line", "found"),
-    [
-        ("slurm", "#PBS -q x", "slurm ignores a line that begins with #PBS"),
-        ("pbs", "#SBATCH --qos=x", "pbs ignores a line that begins with #SBATCH"),
-        ("slurm", "#SBATCH --nodes=8", "the script itself sets --nodes"),
-        ("slurm", "#SBATCH -a 0-3", "the script itself sets -a"),
-        ("slurm", "#SBATCH -N4", "the script itself sets -N"),
-        ("slurm", "#SBATCH --qos=high --nodes=4", "the script itself sets --nodes"),
-        ("pbs", "#PBS -l select=4", "the script itself sets -l select"),
-        ("pbs", "#PBS -Nfoo", "the script itself sets -N"),
-        ("pbs", "#PBS -l walltime=1:00:00,select=4", "the script itself sets -l walltime=1:00:00,select"),
-    ],
-)
-def test_an_extra_line_that_is_ignored_or_contradicts_the_script_is_refused(scheduler, line, found):
-    asked = refusal("--scheduler", scheduler, "--name", "x", "--extra", line)
-    assert asked[:2] == (f"--extra {shlex.quote(line)}", found)
 
 
 @pytest.mark.parametrize("flag", ["root", "venv", "hostfile", "image"])
@@ -100,9 +105,6 @@ def test_the_number_of_nodes_is_the_number_of_hosts_unless_fewer_are_requested()
     assert (job.nodes, job.hosts) == (3, ("n1", "n2", "n3"))
     job = request(*ssh, "--hosts", "n1,n2,n3", "--nodes", "2")
     assert (job.nodes, job.hosts) == (2, ("n1", "n2"))
-    assert refusal(*ssh)[1:] == ("ssh does not choose machines", "--hosts n1")
-    asked, found, instead = refusal("--scheduler", "local", "--name", "x", "--nodes", "2")
-    assert (asked, found) == ("--nodes 2 with --scheduler local", "it is one machine") and "ssh" in instead
 
 
 @pytest.mark.parametrize("scheduler", ["ssh", "mpirun", "docker", "apptainer"])
@@ -119,12 +121,6 @@ def test_one_machine_without_a_list_of_hosts_is_this_one():
         image = ("--image", "i") if scheduler in ("docker", "apptainer") else ()
         job = request("--scheduler", scheduler, "--name", "x", "--devices", "2", *image)
         assert (job.nodes, job.hosts) == (1, ())
-
-
-@pytest.mark.parametrize("scheduler", ["docker", "apptainer"])
-def test_a_container_without_an_image_is_refused(scheduler):
-    found = ("--scheduler " + scheduler, "the container image is missing", "--image IMAGE")
-    assert refusal("--scheduler", scheduler, "--name", "x") == found
 
 
 def test_a_hostfile_lists_machines_in_order_and_once(tmp_path):

@@ -12,11 +12,8 @@ STATED = {flag.name: match[1] for flag in SUBMIT_FLAGS if (match := re.search(r"
 """Flag -> the default that its help states in brackets."""
 
 
-def test_the_fields_of_a_request_are_the_flags_of_submit():
+def test_the_fields_of_a_request_are_the_flags_of_submit_and_are_described_in_the_docstring():
     assert sorted(FIELDS) == sorted([*(flag.name for flag in SUBMIT_FLAGS), "arguments"])
-
-
-def test_each_field_is_described_in_the_docstring():
     assert re.findall(r"^ {8}(\w+): \S", JobRequest.__doc__, re.MULTILINE) == list(FIELDS)
 
 
@@ -24,13 +21,11 @@ def test_each_field_is_described_in_the_docstring():
 def test_the_help_states_the_default_of_the_field(name):
     default = FIELDS[name].default
     if name == "form":
-        expected = "; ".join(f"{scheduler}: {forms[0]}" for scheduler, forms in FORMS.items() if forms)
-    else:
-        expected = default
-    if default is None and name != "form":
+        assert STATED[name] == "; ".join(f"{scheduler}: {forms[0]}" for scheduler, forms in FORMS.items() if forms)
+    elif default is None:
         assert STATED[name] in ("the scheduler's default", "that of submit")
     else:
-        assert STATED[name] == str(expected)
+        assert STATED[name] == str(default)
 
 
 def test_flags_whose_help_states_no_default_are_required_or_unset():
@@ -46,9 +41,6 @@ def test_each_form_has_a_template_and_each_template_belongs_to_a_form():
     forms |= {scheduler for scheduler, forms in FORMS.items() if not forms} - {"docker", "apptainer"}  # local or ssh
     templates = [path.relative_to(TEMPLATES).as_posix().removesuffix(".sh.j2") for path in TEMPLATES.rglob("*.sh.j2")]
     assert sorted(templates) == sorted(forms)
-
-
-def test_schedulers_with_a_queue_are_schedulers():
     assert set(QUEUING) <= set(FORMS)
 
 

@@ -30,19 +30,11 @@ def test_the_commands_of_pbs_are_qsub_and_qdel_and_qsub_passes_the_key_on_by_its
     assert pbs.submit_command(Path("/runs/x.job.sh")) == ("qsub", "-v", "RANKZERO_KEY", "/runs/x.job.sh")
 
 
-@pytest.mark.parametrize(
-    ("output", "job"),
-    [
-        ("15.pbs1", "15.pbs1"),
-        ("15[].pbs1", "15[].pbs1"),
-        ("15.pbs1.example.org", "15.pbs1.example.org"),
-        ("15", "15"),
-        ("", None),
-        ("qsub: Unknown queue", None),
-    ],
-)
-def test_the_id_is_read_from_the_output_of_qsub(output, job):
-    assert pbs.job_id(output) == job
+def test_the_id_is_read_from_the_output_of_qsub():
+    for output in ("15.pbs1", "15[].pbs1", "15.pbs1.example.org", "15"):
+        assert pbs.job_id(output) == output
+    for output in ("", "qsub: Unknown queue"):
+        assert pbs.job_id(output) is None
 
 
 @pytest.mark.parametrize(
@@ -68,16 +60,16 @@ def test_the_state_is_the_word_for_the_letter_of_qstat(programs, letter, attribu
     assert pbs.state(RECORD) == state
 
 
+FINISHED = "printf 'Job Id: 15\\n    job_state = F\\n'"
+FORGOTTEN = "echo 'not configured to maintain job history' >&2; exit 1"
+
+
 @pytest.mark.parametrize(
     ("reason", "history", "state"),
     [
-        (
-            "Unknown Job Id",
-            "echo 'not configured to maintain job history' >&2; exit 1",
-            "ENDED (PBS no longer knows the job)",
-        ),
-        ("Unknown Job Id", "printf 'Job Id: 15\\n    job_state = F\\n'", "FINISHED"),
-        ("15.pbs1 Job has finished, use -x or -H", "printf 'Job Id: 15\\n    job_state = F\\n'", "FINISHED"),
+        ("Unknown Job Id", FORGOTTEN, "ENDED (PBS no longer knows the job)"),
+        ("Unknown Job Id", FINISHED, "FINISHED"),
+        ("15.pbs1 Job has finished, use -x or -H", FINISHED, "FINISHED"),
     ],
 )
 def test_an_ended_job_is_looked_up_in_the_history(programs, calls, reason, history, state):

@@ -12,14 +12,8 @@ RECORD = Record("x", "slurm", "srun", "123")
 def test_sbatch_prints_only_the_id():
     assert slurm.submit_command(Path("/runs/x.job.sh")) == ("sbatch", "--parsable", "/runs/x.job.sh")
     assert slurm.stop_command(RECORD) == ("scancel", "123")
-
-
-@pytest.mark.parametrize(
-    ("output", "job"),
-    [("123", "123"), ("123;cluster", "123"), ("123\n", "123"), ("", None), ("sbatch: error", None), (" 123", None)],
-)
-def test_the_id_is_read_from_the_output_of_sbatch(output, job):
-    assert slurm.job_id(output) == job
+    expected = {"123": "123", "123;cluster": "123", "123\n": "123", "": None, "sbatch: error": None, " 123": None}
+    assert {output: slurm.job_id(output) for output in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -47,29 +41,24 @@ def test_the_state_is_that_of_squeue(programs, output, state):
     assert slurm.state(RECORD) == state
 
 
+NO_JOB = "slurm_load_jobs error: Invalid job id specified"
+FORGOTTEN = State("ENDED", False, "(Slurm no longer knows the job)")
+UNKNOWN = State("UNKNOWN", None, "(squeue: Unable to contact slurm controller)")
+
+
 @pytest.mark.parametrize(
     ("script", "state"),
     [
-        ("true", State("ENDED", False, "(Slurm no longer knows the job)")),
-        (
-            "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1",
-            State("ENDED", False, "(Slurm no longer knows the job)"),
-        ),
-        (
-            "echo 'Unable to contact slurm controller' >&2; exit 1",
-            State("UNKNOWN", None, "(squeue: Unable to contact slurm controller)"),
-        ),
+        ("true", FORGOTTEN),
+        (f"echo '{NO_JOB}' >&2; exit 1", FORGOTTEN),
+        ("echo 'Unable to contact slurm controller' >&2; exit 1", UNKNOWN),
     ],
 )
 def test_squeue_is_asked_for_ended_jobs_too(programs, calls, script, state):
+    assert str(slurm.state(RECORD)) == "UNKNOWN (squeue: not found on PATH)"
     programs(squeue=script)
     assert slurm.state(RECORD) == state
     assert calls("squeue") == ["--noheader --jobs=123 --states=all --format=%T|%r|%M|%l|%N"]
-
-
-def test_a_missing_squeue_gives_an_unknown_state(programs):
-    state = slurm.state(RECORD)
-    assert state.is_active is None and str(state) == "UNKNOWN (squeue: not found on PATH)"
 
 
 @pytest.mark.parametrize(

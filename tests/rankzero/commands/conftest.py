@@ -1,5 +1,7 @@
 import pytest
 
+from running import write_program
+
 
 @pytest.fixture
 def programs(tmp_path, monkeypatch):
@@ -15,8 +17,7 @@ def programs(tmp_path, monkeypatch):
     def add(**scripts):
         for name, script in scripts.items():
             file = folder / name
-            file.write_text(f'#!/bin/sh\nPATH=/usr/bin:/bin\necho "$*" >>{file}.calls\n{script}\n')
-            file.chmod(0o755)
+            write_program(file, f'PATH=/usr/bin:/bin\necho "$*" >>{file}.calls\n{script}')
 
     return add
 
