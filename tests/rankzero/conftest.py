@@ -1,8 +1,10 @@
 """Fixtures for tests in several folders."""
 
+import importlib
 import multiprocessing
 import os
 import shutil
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -35,6 +37,22 @@ def restore_signals():
     """Restores the signal handlers that the `main` of a command installs."""
     yield
     SIGNALS.close()
+
+
+@pytest.fixture
+def add_module(cwd, monkeypatch):
+    """Returns a function that writes a module of a user, which can be imported until the test ends."""
+    names = []
+    monkeypatch.syspath_prepend(cwd)
+
+    def add(name, text):
+        names.append(name)
+        (cwd / f"{name}.py").write_text(text)
+        importlib.invalidate_caches()
+
+    yield add
+    for name in names:
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture

@@ -30,37 +30,30 @@ def explain_rows(monkeypatch, capsys):
     return run
 
 
-def test_explain_without_a_launcher_describes_one_local_process(explain_rows):
+def test_explain_describes_local_processes_that_share_the_cores(explain_rows):
     rows = explain_rows()
     assert rows["launcher"] == ["local (no launcher's variables are set)"] and rows["world"] == ["1 node x 1 process"]
-    assert rows["would start"] == ["one process, or one per GPU of this machine"]
     assert rows["backend"] == ["nccl if each process has its own GPU, else gloo"]
     assert not {"this is", "rendezvous", "hosts", "read"} & rows.keys()
-
-
-def test_local_processes_share_the_cores(explain_rows):
-    for devices in (1, 3):
-        rows = explain_rows("--devices", str(devices))
-        work = "3 processes on this machine" if devices > 1 else "one process, or one per GPU of this machine"
+    one = "one process, or one per GPU of this machine"
+    for devices, work, each in ((None, one, ""), (1, one, ""), (3, "3 processes on this machine", "each ")):
+        rows = explain_rows(*(["--devices", str(devices)] if devices else []))
         assert rows["would start"] == [work]
-        threads = f"{max(1, len(os.sched_getaffinity(0)) // devices)} {'each ' if devices > 1 else ''}("
+        threads = f"{max(1, len(os.sched_getaffinity(0)) // (devices or 1))} {each}("
         assert rows["threads"][0].startswith(threads) or "quota" in rows["threads"][0]
 
 
+RANK_ZERO_OF_SLURM = {"SLURM_PROCID": "0", "SLURM_NODEID": "0"}
 LAUNCHERS = {
     "torchrun": (
-        TORCHRUN,
-        {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"},
+        *(TORCHRUN, {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}),
         {"world": ["2 nodes x 2 processes"], "this is": ["rank 0, node 0"], "rendezvous": ["a:29500"]},
     ),
     "Open MPI": (
         *(OPEN_MPI, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}),
         {"world": ["1 node x 2 processes"]},
     ),
-    "Slurm": (
-        *(STEP, {"SLURM_PROCID": "0", "SLURM_NODEID": "0"}),
-        {"world": ["2 nodes x 2 processes"], "hosts": ["n1, n2"]},
-    ),
+    "Slurm": (STEP, RANK_ZERO_OF_SLURM, {"world": ["2 nodes x 2 processes"], "hosts": ["n1, n2"]}),
 }
 
 
@@ -76,47 +69,34 @@ def test_rank_zero_explains_the_variables_of_the_launcher_and_other_ranks_print_
     assert read and read.items() <= variables.items() and list(read) == sorted(read)
 
 
-@pytest.mark.parametrize(
-    ("devices", "world", "work"),
-    [
+def test_nodes_threads_and_backend_given_by_the_user_are_shown(explain_rows):
+    address = ("--nodes=2", "--node_rank=0", "--master_addr=node1", "--master_port=29511")
+    expected = {"rendezvous": ["node1:29511"], "this is": ["rank 0, node 0"]}
+    for devices, world, work in (
         (1, "2 nodes x 1 process", "the work of this rank, after the rendezvous of all ranks"),
         (2, "2 nodes x 2 processes", "2 processes on this machine"),
-    ],
-)
-def test_nodes_given_by_flags_are_explained(explain_rows, devices, world, work):
-    flags = {"nodes": 2, "node_rank": 0, "devices": devices, "master_addr": "node1", "master_port": 29511}
-    rows = explain_rows(*(f"--{name}={value}" for name, value in flags.items()))
-    expected = {"world": world, "rendezvous": "node1:29511", "this is": "rank 0, node 0", "would start": work}
-    assert {label: rows[label] for label in expected} == {label: [text] for label, text in expected.items()}
-
-
-def test_threads_and_backend_set_by_the_user_are_shown(explain_rows):
+    ):
+        rows = explain_rows(*address, f"--devices={devices}")
+        assert rows.items() >= (expected | {"world": [world], "would start": [work]}).items()
     rows = explain_rows("--backend", "gloo", OMP_NUM_THREADS="5")
     assert rows["threads"] == ["as set by OMP_NUM_THREADS=5"] and rows["backend"] == ["gloo"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "variables", "found"),
-    [
-        (("--nodes", "2"), {}, "one process on one machine; no launcher's variables are set"),
-        (("--launcher", "mpi"), {}, "none of its variables is set, so this process was not started by mpi"),
-        ((), {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, "no task has been started (SLURM_JOB_ID=1"),
-    ],
-)
-def test_without_a_detected_launch_only_the_refusal_is_shown(explain_rows, arguments, variables, found):
-    rows = explain_rows(*arguments, **variables)
-    assert rows["would start"] == ["nothing"] and "launcher" not in rows
-    assert found in " ".join(rows)
+MANY = str(PROCESSES_PER_CORE * (os.cpu_count() or 1) + 1)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variables", "found"),
+    ("arguments", "variables", "found", "detected"),
     [
-        (("--devices", str(PROCESSES_PER_CORE * (os.cpu_count() or 1) + 1)), {}, "cores on this machine"),
-        (("--devices", "3"), {**STEP, "SLURM_PROCID": "0", "SLURM_NODEID": "0"}, "slurm started 2 nodes x 2 processes"),
+        ("--nodes 2", {}, "one process on one machine; no launcher's variables are set", False),
+        ("--launcher mpi", {}, "none of its variables is set, so this process was not started by mpi", False),
+        ("", {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, "no task has been started (SLURM_JOB_ID=1", False),
+        (f"--devices {MANY}", {}, "cores on this machine", True),
+        ("--devices 3", {**STEP, **RANK_ZERO_OF_SLURM}, "slurm started 2 nodes x 2 processes", True),
     ],
 )
-def test_the_detected_launcher_is_shown_above_a_refusal(explain_rows, arguments, variables, found):
-    rows = explain_rows(*arguments, **variables)
-    assert rows["would start"] == ["nothing"] and list(rows)[:2] == ["launcher", "world"]
-    assert any(label.startswith("found") and found in label for label in rows)
+def test_a_refusal_is_shown_below_the_launcher_if_one_was_detected(explain_rows, arguments, variables, found, detected):
+    rows = explain_rows(*arguments.split(), **variables)
+    assert rows["would start"] == ["nothing"] and found in " ".join(rows)
+    assert ("launcher" in rows) == detected and (list(rows)[:2] == ["launcher", "world"]) == detected
+    assert not detected or any(label.startswith("found") and found in label for label in rows)

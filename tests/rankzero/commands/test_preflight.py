@@ -26,6 +26,8 @@ def test_a_wrong_request_exits_with_code_2(capsys):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_failed_rendezvous_replaces_the_json_file_on_each_rank(cwd, monkeypatch, rank):
     monkeypatch.setattr("rankzero.commands.preflight.refuse", lambda error, launch, code: code)
+    assert report_failed_rendezvous(CannotStart("reason"), parse_arguments(PREFLIGHT, []), Launch()) == 1
+    assert list(cwd.iterdir()) == []  # without --json
     (cwd / "preflight.json").write_text('{"fit_to_train": true}')
     flags = parse_arguments(PREFLIGHT, ["--json", "preflight.json"])
     assert report_failed_rendezvous(ERROR, flags, Launch(launcher="slurm", rank=rank, world_size=2)) == 1
@@ -33,9 +35,3 @@ def test_a_failed_rendezvous_replaces_the_json_file_on_each_rank(cwd, monkeypatc
     assert [check["status"] for check in content["checks"][:3]] == ["ok", "fail", "skipped"]
     assert content["checks"][1]["summary"] == "missing rank 1" and not content["fit_to_train"]
     assert content["checks"][1]["advice"] == ["the same command on every machine"]
-
-
-def test_a_failed_rendezvous_writes_no_file_without_json(cwd, monkeypatch):
-    monkeypatch.setattr("rankzero.commands.preflight.refuse", lambda error, launch, code: code)
-    assert report_failed_rendezvous(CannotStart("reason"), parse_arguments(PREFLIGHT, []), Launch()) == 1
-    assert list(cwd.iterdir()) == []

@@ -127,7 +127,7 @@ def test_a_virtual_environment_gives_its_python(launch, cwd):
         ("--epochs many", "--epochs many", "'many' is not a whole number", "--epochs "),
         ("--model RezNet", "--model RezNet", "there is no model of that name", "--model ResNet"),
         ("trian", "trian", "unexpected argument", ""),
-        ("--config missing.yaml", "--config missing.yaml", "no such file", ""),
+        ("--config missing.yaml", "--config missing.yaml", "there is no such file", ""),
         ("--seed {array_index}", "-- --seed '{array_index}'", "{array_index} needs", "--array 0-3, before --"),
         *((word, f"-- {word}", "a job runs fit.py", "leave") for word in ("test", "validate", "predict")),
         *(

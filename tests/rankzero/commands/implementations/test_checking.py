@@ -32,34 +32,28 @@ def test_one_process_is_fit_to_train_and_nothing_remains_but_the_json_file(cwd, 
     assert capsys.readouterr().out.splitlines()[-1] == "verdict: fit to train"
 
 
-def test_a_model_whose_step_fails_is_not_fit_to_train(cwd, capsys):
+def test_a_model_whose_step_fails_or_data_that_cannot_be_read_is_not_fit_to_train(cwd, add_module, capsys):
     assert check_in_process(*TOY, "--model.in_features", "7") == 1
     printed = capsys.readouterr().out
     assert "fail     training steps   a step of the model fails" in printed
     assert "verdict: not fit to train: training steps" in printed
-
-
-def test_data_that_cannot_be_read_is_not_fit_to_train(cwd, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(cwd))
-    (cwd / "unreadable.py").write_text(
+    add_module(
+        "unreadable",
         "from lightning.pytorch.demos.boring_classes import BoringModel, BoringDataModule\n"
         "class Data(BoringDataModule):\n"
-        "    def setup(self, stage):\n        raise FileNotFoundError('/data/train')\n"
+        "    def setup(self, stage):\n        raise FileNotFoundError('/data/train')\n",
     )
     assert check_in_process("--model", "unreadable.BoringModel", "--data", "unreadable.Data") == 1
     printed = capsys.readouterr().out
     assert "FileNotFoundError: /data/train" in printed and "skipped  training steps   data failed" in printed
 
 
-@pytest.mark.parametrize("file", ["file/out.json", "."])
-def test_a_json_file_that_cannot_be_written_is_refused(cwd, file):
-    (cwd / "file").write_text("")
-    with pytest.raises(CannotStart, match=f"--json {file}"):
-        check_in_process(*TOY, "--json", file)
-
-
-def test_the_result_of_an_earlier_preflight_is_removed(cwd):
+def test_a_json_file_that_cannot_be_written_is_refused_and_an_earlier_one_is_removed(cwd):
     (cwd / "out.json").write_text('{"fit": true}')
     with pytest.raises(CannotStart):
         check_in_process("--model", "missing.Model", "--json", "out.json")
     assert list(cwd.iterdir()) == []
+    (cwd / "file").write_text("")
+    for file in ("file/out.json", "."):
+        with pytest.raises(CannotStart, match=f"--json {file}"):
+            check_in_process(*TOY, "--json", file)

@@ -10,20 +10,13 @@ import pytest
 from lightning.pytorch import LightningModule
 
 from rankzero.commands.implementations import evaluation
-from rankzero.messages import CannotStart, RequestError
-from running import evaluate_in_process, fit_in_folder, fit_in_process, restore_process_state
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The folder of a trained run, which the fixture `run` copies for each test."""
-    arguments = ("--model", "MLP", "--data", "Digits", "--epochs", "2", "--run", "x")
-    return fit_in_folder(tmp_path_factory.mktemp("trained"), *arguments)
+from rankzero.messages import CannotStart
+from running import evaluate_in_process, fit_in_process, refusal_of, restore_process_state
 
 
 @pytest.fixture
 def run(trained, cwd):
-    shutil.copytree(trained, cwd / "runs")
+    shutil.copytree(trained("--model", "MLP", "--data", "Digits", "--epochs", "2"), cwd / "runs")
     return cwd / "runs" / "x"
 
 
@@ -44,17 +37,14 @@ def test_metrics_of_the_val_split_equal_the_validation_metrics_of_training_for_a
         assert other == pytest.approx(found["metrics"], abs=1e-6), f"--batch_size {size}"
 
 
-def test_a_limited_evaluation_of_the_test_split_counts_its_samples_and_is_written_to_the_output_file(run):
+def test_a_limited_evaluation_of_the_test_split_counts_its_samples_and_is_written_to_the_output_file(run, monkeypatch):
     limits = ("--trainer.limit_test_batches", "2", "--batch_size", "32")
     evaluate_in_process("--run", "x", "--split", "test", "--output", "deep/in/here.json", *limits)
     found = read_json(run.parent.parent / "deep/in/here.json")
     assert set(found["metrics"]) == {"test/accuracy", "test/loss"} and found["samples"] == 64
-
-
-def test_an_unexpected_error_while_writing_is_raised_unchanged(run, monkeypatch):
     monkeypatch.setattr(evaluation, "write_text", lambda file, text: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        evaluate_in_process("--run", "x")
+    with pytest.raises(ZeroDivisionError):  # an unexpected error is raised unchanged
+        evaluate_in_process("--run", "x", *limits)
 
 
 def test_a_given_checkpoint_or_by_default_the_newest_run_is_evaluated(run, tmp_path):
@@ -92,11 +82,9 @@ class Data(BoringDataModule):
 
 
 @pytest.fixture
-def user_folder(cwd, monkeypatch):
-    (cwd / "others.py").write_text(USER_MODULE)
-    monkeypatch.syspath_prepend(cwd)
-    yield cwd
-    sys.modules.pop("others", None)
+def user_folder(cwd, add_module):
+    add_module("others", USER_MODULE)
+    return cwd
 
 
 STREAMED_MODULE = (
@@ -115,36 +103,25 @@ class Streamed(Data):
 class Nets(Net):
     def validation_step(self, batch, batch_idx, dataloader_idx=0):
         self.log("loss", self.step(batch))
+class Limited(Data):
+    def val_dataloader(self):
+        return [super().val_dataloader()] * 2
 """
 )
 
 
-@pytest.fixture(scope="module")
-def streamed(tmp_path_factory):
-    """The folder of a run that was validated with an iterable data set."""
-    folder = tmp_path_factory.mktemp("streamed")
-    (folder / "others.py").write_text(STREAMED_MODULE)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        fit_in_folder(folder, "--model", "others.Nets", "--data", "others.Streamed", "--epochs", "1", "--name", "s")
-    del sys.modules["others"]
-    return folder
-
-
-@pytest.mark.parametrize("arguments", [(), ("--data.mixed", "true"), ("--trainer.limit_val_batches", "2")])
-def test_samples_of_an_iterable_dataset_are_not_counted(streamed, user_folder, arguments, capsys):
-    shutil.copytree(streamed, user_folder, dirs_exist_ok=True)
-    evaluate_in_process("--name", "s", *arguments)
-    assert read_json(user_folder / "runs/s/evaluate-val.json")["samples"] is None
-    out = capsys.readouterr().out
-    assert "not counted" in out and "each once" not in out
-
-
-def test_limited_samples_of_several_loaders_are_counted(streamed, user_folder):
-    shutil.copytree(streamed, user_folder, dirs_exist_ok=True)
-    (user_folder / "others.py").write_text(STREAMED_MODULE.replace("streamed] if", "super().val_dataloader()] if"))
-    evaluate_in_process("--name", "s", "--data.mixed", "true", "--trainer.limit_val_batches", "2")
-    assert read_json(user_folder / "runs/s/evaluate-val.json")["samples"] == 8
+def test_samples_of_an_iterable_dataset_are_not_counted_but_those_of_several_loaders_are(cwd, add_module, capsys):
+    add_module("others", STREAMED_MODULE)
+    fit_in_process("--model", "others.Nets", "--data", "others.Streamed", "--epochs", "1", "--name", "s")
+    limit = ("--trainer.limit_val_batches", "2")
+    for arguments in ((), ("--data.mixed", "true"), limit):
+        capsys.readouterr()
+        evaluate_in_process("--name", "s", *arguments)
+        assert read_json(cwd / "runs/s/evaluate-val.json")["samples"] is None
+        out = capsys.readouterr().out
+        assert "not counted" in out and "each once" not in out
+    evaluate_in_process("--name", "s", "--data", "others.Limited", *limit)
+    assert read_json(cwd / "runs/s/evaluate-val.json")["samples"] == 8
 
 
 @pytest.mark.parametrize(
@@ -157,9 +134,7 @@ def test_limited_samples_of_several_loaders_are_counted(streamed, user_folder):
 )
 def test_a_split_is_refused_if_the_module_has_no_step_for_it(steps, split, message):
     model = type("Net", (LightningModule,), {step: lambda self, batch, batch_idx: None for step in steps})()
-    with pytest.raises(RequestError) as error:
-        evaluation.run_split(None, SimpleNamespace(model=model), split, None)
-    assert message in str(error.value)
+    assert message in str(refusal_of(evaluation.run_split, None, SimpleNamespace(model=model), split, None))
 
 
 def test_a_metric_that_is_not_finite_is_null_in_the_json(user_folder, capsys):
@@ -191,36 +166,28 @@ def test_evaluating_a_stock_lightning_checkpoint_leaves_its_folder_unchanged(use
 
 
 def test_the_error_for_a_removed_argument_names_the_checkpoint_and_a_valid_flag(user_folder):
-    fit_in_process(
-        "--model", "others.Net", "--data", "others.Data", "--data.count", "4", "--epochs", "1", "--name", "z"
-    )
+    net = ("--model", "others.Net", "--data", "others.Data", "--data.count", "4")
+    fit_in_process(*net, "--epochs", "1", "--name", "z")
     (user_folder / "others.py").write_text(USER_MODULE.replace("sleep: float = 0.5, ", ""))
     del sys.modules["others"]
     importlib.invalidate_caches()
-    with pytest.raises(RequestError) as error:
-        evaluate_in_process("--name", "z")
-    assert error.value.asked.startswith("data.sleep: 0.5, in the configuration stored in runs/z/checkpoints/step-")
-    assert error.value.found.startswith("sleep is no longer an argument of Data")
-    flag, _, text = error.value.instead.partition(", if")[0].partition(" ")
-    assert (flag, json.loads(shlex.split(text)[0])) == (
-        "--data",
-        {"class_path": "others.Data", "init_args": {"count": 4}},
-    )
+    error = refusal_of(evaluate_in_process, "--name", "z")
+    assert error.asked.startswith("data.sleep: 0.5, in the configuration stored in runs/z/checkpoints/step-")
+    assert error.found.startswith("sleep is no longer an argument of Data")
+    flag, _, text = error.instead.partition(", if")[0].partition(" ")
+    expected = {"class_path": "others.Data", "init_args": {"count": 4}}
+    assert (flag, json.loads(shlex.split(text)[0])) == ("--data", expected)
     assert evaluate_in_process("--name", "z", flag, *shlex.split(text)) == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--run", "y"), "type   --name x"),
-        (
-            ("--checkpoint", "runs/x/nothing"),
-            r"there is no such file or folder\n  type   runs/x/checkpoints/step-00000046",
+def test_a_wrong_run_checkpoint_root_or_output_is_refused(run):
+    for arguments, message in {
+        ("--run", "y"): "type   --name x",
+        ("--checkpoint", "runs/x/nothing"): (
+            "there is no such file or folder\n  type   runs/x/checkpoints/step-00000046"
         ),
-        (("--root", "elsewhere"), "it contains no run"),
-        (("--run", "x", "--output", "/proc/x.json"), "folder where you may write"),
-    ],
-)
-def test_a_wrong_run_checkpoint_root_or_output_is_refused(run, arguments, message):
-    with pytest.raises(CannotStart, match=message):
-        evaluate_in_process(*arguments)
+        ("--root", "elsewhere"): "it contains no run",
+        ("--run", "x", "--output", "/proc/x.json"): "folder where you may write",
+    }.items():
+        with pytest.raises(CannotStart, match=message):
+            evaluate_in_process(*arguments)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +25,7 @@ from rankzero.commands.implementations.prediction_files import merge
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.messages import CannotStart, RequestError
-from running import command_of, fit_in_folder, restore_process_state, weights
+from running import command_of, refusal_of, restore_process_state, weights
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
@@ -40,16 +39,9 @@ def predict_in_process(*arguments):
         return predict(parse_flags(*arguments), RendezvousResult.without_rendezvous(Launch()))
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The folder of a trained run, which the fixture `run` copies for each test."""
-    arguments = ("--model", "MLP", "--data", "Toy", "--data.count", "80", "--epochs", "1", "--name", "x")
-    return fit_in_folder(tmp_path_factory.mktemp("trained"), *arguments)
-
-
 @pytest.fixture
 def run(trained, cwd):
-    shutil.copytree(trained, cwd / "runs")
+    shutil.copytree(trained("--model", "MLP", "--data", "Toy", "--data.count", "80", "--epochs", "1"), cwd / "runs")
     return cwd / "runs" / "x"
 
 
@@ -74,25 +66,19 @@ def test_predictions_equal_those_of_a_stock_trainer(run, batch_size, capsys):
     assert "10 samples, each once" in capsys.readouterr().out
 
 
-def test_a_split_without_samples_is_refused(run, monkeypatch):
-    empty_loader = DataLoader(TensorDataset(torch.zeros(0, 20)))
-    monkeypatch.setattr(Toy, "predict_dataloader", lambda self: empty_loader, raising=False)
-    with pytest.raises(RequestError, match="it has no samples"):
-        predict_in_process("--name", "x", "--split", "predict")
-    assert not (run / "predictions").exists()
+def test_an_unexpected_error_on_rank_zero_is_raised_unchanged(run, monkeypatch):
+    for function, error in (
+        ("_prepare_folder", ArithmeticError),
+        ("write_result", ArithmeticError),
+        ("_write_files", KeyboardInterrupt),
+    ):
 
+        def fail(*arguments, error=error):
+            raise error
 
-@pytest.mark.parametrize(
-    ("function", "error"),
-    [("_prepare_folder", ArithmeticError), ("write_result", ArithmeticError), ("_write_files", KeyboardInterrupt)],
-)
-def test_an_unexpected_error_on_rank_zero_is_raised_unchanged(run, monkeypatch, function, error):
-    def fail(*arguments):
-        raise error
-
-    monkeypatch.setattr(prediction, function, fail)
-    with pytest.raises(error):
-        predict_in_process("--name", "x", "--split", "test")
+        with monkeypatch.context() as patch, pytest.raises(error):
+            patch.setattr(prediction, function, fail)
+            predict_in_process("--name", "x", "--split", "test")
 
 
 def test_old_predictions_are_replaced_and_other_files_are_kept(run):
@@ -106,14 +92,18 @@ def test_old_predictions_are_replaced_and_other_files_are_kept(run):
     assert sorted(path.name for path in folder.iterdir()) == expected and (folder / "notes.txt").read_text() == "old"
 
 
-def test_a_refused_prediction_creates_and_changes_no_files(run):
+def test_a_refused_prediction_creates_and_changes_no_files(run, monkeypatch):
     with pytest.raises(CannotStart, match="no predict_dataloader in Toy or MLP") as error:
         predict_in_process("--name", "x", "--output", "out")
     assert error.value.instead == "--split test" and not (run.parent.parent / "out").exists()
     (run.parent.parent / "file").write_text("kept")
-    with pytest.raises(RequestError, match="--output DIR, a folder where you may write"):
-        predict_in_process("--name", "x", "--split", "test", "--output", "file")
+    error = refusal_of(predict_in_process, "--name", "x", "--split", "test", "--output", "file")
+    assert error.instead.startswith("--output DIR, a folder where you may write")
     assert (run.parent.parent / "file").read_text() == "kept"
+    empty_loader = DataLoader(TensorDataset(torch.zeros(0, 20)))
+    monkeypatch.setattr(Toy, "predict_dataloader", lambda self: empty_loader, raising=False)
+    assert "it has no samples" in refusal_of(predict_in_process, "--name", "x", "--split", "predict").found
+    assert not (run / "predictions").exists()
 
 
 SCALAR_MODULE = """
@@ -125,20 +115,16 @@ class Scalar(MLP):
 """
 
 
-@pytest.mark.parametrize("kept", [[], ["notes.txt"]])
-def test_a_failed_prediction_removes_its_partial_files(run, monkeypatch, kept):
+def test_a_failed_prediction_removes_its_partial_files(run, add_module):
     folder = run.parent.parent / "out"
-    for name in kept:
-        folder.mkdir()
-        (folder / name).touch()
-    (run.parent.parent / "scalar.py").write_text(SCALAR_MODULE)
-    monkeypatch.syspath_prepend(run.parent.parent)
-    try:
+    add_module("scalar", SCALAR_MODULE)
+    for kept in ([], ["notes.txt"]):
+        for name in kept:
+            folder.mkdir()
+            (folder / name).touch()
         with pytest.raises(RequestError, match="does not have one row per sample"):
             predict_in_process(*("--name", "x", "--split", "test", "--output", "out", "--model", "scalar.Scalar"))
-    finally:
-        sys.modules.pop("scalar", None)
-    assert folder.exists() is bool(kept) and [path.name for path in folder.glob("*")] == kept
+        assert folder.exists() is bool(kept) and [path.name for path in folder.glob("*")] == kept
 
 
 class Net(LightningModule):
@@ -207,19 +193,14 @@ def test_a_split_comes_from_the_data_module_or_the_model_and_is_set_up_as_its_st
     assert model.stages == [stage] and getattr(data, "stages", [stage]) == [stage]
 
 
-@pytest.mark.parametrize(
-    ("data", "split", "found", "instead"),
-    [
-        (Data, "predict", "no predict_dataloader in Data or Net", "--split test"),
-        (LightningDataModule, "val", "no val_dataloader in LightningDataModule or Net", "a data module with"),
-        (lambda: None, "test", "no test_dataloader in Net", "a data module with a test_dataloader"),
-    ],
-)
-def test_a_split_without_a_dataloader_is_refused(data, split, found, instead):
-    with pytest.raises(RequestError) as error:
-        read_split(SimpleNamespace(model=Net(), datamodule=data()), split)
-    assert (error.value.asked, error.value.found) == (f"--split {split}", found)
-    assert error.value.instead.startswith(instead)
+def test_a_split_without_a_dataloader_is_refused():
+    for data, split, found, instead in (
+        (Data(), "predict", "no predict_dataloader in Data or Net", "--split test"),
+        (LightningDataModule(), "val", "no val_dataloader in LightningDataModule or Net", "a data module with"),
+        (None, "test", "no test_dataloader in Net", "a data module with a test_dataloader"),
+    ):
+        error = refusal_of(read_split, SimpleNamespace(model=Net(), datamodule=data), split)
+        assert (error.asked, error.found) == (f"--split {split}", found) and error.instead.startswith(instead)
 
 
 @pytest.mark.filterwarnings("ignore:.*has shuffling enabled", "ignore:.*across ranks is zero")
@@ -252,14 +233,13 @@ def test_predictions_of_each_loader_are_stored_separately(tmp_path):
         assert found["number"].tolist() == list(range(count)) and found["loader"] == [str(number)] * count
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_a_users_sampler_is_refused_on_several_processes(tmp_path, world_size):
-    user_loader = new_loader(4, sampler=SubsetRandomSampler(range(4)))
-    trainer = SimpleNamespace(predict_loop=SimpleNamespace(_combined_loader=SimpleNamespace(flattened=[user_loader])))
-    with pytest.raises(RequestError) as error:
-        KeepPredictions(tmp_path, 0, world_size).on_predict_start(trainer, Net())
-    assert error.value.asked == f"predictions on {world_size} processes"
-    assert error.value.instead == "--devices 1, without a launcher"
+def test_a_users_sampler_is_refused_on_several_processes(tmp_path):
+    loader = new_loader(4, sampler=SubsetRandomSampler(range(4)))
+    trainer = SimpleNamespace(predict_loop=SimpleNamespace(_combined_loader=SimpleNamespace(flattened=[loader])))
+    for world_size in (2, 3):
+        error = refusal_of(KeepPredictions(tmp_path, 0, world_size).on_predict_start, trainer, Net())
+        assert error.asked == f"predictions on {world_size} processes"
+        assert error.instead == "--devices 1, without a launcher"
 
 
 @pytest.mark.parametrize(

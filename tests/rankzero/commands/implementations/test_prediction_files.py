@@ -62,34 +62,28 @@ def test_large_outputs_are_merged_from_several_parts_in_a_mapped_file(tmp_path, 
     assert torch.equal(found, torch.arange(COUNT)[:, None] + torch.zeros(50))
 
 
-def test_numeric_outputs_are_also_written_as_csv(tmp_path):
+def test_numeric_outputs_are_also_written_as_csv_which_other_outputs_remove(tmp_path):
     write_and_merge(tmp_path, lambda numbers: {"class": numbers, "p": torch.stack([numbers, -numbers], 1) / 2}, 2, 3)
     rows = read_table(tmp_path)
     assert rows[0] == ["sample", "class", "p.0", "p.1"]
     assert rows[1:] == [[str(i), str(i), str(i / 2), str(-i / 2)] for i in range(COUNT)]
-
-
-def test_a_non_tabular_output_removes_the_csv_of_an_earlier_prediction(tmp_path):
     write_and_merge(tmp_path, lambda numbers: numbers)
     assert read_table(tmp_path)[0] == ["sample", "prediction"]
     write_and_merge(tmp_path, lambda numbers: numbers.view(-1, 1, 1))
     assert not (tmp_path / "predictions.csv").exists()
 
 
-def test_rows_of_different_shapes_become_a_list(tmp_path):
+def test_rows_of_different_shapes_become_a_list_and_no_rows_become_none(tmp_path):
     found = write_and_merge(tmp_path, lambda numbers: torch.zeros(len(numbers), int(numbers.max())))
     assert isinstance(found, list) and [len(row) for row in found] == [3] * 4 + [7] * 4 + [10] * 3
+    assert write_and_merge(tmp_path, lambda numbers: numbers, count=0) is None
+    assert write_and_merge(tmp_path, lambda numbers: None) is None
 
 
 @pytest.mark.parametrize("output", [torch.tensor(1.0), 3.0, "text", torch.zeros(2, 2), {"a": torch.tensor(1)}])
 def test_an_output_without_a_row_for_each_sample_is_refused(tmp_path, output):
     with pytest.raises(RequestError, match="does not have one row per sample"):
         write_and_merge(tmp_path, lambda numbers: output)
-
-
-def test_no_samples_or_no_output_is_merged_to_none(tmp_path):
-    assert write_and_merge(tmp_path, lambda numbers: numbers, count=0) is None
-    assert write_and_merge(tmp_path, lambda numbers: None) is None
 
 
 def test_outputs_are_converted_to_plain_values_or_refused():

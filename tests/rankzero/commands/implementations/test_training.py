@@ -3,7 +3,6 @@
 import io
 import json
 import shutil
-import sys
 from contextlib import redirect_stdout
 
 import pytest
@@ -58,11 +57,8 @@ def summary(folder, run="x"):
 
 
 @pytest.fixture
-def user_module(cwd, monkeypatch):
-    (cwd / "users.py").write_text(USER_MODULE)
-    monkeypatch.syspath_prepend(cwd)
-    yield
-    sys.modules.pop("users", None)
+def user_module(add_module):
+    add_module("users", USER_MODULE)
 
 
 @pytest.fixture(scope="module")
@@ -113,14 +109,11 @@ def test_max_steps_without_an_epoch_limit_limits_a_run(cwd, limits, capsys):
     assert (summary(cwd)["steps"], summary(cwd)["epochs"]) == (5, 5) and "/-1" not in capsys.readouterr().out
 
 
-def test_a_failure_in_user_code_is_recorded_in_summary_and_log(cwd, user_module):
+def test_a_failure_in_user_code_is_recorded_in_summary_and_log_and_not_reported_as_a_wrong_request(cwd, user_module):
     with pytest.raises(KeyError):
         fit_in_process("--model", "users.Broken", "--data", "users.Data", "--epochs", "1", "--run", "x")
     assert summary(cwd)["status"] == "failed"
     assert "KeyError: 'in the step'" in (cwd / "runs/x/logs/rank-000.log").read_text()
-
-
-def test_an_error_in_user_code_is_not_reported_as_a_wrong_request(cwd, user_module):
     with pytest.raises(ValueError, match="not ours to explain") as error:
         fit_in_process("--model", "users.Net", "--data", "users.Refuses")
     assert not isinstance(error.value, CannotStart)
@@ -146,7 +139,12 @@ def test_a_run_that_diverges_writes_a_valid_summary(cwd, capsys):
     assert "not finite" in capsys.readouterr().out
 
 
-def test_a_fast_dev_run_succeeds(cwd):
+def test_a_fast_dev_run_succeeds_and_print_config_trains_nothing(cwd, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        fit_in_process(*TOY, "--print_config")
+    assert exit_info.value.code == 0 and not list(cwd.iterdir())
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["model"]["class_path"] == "lightning_modules.MLP" and config["trainer"]["max_epochs"] == 1
     assert fit_in_process(*TOY, "--run", "x", "--trainer.fast_dev_run", "true") == 0
 
 
@@ -167,14 +165,6 @@ def test_a_signal_stops_the_run_and_the_same_command_resumes_the_run(cwd, user_m
     assert stopped["status"] == "stopped" and 3 <= stopped["steps"] < 80
     assert fit_in_process(*arguments) == 0
     assert (summary(cwd)["status"], summary(cwd)["steps"], summary(cwd)["attempts"]) == ("finished", 80, 2)
-
-
-def test_print_config_trains_nothing(cwd, capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        fit_in_process(*TOY, "--print_config")
-    assert exit_info.value.code == 0 and not list(cwd.iterdir())
-    config = yaml.safe_load(capsys.readouterr().out)
-    assert config["model"]["class_path"] == "lightning_modules.MLP" and config["trainer"]["max_epochs"] == 1
 
 
 @pytest.mark.parametrize(
