@@ -4,8 +4,8 @@ import pytest
 
 from rankzero.cli.arguments import parse_arguments
 from rankzero.cli.command import FIRST_FLAGS, GROUPS, OTHER_SUBCOMMANDS, SUBCOMMANDS
-from rankzero.messages import RequestError, set_spelling
-from running import command_of
+from rankzero.messages import set_spelling
+from running import command_of, refusal_of
 
 FIT = command_of("fit")
 COMMAND_NAMES = ("fit", "evaluate", "predict", "preflight")
@@ -54,13 +54,10 @@ def test_the_help_names_the_command_as_typed():
         set_spelling(None)
 
 
-def test_aliases_are_shown_in_the_help_and_map_to_the_same_key():
+def test_flags_have_the_key_of_lightning_or_of_an_alias_or_are_own_flags():
     assert "pass N times over the data [20] (also --total_epochs)" in FIT.help()
     assert FIT.keys["total_epochs"] == FIT.keys["epochs"] == "trainer.max_epochs"
     assert FIT.keys["ckpt_path"] == FIT.keys["resume"] == "resume"
-
-
-def test_own_flags_are_the_flags_without_a_lightning_key():
     own = {flag.name for flag in FIT.own_flags}
     assert {"save_every", "batch_size"} <= own and not own & {"epochs", "devices", "seed"}
 
@@ -89,40 +86,34 @@ def test_short_names_become_class_paths_and_other_values_are_unchanged(flag, tex
     ],
 )
 def test_an_unknown_model_or_data_name_suggests_the_nearest_or_first_name(flag, text, instead):
-    with pytest.raises(RequestError) as error:
-        FIT.class_path(flag, text)
-    assert (error.value.asked, error.value.instead) == (f"--{flag} {text}", instead)
+    error = refusal_of(FIT.class_path, flag, text)
+    assert (error.asked, error.instead) == (f"--{flag} {text}", instead)
     names = (FIT.models if flag == "model" else FIT.data).__all__
-    assert error.value.found == f"there is no {flag} of that name; choose {', '.join(names)}, or a class path"
+    assert error.found == f"there is no {flag} of that name; choose {', '.join(names)}, or a class path"
+
+
+SIMILAR = "; similar names: --batch_size, --global_batch_size, --max_device_batch_size"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "lines"),
+    ("arguments", "asked", "found", "instead"),
     [
-        (("epocs", "", "3"), ("--epocs 3", "there is no flag of that name", "--epochs 3")),
-        (("epocs", ""), ("--epocs", "there is no flag of that name", "--epochs")),
-        (("gpus", "", "2"), ("--gpus 2", "there is no flag of that name", "--devices 2")),
-        (("zzzz", "", "a b"), ("--zzzz 'a b'", "there is no flag of that name", "python launch/fit.py --help")),
-        (("trainr.devices", "", "2"), ("--trainr.devices 2", "there is no flag of that name", "--trainer.devices 2")),
-        (
-            ("batchsize", "", "3"),
-            (
-                "--batchsize 3",
-                "there is no flag of that name; "
-                "similar names: --batch_size, --global_batch_size, --max_device_batch_size",
-                "--batch_size 3",
-            ),
-        ),
-        (("epocs", "c.yaml: "), ("c.yaml: epocs", "there is no such key", "epochs")),
-        (("gpus", "c.yaml: "), ("c.yaml: gpus", "there is no such key", "devices: VALUE")),
-        (("fp16", "c.yaml: "), ("c.yaml: fp16", "there is no such key", "precision: 16-mixed")),
-        (("hlp", ""), ("--hlp", "there is no flag of that name", "--help")),
-        (("hlp", "c.yaml: "), ("c.yaml: hlp", "there is no such key", "python launch/fit.py --help")),
+        (("epocs", "", "3"), "--epocs 3", "flag of that name", "--epochs 3"),
+        (("epocs", ""), "--epocs", "flag of that name", "--epochs"),
+        (("gpus", "", "2"), "--gpus 2", "flag of that name", "--devices 2"),
+        (("zzzz", "", "a b"), "--zzzz 'a b'", "flag of that name", "python launch/fit.py --help"),
+        (("trainr.devices", "", "2"), "--trainr.devices 2", "flag of that name", "--trainer.devices 2"),
+        (("batchsize", "", "3"), "--batchsize 3", f"flag of that name{SIMILAR}", "--batch_size 3"),
+        (("epocs", "c.yaml: "), "c.yaml: epocs", "such key", "epochs"),
+        (("gpus", "c.yaml: "), "c.yaml: gpus", "such key", "devices: VALUE"),
+        (("fp16", "c.yaml: "), "c.yaml: fp16", "such key", "precision: 16-mixed"),
+        (("hlp", ""), "--hlp", "flag of that name", "--help"),
+        (("hlp", "c.yaml: "), "c.yaml: hlp", "such key", "python launch/fit.py --help"),
     ],
 )
-def test_an_unknown_flag_or_key_gives_one_message_with_a_suggestion(arguments, lines):
+def test_an_unknown_flag_or_key_gives_one_message_with_a_suggestion(arguments, asked, found, instead):
     error = FIT.unknown_flag_error(*arguments)
-    assert (error.asked, error.found, error.instead) == lines
+    assert (error.asked, error.found, error.instead) == (asked, f"there is no {found}", instead)
 
 
 def test_every_subcommand_maps_to_a_command_that_accepts_its_flags():

@@ -7,8 +7,7 @@ from lightning.pytorch import Trainer
 from rankzero.cli import foreign_flags
 from rankzero.cli.arguments import parse_arguments
 from rankzero.cli.foreign_flags import TRAINER_ARGUMENTS, equivalent_flag, quoted, similar_names
-from rankzero.messages import RequestError
-from running import command_of
+from running import command_of, refusal_of
 
 FIT = command_of("fit")
 
@@ -36,13 +35,8 @@ FIT = command_of("fit")
     ],
 )
 def test_a_flag_of_another_trainer_suggests_the_rankzero_flag_with_the_users_value(arguments, instead):
-    with pytest.raises(RequestError) as error:
-        parse_arguments(FIT, arguments.split())
-    assert error.value.instead.startswith(instead) and len(error.value.found) < 120
-
-
-def test_every_argument_of_lightnings_trainer_is_known():
-    assert set(TRAINER_ARGUMENTS) == set(inspect.signature(Trainer.__init__).parameters) - {"self"}
+    error = refusal_of(parse_arguments, FIT, arguments.split())
+    assert error.instead.startswith(instead) and len(error.found) < 120
 
 
 @pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
@@ -57,7 +51,8 @@ def test_every_suggested_flag_is_accepted_by_the_command(name):
                 parse_arguments(command, shlex.split(suggestion))
 
 
-def test_every_target_in_the_table_of_other_names_is_a_flag():
+def test_every_argument_of_lightnings_trainer_is_known_and_every_target_is_a_flag():
+    assert set(TRAINER_ARGUMENTS) == set(inspect.signature(Trainer.__init__).parameters) - {"self"}
     flags = {flag.name for name in ("fit", "evaluate", "predict") for flag in command_of(name).flags}
     keys = {f"trainer.{name}" for name in TRAINER_ARGUMENTS}
     assert foreign_flags._OTHER_NAMES.keys() <= flags | keys | {"model", "data", "data.num_workers", "data.root"}
@@ -70,16 +65,12 @@ def test_a_switch_suggests_a_flag_with_a_value():
         parse_arguments(FIT, suggestion.replace("N", "2").split())
 
 
-def test_case_hyphens_and_a_trainer_prefix_do_not_matter_in_a_name():
-    for name in ("num_workers", "num-workers", "NUM_WORKERS", "trainer_num-workers"):
-        assert equivalent_flag(name, "3", [], model="") == "--data.num_workers 3"
-    for name in ("Epochs", "EPOCHS", "trainer_epochs"):
-        assert equivalent_flag(name, "3", list(FIT.keys), model="") == "--epochs 3"
-
-
 @pytest.mark.parametrize(
     ("name", "value", "suggestion"),
     [
+        *((name, "3", "--data.num_workers 3") for name in ("num_workers", "num-workers", "NUM_WORKERS")),
+        ("trainer_num-workers", "3", "--data.num_workers 3"),
+        *((name, "3", "--epochs 3") for name in ("Epochs", "EPOCHS", "trainer_epochs")),
         ("max_epochs", None, "--epochs VALUE"),
         ("max_steps", None, "--trainer.max_steps VALUE"),
         ("gpu", None, "--trainer.devices [0]"),
@@ -99,7 +90,7 @@ def test_case_hyphens_and_a_trainer_prefix_do_not_matter_in_a_name():
         ("device", "a b", "--accelerator gpu --devices N"),
     ],
 )
-def test_the_suggestion_contains_the_value_quoted_for_a_shell(name, value, suggestion):
+def test_the_suggestion_for_any_spelling_contains_the_value_quoted_for_a_shell(name, value, suggestion):
     assert equivalent_flag(name, value, list(FIT.keys), model="") == suggestion
 
 
@@ -119,23 +110,11 @@ def test_a_flag_that_the_command_lacks_is_not_suggested():
     assert equivalent_flag("checkpoint_path", "a", list(command_of("evaluate").keys), model="") == "--checkpoint a"
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("epocs", ["epochs"]),
-        ("EPOCHS", ["epochs"]),
-        ("batch-size", ["batch_size", "data.batch_size"]),
-        ("", []),
-        ("zzzz", []),
-        ("x" * 100_000, []),
-    ],
-    ids=lambda value: str(value)[:20],
-)
-def test_similar_names_finds_similar_flags_and_no_unrelated_flags(name, expected):
-    assert similar_names(name, ["epochs", "data.batch_size", "batch_size", "model"]) == expected
-
-
-def test_similar_names_returns_a_limited_number_with_the_nearest_first():
+def test_similar_names_finds_similar_flags_and_no_unrelated_flags_with_the_nearest_first():
+    flags = ["epochs", "data.batch_size", "batch_size", "model"]
+    expected = {"epocs": ["epochs"], "EPOCHS": ["epochs"], "batch-size": ["batch_size", "data.batch_size"]}
+    expected |= {"": [], "zzzz": [], "x" * 100_000: []}
+    assert {name: similar_names(name, flags) for name in expected} == expected
     names = [f"abcde{i}" for i in range(9)]
     assert similar_names("abcde7", names, count=2)[0] == "abcde7" and len(similar_names("abcde7", names, count=2)) == 2
     assert len(similar_names("abcde7", names)) == 4 and similar_names("abcde7", []) == []

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 
 import pytest
 import yaml
@@ -91,11 +90,8 @@ class WithLoaders(Net):
 
 
 @pytest.fixture
-def user_module(cwd, monkeypatch):
-    (cwd / "mine.py").write_text(USER_MODULE)
-    monkeypatch.syspath_prepend(cwd)
-    yield
-    sys.modules.pop("mine", None)
+def user_module(add_module):
+    add_module("mine", USER_MODULE)
 
 
 @pytest.mark.parametrize(("arguments", "classes"), [((), 5), (("--model.num_classes", "2"), 2)])

@@ -29,9 +29,6 @@ def test_a_value_is_named_as_typed_or_with_its_file(key, requested):
     assert ORIGINS.request_for(key, "given") == requested
 
 
-def test_namespace_objects_of_the_parser_are_not_shown():
-    assert Origins().request_for("model", "Namespace(class_path='my.Net', init_args=Namespace())") == "--model"
-
-
-def test_without_returns_the_stored_section_as_a_flag_without_the_argument():
+def test_a_stored_section_is_shown_as_a_flag_without_an_argument_and_objects_of_the_parser_are_not_shown():
     assert ORIGINS.flag_without("data.sleep") == """--data '{"class_path": "my.Data", "init_args": {"n": 1}}'"""
+    assert Origins().request_for("model", "Namespace(class_path='my.Net', init_args=Namespace())") == "--model"

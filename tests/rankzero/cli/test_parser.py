@@ -12,6 +12,7 @@ from rankzero.cli.flags.values import positive_int, save_interval
 from rankzero.cli.origins import Origins
 from rankzero.cli.parser import RankzeroParser, parsing_error, reader, without_enums
 from rankzero.messages import RequestError
+from running import refusal_of
 
 MLP = "lightning_modules.MLP"
 
@@ -28,9 +29,7 @@ def new_parser(**options):
 def refusal(*arguments, files=(), stored=""):
     parser = new_parser()
     parser.origins = Origins(typed_arguments=arguments, sources=files, stored_source=stored)
-    with pytest.raises(RequestError) as error:
-        parser.parse_args(arguments)
-    return error.value
+    return refusal_of(parser.parse_args, arguments)
 
 
 @pytest.mark.parametrize(
@@ -74,34 +73,27 @@ def test_a_mistake_in_a_config_file_names_the_file(tmp_path):
 
 
 def test_the_suggestion_for_a_stored_configuration_omits_a_removed_argument():
-    content = {"model": {"class_path": MLP, "init_args": {"hidden_sizes": [3], "gone": 1}}}
-    error = refusal(
-        *("--model", MLP, "--model.gone", "1"),
-        files=[("the stored configuration", content)],
-        stored="the stored configuration",
+    content, name = (
+        {"model": {"class_path": MLP, "init_args": {"hidden_sizes": [3], "gone": 1}}},
+        "the stored configuration",
     )
+    error = refusal("--model", MLP, "--model.gone", "1", files=[(name, content)], stored=name)
     assert error.found.startswith("MLP has no such argument")  # the argument was typed, not only stored
     parser = new_parser()
-    parser.origins = Origins(sources=[("the stored configuration", content)], stored_source="the stored configuration")
-    with pytest.raises(RequestError) as raised:
-        parser.parse_object({"model": content["model"]})
-    assert raised.value.found.startswith("gone is no longer an argument of MLP; the stored configuration")
-    assert raised.value.instead.startswith('--model \'{"class_path": "lightning_modules.MLP", "init_args": {"hid')
+    parser.origins = Origins(sources=[(name, content)], stored_source=name)
+    error = refusal_of(parser.parse_object, {"model": content["model"]})
+    assert error.found.startswith("gone is no longer an argument of MLP; the stored configuration")
+    assert error.instead.startswith('--model \'{"class_path": "lightning_modules.MLP", "init_args": {"hid')
 
 
-def test_a_parser_with_exit_on_error_false_raises_argument_error():
+def test_errors_of_another_caller_or_of_a_users_class_are_raised_unchanged():
     with pytest.raises(ArgumentError):
         new_parser(exit_on_error=False).parse_args(["--rate", "x"])
-
-
-def test_a_request_error_from_a_users_class_is_raised_unchanged():
     refused = RequestError("--data.root nowhere", "nowhere does not exist", "--data.root DIR")
     wrapped = ValueError("in jsonargparse")
     wrapped.__cause__ = TypeError("around it")
     wrapped.__cause__.__context__ = refused
-    with pytest.raises(RequestError) as error:
-        new_parser().error("Problem with given class_path", wrapped)
-    assert error.value is refused
+    assert refusal_of(new_parser().error, "Problem with given class_path", wrapped) is refused
 
 
 @pytest.mark.parametrize(
@@ -123,7 +115,7 @@ def test_a_reader_accepts_numbers_that_yaml_has_parsed():
     assert new_parser().parse_args(["--keep", "4"]).keep == 4
 
 
-def test_enum_members_are_replaced_by_their_values():
+def test_enum_members_are_replaced_by_their_values_such_as_that_of_lightnings_timer():
     class Text(str, Enum):
         A = "a"
 
@@ -134,9 +126,6 @@ def test_enum_members_are_replaced_by_their_values():
     expected = Namespace(a="a", b={"c": ["a", "x"], "d": ("a", 3)}, e=Number.ONE, f=Namespace(g=None))
     assert repr(without_enums(content)) == repr(expected)  # compares reprs, because a member of `Text` equals its value
     assert type(without_enums(Text.A)) is str
-
-
-def test_a_configuration_with_lightnings_timer_can_be_written():
     parser = RankzeroParser()
     parser.add_lightning_class_args(Timer, "timer")
     config = without_enums(parser.parse_args([]))

@@ -3,7 +3,7 @@ import pytest
 from rankzero.cli.flags import Flag
 from rankzero.cli.flags.command_line import help_text, parse
 from rankzero.cli.flags.values import choice, file_path, positive_int
-from rankzero.messages import RequestError
+from running import refusal_of
 
 FLAGS = (
     Flag("root", "DIR", file_path, "folder", "runs", default="runs"),
@@ -35,17 +35,11 @@ def test_values_switches_and_arguments_in_any_order():
     ],
 )
 def test_wrong_flags_are_refused_with_the_words_to_type(tokens, instead):
-    with pytest.raises(RequestError) as error:
-        parse("list", FLAGS, tokens)
-    assert error.value.instead == instead
+    assert refusal_of(parse, "list", FLAGS, tokens).instead == instead
 
 
 def test_the_help_lists_every_flag_in_columns():
     lines = help_text("title", FLAGS, ["example"]).splitlines()
     assert lines[0] == "title" and lines[-1] == "  example"
-    assert lines[2:6] == [
-        "  --root DIR   folder",
-        "  --last N     number",
-        "  --kind KIND  kind",
-        "  --all        switch",
-    ]
+    options = ["  --root DIR   folder", "  --last N     number", "  --kind KIND  kind", "  --all        switch"]
+    assert lines[2:6] == options
