@@ -42,10 +42,17 @@ def only(text, line, level, fragment, instead=None):
     return item.instead
 
 
-def verify(cases):
-    """Checks cases: a script that has no finding, or a tuple of the arguments of `only`."""
+def verify(finding, cases):
+    """Checks scripts that have one finding, or none.
+
+    Args:
+        finding: Level and part of the text of the finding: `wrong: one process starts`.
+        cases: Line of the finding, script and, optionally, what to write instead; or a script that has no finding.
+    """
+    level, _, text = finding.partition(": ")
     for case in cases:
         if isinstance(case, str):
             assert findings(case) == [], case
         else:
-            only(*case)
+            line, script, *instead = case
+            only(script, line, level, text, *instead)

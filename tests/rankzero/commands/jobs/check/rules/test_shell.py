@@ -7,35 +7,31 @@ SRUN = "srun --cpus-per-task=4 --kill-on-bad-exit=1 python train.py"
 DIRECTIVE = "#SBATCH --mem=64G"
 LOGIN = "source /path/to/conda/etc/profile.d/conda.sh && conda activate ddp"
 GPUS = "export CUDA_VISIBLE_DEVICES=0,1"
-CRLF = "lines end with CR LF"
-NO_HEAD = "sbatch refuses a script whose first line is not #!"
-PIPEFAIL = "set -o pipefail, before this line"
+TORCHRUN = "srun -c 4 -K torchrun --nnodes=2"
 RENDEZVOUS = "  --rdzv_backend=c10d --rdzv_endpoint=n1:$P train.py"
+COMMENT = "wrong: this line begins with an option: a comment in line 10 has ended the command"
 
 CASES = {
-    "a correct batch script": [slurm(SRUN)],
-    "the form of a file that sbatch does not read as meant": [
-        (slurm(SRUN).removeprefix("#!/bin/bash\n"), 1, "wrong", NO_HEAD, "#!/bin/bash"),
-        (slurm(SRUN).replace("\n", "\r\n"), 1, "wrong", CRLF),
-        (slurm("# text\r", SRUN), 9, "wrong", CRLF),
-        ("\ufeff" + slurm(SRUN), 1, "wrong", "the file begins with a byte order mark"),
-        (
-            slurm("cd x", "#SBATCH --mem=64G --constraint=a100", SRUN),
-            *(10, "wrong", "#SBATCH after the first command (line 9) is ignored", "this line before line 9"),
-        ),
+    "wrong: sbatch refuses a script whose first line is not #!": [
+        (1, slurm(SRUN).removeprefix("#!/bin/bash\n"), "#!/bin/bash"),
+        slurm(SRUN),
     ],
-    "a comment that looks like a directive": [
-        *(
-            (slurm(line, SRUN), 9, "risky", "a directive is a line that begins with #SBATCH", DIRECTIVE)
-            for line in (f"# {DIRECTIVE[1:]}", f" {DIRECTIVE}", "#sbatch --mem=64G")
-        ),
-        *(slurm(line, SRUN) for line in (f"#{DIRECTIVE}", "# SBATCH options follow", f"cd x  # {DIRECTIVE[1:]}")),
+    "wrong: lines end with CR LF": [(1, slurm(SRUN).replace("\n", "\r\n")), (9, slurm("# text\r", SRUN))],
+    "wrong: the file begins with a byte order mark": [(1, "\ufeff" + slurm(SRUN))],
+    "wrong: #SBATCH after the first command (line 9) is ignored": [
+        (10, slurm("cd x", f"{DIRECTIVE} --constraint=a100", SRUN), "this line before line 9"),
+        # directives of another script
+        "#!/bin/bash\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\nEOF\n",
     ],
-    "an exit code that other commands lose": [
+    "risky: a directive is a line that begins with #SBATCH": [
         *(
-            (slurm(SRUN, *last), 9, "risky", f"the job ends with the exit code of line {9 + len(last)}")
-            for last in (["echo done"], ["exit 0"], ["date", "cp -r runs /archive"])
+            (9, slurm(line, SRUN), DIRECTIVE)
+            for line in ("# SBATCH --mem=64G", " #SBATCH --mem=64G", "#sbatch --mem=64G")
         ),
+        *(slurm(line, SRUN) for line in ("##SBATCH --mem=64G", "# SBATCH options follow", f"cd x  # {DIRECTIVE[1:]}")),
+    ],
+    "risky: the job ends with the exit code of line 10": [
+        *((9, slurm(SRUN, last)) for last in ("echo done", "exit 0")),
         slurm("set -e", SRUN, "echo done"),
         slurm("set -euo pipefail", SRUN, "echo done"),
         slurm(SRUN, "code=$?", "echo done", "exit $code"),
@@ -49,22 +45,29 @@ CASES = {
         slurm(SRUN, "if [[ $? == 124 ]]; then sbatch $0; fi"),
         slurm("python monitor.py &", SRUN),
         slurm("case $1 in", "  --nodes) N=$2 ;;", "  -h) usage ;;", "esac", "set -e", SRUN),
+        *(  # launchers that the rules do not know
+            slurm('run() { srun -c 4 -K "$@"; }', f"{launcher} python train.py", "exit $?")
+            for launcher in ("ibrun", "horovodrun -np 8", "jsrun -n 8", "run")
+        ),
     ],
-    "the exit code of a pipeline": [
-        (slurm(f"{SRUN} | tee log"), 9, "risky", "with the exit code of its last command", PIPEFAIL),
-        (slurm("# pipefail PIPESTATUS $?", f"{SRUN} | tee log"), 10, "risky", "its last command"),  # in a comment
+    "risky: the job ends with the exit code of line 11": [(9, slurm(SRUN, "date", "cp -r runs /archive"))],
+    "risky: with the exit code of its last command": [
+        (9, slurm(f"{SRUN} | tee log"), "set -o pipefail, before this line"),
+        (10, slurm("# pipefail PIPESTATUS $?", f"{SRUN} | tee log")),
         slurm("set -o pipefail", f"{SRUN} 2>&1 | tee log"),
         slurm(f"{SRUN} | tee log", "exit ${PIPESTATUS[0]}"),
     ],
-    "commands in the background": [
-        (slurm(f"{SRUN} &"), 9, "wrong", "the script does not wait for this command", "wait, after this line"),
-        (slurm(f"{SRUN} &", "wait"), 10, "risky", "wait without arguments returns 0"),
-        (slurm(f"{SRUN} &", f"{SRUN} &", "wait"), 11, "risky", "wait without arguments returns 0"),
-        slurm(f"{SRUN} &", "wait $!"),
+    "wrong: the script does not wait for this command": [
+        (9, slurm(f"{SRUN} &"), "wait, after this line"),
         "nohup python train.py &\n",
     ],
-    "conda in a batch script": [
-        (slurm("conda activate ddp", SRUN), 9, "risky", "`conda activate` fails in a batch script", LOGIN),
+    "risky: wait without arguments returns 0": [
+        (10, slurm(f"{SRUN} &", "wait")),
+        (11, slurm(f"{SRUN} &", f"{SRUN} &", "wait")),
+        slurm(f"{SRUN} &", "wait $!"),
+    ],
+    "risky: `conda activate` fails in a batch script": [
+        (9, slurm("conda activate ddp", SRUN), LOGIN),
         slurm("conda activate ddp", SRUN).replace("#!/bin/bash", "#!/bin/bash -l"),
         *(
             slurm(line, "conda activate ddp", SRUN)
@@ -74,47 +77,31 @@ CASES = {
             )
         ),
     ],
-    "a script that chooses its GPUs": [
-        (slurm(GPUS, SRUN), 9, "risky", "replaces the GPUs that the scheduler has chosen"),
+    "risky: replaces the GPUs that the scheduler has chosen": [
+        (9, slurm(GPUS, SRUN)),
         f"{GPUS}\npython train.py\n",
         slurm(GPUS, SRUN, exclusive=""),
         slurm(*(f"CUDA_VISIBLE_DEVICES={i} python {i}.py &" for i in range(2)), "wait $!", nodes=1),  # shared by runs
     ],
-    "a space after the backslash": [
-        (slurm("srun -c 4 -K torchrun --nnodes=2 \\ ", RENDEZVOUS), 9, "wrong", "a space follows the backslash")
+    "wrong: a space follows the backslash": [(9, slurm(f"{TORCHRUN} \\ ", RENDEZVOUS))],
+    "wrong: this line begins with an option: a missing backslash in line 9 has ended the command": [
+        (10, slurm(TORCHRUN, RENDEZVOUS))
     ],
-    "a line that begins with an option": [
-        (
-            slurm("srun -c 4 -K torchrun --nnodes=2" + " \\" * bool(middle), *middle, RENDEZVOUS),
-            *(10 + len(middle), "wrong", f"this line begins with an option: {reason} has ended the command"),
-        )
-        for middle, reason in (
-            ([], "a missing backslash in line 9"),
-            (["# comment"], "a comment in line 10"),
-            (["# --lr 1 \\"], "a comment in line 10"),
-        )
-    ],
-    "a character of a word processor": [
+    COMMENT: [(11, slurm(f"{TORCHRUN} \\", line, RENDEZVOUS)) for line in ("# comment", "# --lr 1 \\")],
+    "wrong: is a typographic character": [
         *(
-            (slurm(command), 9, "wrong", "is a typographic character")
-            for command in ("srun \u2013c 4 python a.py", "srun -K python a.py \u2014x", "srun \u201ca.py")
+            (9, slurm(line))
+            for line in ("srun \u2013c 4 python a.py", "srun -K python a.py \u2014x", "srun \u201ca.py")
         ),
         slurm("# a \u2013 b", "echo \u201cdone\u201d \u2013 now", SRUN),
         slurm(f'{SRUN} "don\u2019t"  # it\u2019s the default'),
     ],
-    "a launcher that the rules do not know": [
-        slurm('run() { srun -c 4 -K "$@"; }', f"{launcher} python train.py", "exit $?")
-        for launcher in ("ibrun", "horovodrun -np 8", "jsrun -n 8", "run")
-    ],
-    "directives in a here-document, which are those of another script": [
-        "#!/bin/bash\nsbatch <<EOF\n#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\nEOF\n"
-    ],
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_findings(name):
-    verify(CASES[name])
+@pytest.mark.parametrize("finding", CASES)
+def test_the_only_finding_in_a_script(finding):
+    verify(finding, CASES[finding])
 
 
 def test_wait_belongs_after_a_loop():
