@@ -21,28 +21,21 @@ def site(tmp_path):
     return write
 
 
-def test_a_site_file_sets_values(site):
+def test_a_site_file_sets_values_that_the_command_line_overrides(site):
     text = "scheduler: slurm\nqueue: gpu\nnodes: 2\ntime: 90min\nmemory: 64gb\nname: other\n"
-    assert request(site(text), "--name", "x") == JobRequest(
-        "slurm", "x", "srun", nodes=2, time=5400, memory="64G", partition="gpu"
-    )
-
-
-def test_the_command_line_overrides_a_site_file(site):
+    expected = JobRequest("slurm", "x", "srun", nodes=2, time=5400, memory="64G", partition="gpu")
+    assert request(site(text), "--name", "x") == expected
     option = site("scheduler: pbs\npartition: gpu\nnodes: 2\nform: mpirun\n")
     job = request(*SLURM, option, "--nodes", "4", "--queue", "cpu", "--form", "torchrun")
     assert job == JobRequest("slurm", "x", "torchrun", nodes=4, partition="cpu")
 
 
-def test_lists_of_a_site_file_come_before_those_of_the_command_line(site):
+def test_lists_of_a_site_file_come_before_those_of_the_command_line_but_hosts_are_replaced(site):
     option = site("setup: [a, b]\nmodules: m1, m2\nextra: '#SBATCH --exclusive'\n")
     job = request(*SLURM, option, "--setup", "c", "--modules", "m3", "--extra", "#SBATCH --x")
     assert job.setup == ("a", "b", "c") and job.modules == ("m1", "m2", "m3")
     assert job.extra == ("#SBATCH --exclusive", "#SBATCH --x")
     assert request(*SLURM, option).setup == ("a", "b")
-
-
-def test_hosts_of_the_command_line_replace_those_of_a_site_file(site):
     option = site("hosts: [n1, n2]\n")
     assert request(*MPIRUN, option).hosts == ("n1", "n2")
     assert request(*MPIRUN, option, "--hosts", "n3").hosts == ("n3",)
@@ -51,34 +44,36 @@ def test_hosts_of_the_command_line_replace_those_of_a_site_file(site):
 def test_keys_of_a_site_file_that_the_scheduler_does_not_accept_are_ignored(site):
     option = site("partition: gpu\nhosts: n1\nmodules: m1\nform: srun\nmemory: 1G\n")
     assert request("--scheduler", "local", "--name", "x", option) == JobRequest("local", "x", modules=("m1",))
-    assert request("--scheduler", "pbs", "--name", "x", option) == JobRequest(
-        "pbs", "x", "pbsdsh", partition="gpu", modules=("m1",), memory="1G"
-    )
+    expected = JobRequest("pbs", "x", "pbsdsh", partition="gpu", modules=("m1",), memory="1G")
+    assert request("--scheduler", "pbs", "--name", "x", option) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("1:30:00", 5400), ("'30:00'", 1800), ("90", 5400), ("1-00:00:00", 86400)]
+    ("name", "text", "value"),
+    [
+        ("time", "1:30:00", 5400),
+        ("time", "'30:00'", 1800),
+        ("time", "30:00", 1800),
+        ("time", "90", 5400),
+        ("time", "1-00:00:00", 86400),
+        ("account", "0123", "0123"),
+        ("partition", "no", "no"),
+    ],
 )
-def test_a_time_in_a_site_file_means_the_same_as_on_the_command_line(site, text, seconds):
-    assert request(*SLURM, site(f"time: {text}\n")).time == seconds
-    assert request(*SLURM, "--time", text.strip("'")).time == seconds
+def test_a_value_in_a_site_file_means_the_same_as_on_the_command_line(site, name, text, value):
+    assert getattr(request(*SLURM, site(f"{name}: {text}\n")), name) == value
+    assert getattr(request(*SLURM, f"--{name}", text.strip("'")), name) == value
 
 
-def test_an_unknown_key_of_a_site_file_is_refused_with_the_nearest_one(site, tmp_path):
-    asked, found, instead = refusal(*SLURM, site("partitn: gpu\n"))
-    assert asked == f"{tmp_path / 'site.yaml'}: partitn" and instead == "partition: ..."
-    assert found.startswith("there is no such key; the keys are scheduler, form, name, ")
-    assert refusal(*SLURM, site("7: gpu\n"))[0].endswith("site.yaml: 7")
-
-
-def test_an_invalid_value_of_a_site_file_is_refused_as_yaml(site, tmp_path):
+def test_an_unknown_key_or_an_invalid_value_of_a_site_file_is_refused_as_yaml(site, tmp_path):
     file = tmp_path / "site.yaml"
-    assert refusal(*SLURM, site("nodes: two\n")) == (
-        f"{file}: nodes: two",
-        "'two' is not a whole number >= 1",
-        "nodes: 2",
-    )
-    assert refusal(*SLURM, site("hosts: [n1, 'n 2']\n"))[0] == f"{file}: hosts: n 2"
+    asked, found, instead = refusal(*SLURM, site("partitn: gpu\n"))
+    assert asked == f"{file}: partitn" and instead == "partition: ..."
+    assert found.startswith("there is no such key; the keys are scheduler, form, name, ")
+    expected = (f"{file}: nodes: two", "'two' is not a whole number >= 1", "nodes: 2")
+    assert refusal(*SLURM, site("nodes: two\n")) == expected
+    for text, key in {"7: gpu\n": "7", "hosts: [n1, 'n 2']\n": "hosts: n 2"}.items():
+        assert refusal(*SLURM, site(text))[0] == f"{file}: {key}"
 
 
 EMPTY = "the value is empty; a value that begins with # needs quotes"
@@ -105,23 +100,12 @@ def test_paths_in_a_site_file_may_begin_with_the_home_folder_or_a_variable(site,
     assert refusal(*SLURM, site("root: ~no-such-user/runs\n"))[1].startswith("Could not determine home")
 
 
-@pytest.mark.parametrize(
-    ("text", "field", "value"),
-    [("account: 0123", "account", "0123"), ("partition: no", "partition", "no"), ("time: 30:00", "time", 1800)],
-)
-def test_values_in_a_site_file_are_text_as_on_the_command_line(site, text, field, value):
-    assert getattr(request(*SLURM, site(text)), field) == value
-
-
 def test_a_site_file_that_cannot_be_read_is_refused(tmp_path):
-    missing = tmp_path / "site.yaml"
-    assert refusal(*SLURM, "--site", str(missing)) == (
-        f"--site {missing}",
-        "cannot read this file: No such file or directory",
-        "--site FILE",
-    )
-    missing.write_bytes(b"\xff\xfe\xff")
-    assert refusal(*SLURM, "--site", str(missing))[1].startswith("cannot read this file: ")
+    file = tmp_path / "site.yaml"
+    expected = (f"--site {file}", "cannot read this file: No such file or directory", "--site FILE")
+    assert refusal(*SLURM, "--site", str(file)) == expected
+    file.write_bytes(b"\xff\xfe\xff")
+    assert refusal(*SLURM, "--site", str(file))[1].startswith("cannot read this file: ")
 
 
 def test_the_users_own_site_file_is_read_unless_another_one_is_given(tmp_path, monkeypatch, site):
