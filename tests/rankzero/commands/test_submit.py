@@ -2,6 +2,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -101,10 +102,13 @@ def test_the_console_command_and_a_copy_without_fit_beside_it_submit_the_install
     assert last_command(launch(*LOCAL, "--dry_run")[1])[1:5] == [sys.executable, "-m", "rankzero", "fit"]
 
 
-def test_an_image_runs_its_own_python(launch):
+def test_an_image_runs_its_own_python_and_a_request_for_gpus_reaches_fit(launch):
     code, out, _ = launch(*SLURM, "--image", "image.sif", "--dry_run")
     assert code == 0 and "-- image.sif \\\n    python -m rankzero fit \\\n" in out
-    assert sys.executable not in out and script("fit") not in out
+    assert sys.executable not in out and script("fit") not in out and "--accelerator" not in out
+    assert " --accelerator=gpu" in launch(*SLURM, "--dry_run", "--gpus_per_device", "1")[1]
+    text = launch(*SLURM, "--dry_run", "--gpus_per_device", "1", "--", "--accelerator", "cuda")[1]
+    assert "--accelerator=gpu" not in text and "--accelerator" not in launch(*SLURM, "--dry_run")[1]
 
 
 def test_a_virtual_environment_gives_its_python(launch, cwd):
@@ -167,24 +171,20 @@ def test_an_unexpected_argument_or_a_wrong_flag_is_refused(launch):
     assert refused(launch())["asked"] == "a job without --scheduler"
 
 
-def test_a_syntax_error_in_setup_is_refused(launch):
+def test_a_syntax_error_in_setup_is_refused_and_an_interrupt_exits_with_130(launch, monkeypatch):
     rows = refused(launch(*SLURM, "--dry_run", "--setup", 'module load "x'))
     assert rows["asked"] == "--setup and --extra" and "unexpected EOF" in rows["found"]
+    monkeypatch.setattr(submit, "parse", Mock(side_effect=KeyboardInterrupt))
+    assert launch(*LOCAL) == (130, "", "")
 
 
-def test_a_request_for_gpus_reaches_fit(launch):
-    assert " --accelerator=gpu" in launch(*SLURM, "--dry_run", "--gpus_per_device", "1")[1]
-    text = launch(*SLURM, "--dry_run", "--gpus_per_device", "1", "--", "--accelerator", "cuda")[1]
-    assert "--accelerator=gpu" not in text and "--accelerator" not in launch(*SLURM, "--dry_run")[1]
-
-
-@pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_the_help_lists_flags_and_actions(launch, flag, cwd):
-    code, out, err = launch(flag)
+def test_the_help_lists_flags_and_actions(launch, cwd):
+    code, out, err = launch("--help")
     assert (code, err) == (0, "") and list(cwd.iterdir()) == []
     assert all(f"\n  --{option.name} {option.metavar} " in out for option in SUBMIT_FLAGS)
     assert all(f"\n  {action} NAME " in out for action in ACTIONS)
-    assert launch("status", flag)[:2] == (0, out)
+    for arguments in (["-h"], ["status", "--help"], ["status", "-h"]):
+        assert launch(*arguments) == (0, out, "")
 
 
 def test_a_submitted_job_is_reported_with_the_commands_to_type(launch, programs, cwd):
@@ -212,9 +212,6 @@ def test_the_printed_commands_name_another_root(launch, programs, cwd):
     assert f"  stop    python {script('submit')} stop my-run --root '{cwd}/my runs'\n" in out
     assert f"  log     '{cwd}/my runs/my-run.job-INDEX.log'\n" in out
     assert "no GPU is requested" not in out
-
-
-def test_slurm_25_11_expedites_the_requeue(launch, programs):
     programs(sbatch="echo slurm 25.11.0")
     assert "#SBATCH --requeue=expedite\n" in launch(*SLURM, "--dry_run")[1]
 
@@ -236,24 +233,21 @@ def test_an_action_on_an_unknown_run_lists_the_known_runs(launch, cwd, action):
 
 
 @pytest.mark.parametrize("action", ["status", "stop"])
-@pytest.mark.parametrize("arguments", ["", "a b", "a --name b", "a --nodes 2", "a --dry_run", "a -- --epochs 3"])
-def test_an_action_takes_one_run_and_no_options_of_a_job(launch, action, arguments):
-    rows = refused(launch(action, *arguments.split()))
-    assert rows["found"] == "expected the name of one run, and at most --root, --site"
-    assert rows["type"] == f"python launch/submit.py {action} {'a' if arguments else 'NAME'}"
-
-
-def test_only_log_and_resume_accept_follow(launch):
-    for action in ("status", "stop"):
-        assert refused(launch(action, "x", "--follow"))["asked"] == f"{action} x --follow"
+def test_an_action_takes_one_run_and_no_options_of_a_job(launch, action):
+    for arguments in ("", "a b", "a --name b", "a --nodes 2", "a --dry_run", "a -- --epochs 3", "a --follow"):
+        rows = refused(launch(action, *arguments.split()))
+        assert rows["found"] == "expected the name of one run, and at most --root, --site"
+        assert rows["type"] == f"python launch/submit.py {action} {'a' if arguments else 'NAME'}"
+    assert rows["asked"] == f"{action} a --follow"  # only log and resume accept it
     assert "submitted from" in refused(launch("resume", "x", "--follow"))["found"]
     assert "submit the run again" in refused(launch("resume", "x", "--time", "4h"))["found"]
 
 
-def test_actions_use_the_root_of_a_site_file(launch, cwd):
-    write_record(cwd / "elsewhere", Record("x", "slurm", "srun", "1"))
-    (cwd / "site.yaml").write_text("root: elsewhere\n")
-    assert launch("log", "x", "--site", "site.yaml")[0] == 0
+def test_a_finished_run_is_not_resumed(launch, programs, record):
+    record("finished")
+    assert message_of(launch("resume", "my-run"))["found"] == "the run is finished"
+    programs(sbatch="echo 124", squeue="true")
+    assert "the run is finished; this job trains only if" in launch(*SLURM)[1]
 
 
 def test_status_prints_the_result_of_an_ended_run(launch, programs, record, cwd):
@@ -266,13 +260,6 @@ def test_status_prints_the_result_of_an_ended_run(launch, programs, record, cwd)
         assert launch("status", "my-run") == (0, expected, "")
 
 
-def test_a_finished_run_is_not_resumed(launch, programs, record):
-    record("finished")
-    assert message_of(launch("resume", "my-run"))["found"] == "the run is finished"
-    programs(sbatch="echo 124", squeue="true")
-    assert "the run is finished; this job trains only if" in launch(*SLURM)[1]
-
-
 @pytest.mark.usefixtures("record")
 def test_status_prints_the_schedulers_word_or_exits_with_1(launch, programs):
     programs(squeue="echo 'PENDING|Resources|0:00|1:00|'")
@@ -283,10 +270,13 @@ def test_status_prints_the_schedulers_word_or_exits_with_1(launch, programs):
 
 
 @pytest.mark.usefixtures("record")
-def test_log_prints_the_output_of_all_jobs(launch, cwd):
+def test_log_prints_the_output_of_all_jobs_also_from_the_root_of_a_site_file(launch, cwd):
     assert launch("log", "my-run") == (0, "my-run: job 123 has no output yet\n", "")
     (cwd / "runs" / "my-run.job.log").write_text("first\nsecond")
     assert launch("log", "my-run") == (0, "first\nsecond", "")
+    write_record(cwd / "elsewhere", Record("x", "slurm", "srun", "1"))
+    (cwd / "site.yaml").write_text("root: elsewhere\n")
+    assert launch("log", "x", "--site", "site.yaml")[0] == 0
 
 
 @pytest.mark.usefixtures("record")
@@ -312,21 +302,13 @@ def test_resume_submits_the_script_again(launch, programs, cwd):
     assert launch("resume", "my-run")[0] == 2
 
 
-def test_a_followed_local_job_returns_the_exit_code_of_the_run(cwd):
+def test_a_followed_local_job_prints_its_log_and_returns_the_exit_code_of_the_run(cwd):
     (cwd / "venv" / "bin").mkdir(parents=True)
-    summary = 'echo \'{"status": "finished"}\' >runs/my-run/summary.json'
-    write_program(cwd / "venv" / "bin" / "python", f'mkdir runs/my-run\n{summary}\necho "$2"')
-    result = run("python", script("submit"), *LOCAL, "--venv", "venv", "--follow", folder=cwd)
+    summary = 'mkdir runs/my-run; echo \'{"status": "stopped"}\' >runs/my-run/summary.json'
+    write_program(cwd / "venv" / "bin" / "python", f'echo "$2"; echo two; {summary}')
+    result = run("python", script("submit"), *LOCAL, "--venv", "venv", "--follow", folder=cwd, code=75)
     lines = result.out.splitlines()
-    assert "--name=my-run" in lines and lines[-1].endswith(": ENDED") and result.code == 0
-
-
-def test_an_interrupt_exits_with_130(launch, monkeypatch):
-    def interrupt(arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(submit, "parse", interrupt)
-    assert launch(*LOCAL) == (130, "", "")
+    assert lines.index("--name=my-run") < lines.index("two") and lines[-1].endswith(": ENDED")
 
 
 def test_a_closed_output_gives_no_traceback(cwd):
@@ -361,13 +343,10 @@ def test_check_prints_the_findings_in_a_script_of_the_user(launch, cwd):
     assert launch("--check=my job.sh") == (0, "my job.sh: nothing wrong or risky was found\n", "")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_check_accepts_no_other_argument(launch):
+    for arguments in (
         *("--check=job.sh --dry_run", "--dry_run --check=job.sh", "--check job.sh --name x"),
         *("--check job.sh -- --epochs 3", "--check job.sh other.sh", "status --check=job.sh"),
-    ],
-)
-def test_check_accepts_no_other_argument(launch, arguments):
-    rows = refused(launch(*arguments.split()))
-    assert rows["found"] == "--check accepts no other argument" and rows["type"].endswith("--check job.sh")
+    ):
+        rows = refused(launch(*arguments.split()))
+        assert rows["found"] == "--check accepts no other argument" and rows["type"].endswith("--check job.sh")

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -67,17 +68,10 @@ def test_predictions_equal_those_of_a_stock_trainer(run, batch_size, capsys):
 
 
 def test_an_unexpected_error_on_rank_zero_is_raised_unchanged(run, monkeypatch):
-    for function, error in (
-        ("_prepare_folder", ArithmeticError),
-        ("write_result", ArithmeticError),
-        ("_write_files", KeyboardInterrupt),
-    ):
-
-        def fail(*arguments, error=error):
-            raise error
-
+    functions = {"_prepare_folder": ArithmeticError, "write_result": ArithmeticError, "_write_files": KeyboardInterrupt}
+    for function, error in functions.items():
         with monkeypatch.context() as patch, pytest.raises(error):
-            patch.setattr(prediction, function, fail)
+            patch.setattr(prediction, function, Mock(side_effect=error))
             predict_in_process("--name", "x", "--split", "test")
 
 

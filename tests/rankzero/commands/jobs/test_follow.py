@@ -1,15 +1,13 @@
 import os
-import socket
 from contextlib import ExitStack, closing
+from unittest.mock import Mock
 
 import pytest
 
 from rankzero.commands.jobs import follow as module
 from rankzero.commands.jobs.follow import LogReader, follow
 from rankzero.commands.jobs.record import Record, record_path, write_record
-from rankzero.commands.jobs.request.job_request import JobRequest
 from rankzero.commands.jobs.schedulers.state import State
-from rankzero.commands.jobs.submission import submit
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Exit
 
@@ -84,11 +82,15 @@ def test_a_reader_returns_what_was_added_also_after_the_log_was_emptied(reader_o
     assert reader.read() == "second\n"
 
 
-def test_a_reader_skips_the_output_of_earlier_jobs_on_request(reader_of, log):
+def test_a_reader_skips_the_output_of_earlier_jobs_on_request_and_reads_one_log_per_member(reader_of, tmp_path, log):
     append(log, b"old")
     readers = [reader_of(False, skip) for skip in (True, False)]
     append(log, b"new")
     assert [reader.read() for reader in readers] == ["new", "oldnew"]
+    append(tmp_path / "x.job-0.log", b"zero\n")
+    reader = reader_of(True, False)
+    append(tmp_path / "x.job-1.log", b"one\n")
+    assert reader.read() == "zero\none\n"
 
 
 @pytest.mark.parametrize("end", ["", "end\n"])
@@ -101,14 +103,6 @@ def test_a_reader_returns_the_end_of_a_renamed_log_and_the_new_log_of_a_job_of_p
     assert end or reader.read() == ""
     append(log, b"second\n")
     assert reader.read() == f"{end}second\n"
-
-
-def test_a_reader_reads_one_log_per_member_of_an_array(reader_of, tmp_path, log):
-    append(tmp_path / "x.job-0.log", b"zero\n")
-    reader = reader_of(True, False)
-    append(tmp_path / "x.job-1.log", b"one\n")
-    append(log, b"not of the array\n")
-    assert reader.read() == "zero\none\n"
 
 
 def test_each_change_of_state_is_printed_once_and_the_log_as_it_grows(tmp_path, states, log, capsys):
@@ -159,6 +153,16 @@ def test_an_attempt_without_a_summary_has_failed(tmp_path, states):
     assert followed(tmp_path) == Exit.FAILED
 
 
+def test_the_next_job_of_pbs_is_followed(tmp_path, states, capsys):
+    record = Record("x", "pbs", "pbsdsh", "15.pbs1")
+    write_record(tmp_path, record)
+    submitted_again = (tmp_path / ".x.job.next").write_text
+    states += [RUNNING, lambda asked: submitted_again("16.pbs1\n"), RUNNING, State("QUEUED", True), ENDED]
+    followed(tmp_path, record)
+    jobs = [line.split(":")[1].split()[1] for line in capsys.readouterr().out.splitlines()]
+    assert jobs == ["15.pbs1", "16.pbs1", "16.pbs1"]
+
+
 @pytest.mark.parametrize(
     ("statuses", "code"),
     [
@@ -180,16 +184,6 @@ def test_the_exit_code_of_an_array_is_that_of_its_first_unfinished_member(tmp_pa
     assert followed(tmp_path, record) == code
 
 
-def test_the_next_job_of_pbs_is_followed(tmp_path, states, capsys):
-    record = Record("x", "pbs", "pbsdsh", "15.pbs1")
-    write_record(tmp_path, record)
-    submitted_again = (tmp_path / ".x.job.next").write_text
-    states += [RUNNING, lambda asked: submitted_again("16.pbs1\n"), RUNNING, State("QUEUED", True), ENDED]
-    followed(tmp_path, record)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[1] for line in lines] == [" job 15.pbs1", " job 16.pbs1", " job 16.pbs1"]
-
-
 def test_a_scheduler_that_does_not_answer_does_not_end_the_output(tmp_path, states, capsys):
     write_record(tmp_path, RECORD)
     write_summary(tmp_path, text='{"status": "finished"}')
@@ -199,21 +193,6 @@ def test_a_scheduler_that_does_not_answer_does_not_end_the_output(tmp_path, stat
 
 
 def test_an_interrupt_ends_the_output_but_not_the_job(tmp_path, states, capsys):
-    def interrupt(record):
-        raise KeyboardInterrupt
-
-    states += [RUNNING, interrupt]
+    states += [RUNNING, Mock(side_effect=KeyboardInterrupt)]
     assert followed(tmp_path) == 130
     assert "job 123 continues; to stop it: python launch/submit.py stop x" in capsys.readouterr().err
-
-
-def test_a_local_job_is_followed_to_its_end(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(TIMERS, "scheduler_pause", 0.02)
-    monkeypatch.setattr(module, "LOG_SECONDS", 0.01)
-    text = 'echo one; sleep 0.1; echo two; mkdir runs/x; echo \'{"status": "stopped"}\' >runs/x/summary.json\n'
-    reader = LogReader(tmp_path / "runs", "x", False)
-    record = submit(JobRequest("local", "x"), f"cd {tmp_path}\n{text}", tmp_path)
-    assert record.host == socket.gethostname()
-    assert follow(tmp_path / "runs", record, reader, STOP) == Exit.STOPPED
-    out = capsys.readouterr().out
-    assert f"rankzero: job {record.id}: ENDED\n" in out and out.index("one\n") < out.index("two\n")

@@ -1,5 +1,6 @@
 import socket
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -80,35 +81,36 @@ def test_a_rejected_job_shows_the_schedulers_words_and_leaves_no_file(programs, 
     assert content(folder) == {}
 
 
-def test_a_rejected_job_leaves_an_existing_folder_as_it_was(programs, folder):
-    programs(sbatch="exit 1", squeue="true")
-    (folder / "runs").mkdir()
-    (folder / "runs" / "other").write_text("kept")
-    write_record(folder / "runs", RECORD)
-    (folder / "runs" / "x.job.sh").write_text("earlier script")
+@pytest.mark.parametrize("job", [SLURM, PBS])
+def test_a_rejected_job_leaves_an_existing_folder_with_script_record_and_log_as_it_was(
+    submitted, programs, folder, job
+):
+    record = submitted(job)
+    for name in ("x.job.log", "other"):
+        (folder / "runs" / name).write_text("kept")
     before = content(folder)
-    refusal_of(submit, SLURM, "new script", folder)
-    assert content(folder) == before
+    rejection = "echo 'too many jobs' >&2; exit 1"
+    programs(sbatch=rejection, qsub=rejection)
+    for call in ((submit, job, "new script", folder), (resubmit, folder / "runs", record)):
+        assert refusal_of(*call).found == "too many jobs"
+        assert content(folder) == before
 
 
-@pytest.mark.parametrize(
-    ("job", "program"),
-    [
-        (SLURM, "sbatch"),
-        (PBS, "qsub"),
-        (JobRequest("mpirun", "x", "openmpi"), "mpirun"),
-        (JobRequest("mpirun", "x", "mpich"), "mpiexec.hydra"),
-        (JobRequest("ssh", "x", hosts=("n1",)), "ssh"),
-        (JobRequest("docker", "x", image="i"), "docker"),
-        (JobRequest("apptainer", "x", image="i"), "apptainer"),
-        (LOCAL, "bash"),
-    ],
-)
-def test_a_missing_program_is_refused_before_anything_is_written(programs, folder, job, program):
-    error = refusal_of(submit, job, "text", folder)
-    assert error.asked == f"--scheduler {job.scheduler}"
-    assert error.found == f"{program} is not on the PATH of {socket.gethostname()}" and "--dry_run" in error.instead
-    assert content(folder) == {}
+def test_a_missing_program_is_refused_before_anything_is_written(programs, folder):
+    for program, job in {
+        "sbatch": SLURM,
+        "qsub": PBS,
+        "mpirun": JobRequest("mpirun", "x", "openmpi"),
+        "mpiexec.hydra": JobRequest("mpirun", "x", "mpich"),
+        "ssh": JobRequest("ssh", "x", hosts=("n1",)),
+        "docker": JobRequest("docker", "x", image="i"),
+        "apptainer": JobRequest("apptainer", "x", image="i"),
+        "bash": LOCAL,
+    }.items():
+        error = refusal_of(submit, job, "text", folder)
+        assert error.asked == f"--scheduler {job.scheduler}" and "--dry_run" in error.instead
+        assert error.found == f"{program} is not on the PATH of {socket.gethostname()}"
+        assert content(folder) == {}
 
 
 def test_qsub_is_found_in_the_folder_of_pbs(programs, folder, tmp_path):
@@ -155,17 +157,6 @@ def test_a_run_whose_job_has_ended_is_submitted_again(submitted, programs, calls
     assert again.id == "125" and read_record(folder / "runs", "x") == again
     assert (folder / "runs" / "x.job.sh").read_text() == "second"
     assert calls("sbatch") == [f"--parsable {folder}/runs/x.job.sh"] * 3
-
-
-@pytest.mark.parametrize("job", [SLURM, PBS])
-def test_a_rejected_second_submission_keeps_script_record_and_log(submitted, programs, folder, job):
-    record = submitted(job)
-    (folder / "runs" / "x.job.log").write_text("output")
-    before = content(folder)
-    rejection = "echo 'too many jobs' >&2; exit 1"
-    programs(sbatch=rejection, qsub=rejection)
-    assert refusal_of(resubmit, folder / "runs", record).found == "too many jobs"
-    assert content(folder) == before
 
 
 def test_the_job_that_a_script_of_pbs_submitted_is_queried_and_stopped(submitted, calls, folder):
@@ -247,22 +238,18 @@ def test_a_submission_gets_the_users_variables_without_those_of_a_job(submitted,
     assert found == "unset /etc/slurm.conf maintenance\n"
 
 
-def test_a_folder_that_cannot_be_written_is_refused(programs, folder):
+def test_a_folder_that_cannot_be_written_is_refused_and_an_interrupted_submission_leaves_no_file(
+    programs, folder, monkeypatch
+):
     programs(sbatch="echo 123")
+    interrupt = Mock(side_effect=KeyboardInterrupt)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("rankzero.commands.jobs.submission._run", interrupt)
+        submit(SLURM, "text", folder)
+    assert content(folder) == {}
     error = refusal_of(submit, JobRequest("slurm", "x", "srun", root="/proc/runs"), "text", folder)
     assert (error.asked, error.instead) == ("--root /proc/runs", "--root DIR")
     assert error.found.startswith("cannot write to it: ")
     (folder / "runs" / "x.job.sh").mkdir(parents=True)
     assert "Is a directory" in refusal_of(submit, SLURM, "text", folder).found
     assert sorted(content(folder)) == ["runs", "runs/x.job.sh"]
-
-
-def test_an_interrupted_submission_leaves_no_file(programs, folder, monkeypatch):
-    def interrupt(*arguments):
-        raise KeyboardInterrupt
-
-    programs(sbatch="echo 123")
-    monkeypatch.setattr("rankzero.commands.jobs.submission._run", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        submit(SLURM, "text", folder)
-    assert content(folder) == {}
