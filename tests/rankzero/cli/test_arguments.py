@@ -12,26 +12,24 @@ def parse(*arguments):
 
 def test_short_flags_become_lightning_keys_and_override_long_flags():
     flags = parse("--epochs", "3", "--trainer.max_epochs", "9", "--model", "MLP", "--data=Toy", "--batch_size=8")
-    assert flags.arguments == [
-        "--model=lightning_modules.MLP",
-        "--data=data_modules.Toy",
-        "--trainer.max_epochs",
-        "9",
-        "--batch_size=8",
-        "--trainer.max_epochs=3",
-    ]
+    model, data = "--model=lightning_modules.MLP", "--data=data_modules.Toy"
+    expected = [model, data, "--trainer.max_epochs", "9", "--batch_size=8", "--trainer.max_epochs=3"]
+    assert flags.arguments == expected
     assert flags.get("epochs") == 3 and flags.get("batch_size") == 8 and flags.get("resume") == "auto"
+
+
+def test_defaults_apply_only_to_flags_that_were_not_given():
+    assert "--model=lightning_modules.ResNet" in parse().arguments and parse().explicitly_set == frozenset()
+    flags = parse("--model", "my.Net")
+    assert flags.explicitly_set == {"model"} and "--data=data_modules.Digits" in flags.arguments
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ('--trainer={"devices": 2, "logger": false}',),
-        ("--trainer", "{devices: 2}"),
-        ("--trainer", "trainer.yaml"),
+        *(('--trainer={"devices": 2, "logger": false}',), ("--trainer", "{devices: 2}"), ("--trainer", "trainer.yaml")),
         ("--trainer", "trainer.yaml", "--trainer={max_epochs: 3}"),
-        ("--trainer={devices: 3}", "--trainer.devices=2"),
-        ("--trainer.devices=3", "--trainer={devices: 2}"),
+        *(("--trainer={devices: 3}", "--trainer.devices=2"), ("--trainer.devices=3", "--trainer={devices: 2}")),
     ],
 )
 def test_devices_in_a_trainer_section_or_file_are_read(cwd, arguments):
@@ -39,12 +37,6 @@ def test_devices_in_a_trainer_section_or_file_are_read(cwd, arguments):
     flags = parse(*arguments)
     assert flags.requested_world.devices == 2 and "trainer.logger" not in flags.values
     assert set(arguments) <= set(flags.arguments)
-
-
-def test_defaults_apply_only_to_flags_that_were_not_given():
-    assert "--model=lightning_modules.ResNet" in parse().arguments and parse().explicitly_set == frozenset()
-    flags = parse("--model", "my.Net")
-    assert flags.explicitly_set == {"model"} and "--data=data_modules.Digits" in flags.arguments
 
 
 @pytest.mark.parametrize(
@@ -72,26 +64,20 @@ def test_a_wrong_argument_is_refused_with_a_suggestion(arguments, found, instead
     assert found in error.found and error.instead.endswith(instead)
 
 
-@pytest.mark.parametrize(
-    "argument", ["--g\x1b[31mpus", "\udcff\udcfe", "x" * 100_000, "--x=" + "\n" * 9, "--\x00", "--"]
-)
-def test_hostile_arguments_give_a_short_printable_message(argument):
-    lines = str(refusal_of(parse, argument)).split("\n")
-    assert len(lines) == 3 and all(line.isprintable() and len(line) < 700 for line in lines)
+def test_hostile_arguments_give_a_short_printable_message():
+    for argument in ("--g\x1b[31mpus", "\udcff\udcfe", "x" * 100_000, "--x=" + "\n" * 9, "--\x00", "--"):
+        lines = str(refusal_of(parse, argument)).split("\n")
+        assert len(lines) == 3 and all(line.isprintable() and len(line) < 700 for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("flag", "text", "name", "value"),
-    [
-        *((flag, "x", "name", "x") for flag in ("--name", "--run", "--run_name")),
-        ("--total_epochs", "50", "epochs", 50),
-        ("--ckpt_path", "last", "resume", "auto"),
-        ("--ckpt_path", "null", "resume", "never"),
-        ("--ckpt_path", "a/b.ckpt", "resume", "a/b.ckpt"),
-    ],
-)
-def test_an_alias_sets_the_flag(flag, text, name, value):
-    assert parse(flag, text).get(name) == value
+def test_an_alias_sets_the_flag():
+    for arguments, name, value in (
+        *((f"{flag} x", "name", "x") for flag in ("--name", "--run", "--run_name")),
+        ("--total_epochs 50", "epochs", 50),
+        *(("--ckpt_path last", "resume", "auto"), ("--ckpt_path null", "resume", "never")),
+        ("--ckpt_path a/b.ckpt", "resume", "a/b.ckpt"),
+    ):
+        assert parse(*arguments.split()).get(name) == value
 
 
 def test_flags_that_only_print_are_recognized():
@@ -109,30 +95,21 @@ def test_help_and_a_refusal_do_not_import_torch(tmp_path, arguments, code):
     assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["torch.py"]
 
 
-@pytest.mark.parametrize(
-    ("text", "gpus", "count"),
-    [
-        ("2", None, 2),
-        ("auto", None, None),
-        ("-1", None, None),
-        ("[0,3]", (0, 3), 2),
-        ("0,3,5", (0, 3, 5), 3),
-        ("1,", (1,), 1),
-        ("'4'", None, 4),
-    ],
-)
-def test_every_form_of_lightnings_devices_argument_is_read(text, gpus, count):
-    requested = parse(f"--trainer.devices={text}").requested_world
-    assert parse("--trainer.devices", text).requested_world == requested
-    assert (requested.gpus, requested.devices) == (gpus, count)
+def test_every_form_of_lightnings_devices_argument_is_read():
+    counts = {"2": (None, 2), "auto": (None, None), "-1": (None, None), "'4'": (None, 4)}
+    for text, expected in (counts | {"[0,3]": ((0, 3), 2), "0,3,5": ((0, 3, 5), 3), "1,": ((1,), 1)}).items():
+        requested = parse(f"--trainer.devices={text}").requested_world
+        assert parse("--trainer.devices", text).requested_world == requested
+        assert (requested.gpus, requested.devices) == expected, text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "value"),
-    [((), "no"), (("--quiet",), "yes"), (("--quiet", "--epochs", "3"), "yes"), (("--quiet", "no"), "no")],
-    ids=str,
-)
-def test_quiet_needs_no_value(arguments, value):
-    for name in ("fit", "evaluate", "predict", "preflight"):
-        tokens = [token for token in arguments if name in ("fit", "preflight") or token not in ("--epochs", "3")]
-        assert parse_arguments(command_of(name), tokens).get("quiet") == value
+@pytest.mark.parametrize("name", ["fit", "evaluate", "predict", "preflight"])
+def test_quiet_needs_no_value(name):
+    other = ("--devices", "3")
+    for arguments, value in (
+        ((), "no"),
+        (("--quiet",), "yes"),
+        (("--quiet", *other), "yes"),
+        (("--quiet", "no"), "no"),
+    ):
+        assert parse_arguments(command_of(name), arguments).get("quiet") == value

@@ -15,20 +15,13 @@ FIT = command_of("fit")
 @pytest.mark.parametrize(
     ("arguments", "instead"),
     [
-        ("--gpus 2", "--devices 2"),
-        ("--nproc_per_node=4", "--devices 4"),
-        ("--num_nodes 2", "--nodes 2"),
+        *(("--gpus 2", "--devices 2"), ("--nproc_per_node=4", "--devices 4"), ("--num_nodes 2", "--nodes 2")),
         ("--lr 0.1", "--model.optimizer AdamW --model.optimizer.lr 0.1"),
         ("--model my.Net --learning_rate 0.1", "--model.learning_rate 0.1, where the model takes it"),
-        ("--strategy ddp", "--trainer.strategy ddp"),
-        ("--max_steps 7", "--trainer.max_steps 7"),
-        ("--max_epochs 7", "--epochs 7"),
-        ("--num_workers 7", "--data.num_workers 7"),
-        ("--num-workers=7", "--data.num_workers 7"),
-        ("--checkpoint_path a.ckpt", "--resume a.ckpt"),
-        ("--log_dir here", "--root here"),
-        ("--fp16", "--precision 16-mixed"),
-        ("--bf16 --epochs 3", "--precision bf16-mixed"),
+        *(("--strategy ddp", "--trainer.strategy ddp"), ("--max_steps 7", "--trainer.max_steps 7")),
+        *(("--max_epochs 7", "--epochs 7"), ("--num_workers 7", "--data.num_workers 7"), ("--log_dir x", "--root x")),
+        *(("--num-workers=7", "--data.num_workers 7"), ("--checkpoint_path a.ckpt", "--resume a.ckpt")),
+        *(("--fp16", "--precision 16-mixed"), ("--bf16 --epochs 3", "--precision bf16-mixed")),
         ("--accumulate_grad_batches 2", "--trainer.accumulate_grad_batches 2"),
         ("--gradient_clip_val 0.5", "--trainer.gradient_clip_val 0.5"),
         ("--trainr.max_epochs 3", "--trainer.max_epochs 3"),
@@ -71,27 +64,26 @@ def test_a_switch_suggests_a_flag_with_a_value():
         *((name, "3", "--data.num_workers 3") for name in ("num_workers", "num-workers", "NUM_WORKERS")),
         ("trainer_num-workers", "3", "--data.num_workers 3"),
         *((name, "3", "--epochs 3") for name in ("Epochs", "EPOCHS", "trainer_epochs")),
-        ("max_epochs", None, "--epochs VALUE"),
-        ("max_steps", None, "--trainer.max_steps VALUE"),
-        ("gpu", None, "--trainer.devices [0]"),
-        ("gpu", "1", "--trainer.devices [1]"),
-        ("exp_name", "my run", "--name 'my run'"),
-        ("log_dir", "", "--root ''"),
-        ("log_dir", "$(rm x)", "--root '$(rm x)'"),
-        ("nothing", "3", None),
-        ("", None, None),
-        ("gpu", "0,2", "--trainer.devices [0,2]"),
-        ("gpu", "all", "--accelerator gpu --devices N"),
-        ("device", "cuda:1", "--trainer.devices [1]"),
-        ("device", "cuda", "--accelerator cuda"),
-        ("device", "cpu", "--accelerator cpu"),
-        ("device", "auto", "--accelerator auto"),
-        ("device", None, "--accelerator VALUE"),
-        ("device", "a b", "--accelerator gpu --devices N"),
+        *(("max_epochs", None, "--epochs VALUE"), ("max_steps", None, "--trainer.max_steps VALUE")),
+        *(("gpu", None, "--trainer.devices [0]"), ("gpu", "1", "--trainer.devices [1]")),
+        *(("gpu", "0,2", "--trainer.devices [0,2]"), ("gpu", "all", "--accelerator gpu --devices N")),
+        *(("exp_name", "my run", "--name 'my run'"), ("log_dir", "", "--root ''")),
+        *(("log_dir", "$(rm x)", "--root '$(rm x)'"), ("nothing", "3", None), ("", None, None)),
+        *(("device", "cuda:1", "--trainer.devices [1]"), ("device", "cuda", "--accelerator cuda")),
+        *(("device", "cpu", "--accelerator cpu"), ("device", "auto", "--accelerator auto")),
+        *(("device", None, "--accelerator VALUE"), ("device", "a b", "--accelerator gpu --devices N")),
+        ("checkpoint_path", "a", "--resume a"),
     ],
 )
 def test_the_suggestion_for_any_spelling_contains_the_value_quoted_for_a_shell(name, value, suggestion):
     assert equivalent_flag(name, value, list(FIT.keys), model="") == suggestion
+
+
+def test_a_flag_that_the_command_lacks_is_not_suggested():
+    flags = list(command_of("evaluate").keys)
+    assert equivalent_flag("num_epochs", "3", flags, model="") is None
+    assert equivalent_flag("checkpoint_path", "a", flags, model="") == "--checkpoint a"
+    assert equivalent_flag("num_workers", "3", [], model="") == "--data.num_workers 3"
 
 
 @pytest.mark.parametrize("name", ["lr", "learning_rate", "base_lr"])
@@ -102,12 +94,6 @@ def test_a_learning_rate_flag_suggests_an_argument_of_the_optimizer(name):
         f"--model.{name} 0.1, where the model takes it, or --optimizer AdamW --optimizer.lr 0.1"
     )
     parse_arguments(FIT, ["--model", "MLP", *suggestion.split()])
-
-
-def test_a_flag_that_the_command_lacks_is_not_suggested():
-    assert equivalent_flag("num_epochs", "3", list(command_of("evaluate").keys), model="") is None
-    assert equivalent_flag("checkpoint_path", "a", list(FIT.keys), model="") == "--resume a"
-    assert equivalent_flag("checkpoint_path", "a", list(command_of("evaluate").keys), model="") == "--checkpoint a"
 
 
 def test_similar_names_finds_similar_flags_and_no_unrelated_flags_with_the_nearest_first():

@@ -29,15 +29,10 @@ def test_flags_in_a_message_are_rewritten_as_trainer_arguments(flags, arguments,
 @pytest.mark.parametrize(
     ("name", "argument", "value"),
     [
-        ("time_limit", timedelta(minutes=90), "5400s"),
-        ("time_limit", "2h", "7200s"),
-        ("save_every", 3, "3"),
-        ("trust_checkpoint", True, "yes"),
-        ("fast", False, "no"),
-        ("start_timeout", 10.0, 10),
+        *(("time_limit", timedelta(minutes=90), "5400s"), ("time_limit", "2h", "7200s"), ("save_every", 3, "3")),
+        *(("trust_checkpoint", True, "yes"), ("fast", False, "no"), ("start_timeout", 10.0, 10)),
         ("accept_changed", ["data", "global_batch_size"], "data,global_batch_size"),
-        ("root", Path("runs/here"), "runs/here"),
-        ("name", None, None),
+        *(("root", Path("runs/here"), "runs/here"), ("name", None, None)),
     ],
 )
 def test_trainer_arguments_are_read_like_the_flags_of_the_same_name(name, argument, value):
