@@ -14,7 +14,7 @@ from rankzero.cli.parser import RankzeroParser, parsing_error, reader, without_e
 from rankzero.messages import RequestError
 from running import refusal_of
 
-MLP = "lightning_modules.MLP"
+MLP, BASE = "lightning_modules.MLP", "lightning_modules.supervised.Supervised"
 
 
 def new_parser(**options):
@@ -35,31 +35,24 @@ def refusal(*arguments, files=(), stored=""):
 @pytest.mark.parametrize(
     ("arguments", "asked", "found", "instead"),
     [
-        (("--kep", "3"), "--kep", "there is no such flag; valid names: --help, --config", "--keep"),
-        (("--kep=3",), "--kep", "there is no such flag", "--keep"),
-        (("--zzzz",), "--zzzz", "there is no such flag", "--help_all"),
-        (("--rate", "x"), "--rate x", "expected float", "--help_all, to see the valid values"),
-        (("--model", MLP, "--model.hidden_sizes", "x"), "--model.hidden_sizes x", "expected list", "--model.help"),
-        (("--model", MLP, "--model.hiden=[3]"), "--model.hiden '[3]'", "MLP has no such", "--model.hidden_sizes '[3]'"),
-        (("--model", "json.JSONDecoder"), "--model json.JSONDecoder", "is not a LightningModule", "the class path of"),
-        (("--model", "no.such.Net"), "--model no.such.Net", "No module named 'no'", "--model package.module.Class"),
-        (("--model", "json.Nothing"), "--model json.Nothing", "no attribute 'Nothing'", "--model package.module.Class"),
+        ("--kep 3", "--kep", "there is no such flag; valid names: --help, --config", "--keep"),
+        ("--kep=3", "--kep", "there is no such flag", "--keep"),
+        ("--zzzz", "--zzzz", "there is no such flag", "--help_all"),
+        ("--rate x", "--rate x", "expected float", "--help_all, to see the valid values"),
+        ("--model MLP --model.hidden_sizes x", "--model.hidden_sizes x", "expected list", "--model.help"),
+        ("--model MLP --model.hiden=[3]", "--model.hiden '[3]'", "MLP has no such", "--model.hidden_sizes '[3]'"),
+        ("--model json.JSONDecoder", "--model json.JSONDecoder", "is not a LightningModule", "the class path of"),
+        ("--model no.such.Net", "--model no.such.Net", "No module named 'no'", "--model package.module.Class"),
+        ("--model json.Nothing", "--model json.Nothing", "no attribute 'Nothing'", "--model package.module.Class"),
         (
-            ("--model", MLP, "--model.optimizer", "SGD", "--model.optimizer.lrr", "0.1"),
-            "--model.optimizer.lrr 0.1",
-            "SGD has no such argument",
-            "--model.optimizer.lr 0.1",
+            "--model MLP --model.optimizer SGD --model.optimizer.lrr 0.1",
+            *("--model.optimizer.lrr 0.1", "SGD has no such argument", "--model.optimizer.lr 0.1"),
         ),
-        (
-            ("--model", "lightning_modules.supervised.Supervised"),
-            "--model lightning_modules.supervised.Supervised",
-            "required argument missing: network",
-            "--model.network ...",
-        ),
+        (f"--model {BASE}", f"--model {BASE}", "required argument missing: network", "--model.network ..."),
     ],
 )
 def test_a_wrong_argument_gives_a_message_with_asked_found_and_type(arguments, asked, found, instead):
-    error = refusal(*arguments)
+    error = refusal(*arguments.replace(" MLP", f" {MLP}").split())
     assert error.asked == asked and found in error.found and error.instead.startswith(instead)
     assert "jsonargparse" not in str(error) and "Namespace" not in str(error) and len(str(error).splitlines()) < 6
 

@@ -42,12 +42,13 @@ def test_main_reads_the_command_line_of_the_process(name, monkeypatch, capsys, r
     assert "would start: 2 processes on this machine" in capsys.readouterr().out
 
 
-def test_fit_has_a_default_model_and_default_data(cwd, capsys):
+def test_fit_has_a_default_model_and_default_data_and_alone_stops_at_a_safe_point(cwd, capsys):
     with pytest.raises(SystemExit) as exit_info:
         call("fit", "--print_config")
     printed = capsys.readouterr().out
     assert exit_info.value.code == 0
     assert "class_path: lightning_modules.ResNet" in printed and "class_path: data_modules.Digits" in printed
+    assert [name for name, command in COMMANDS.items() if command.stops_at_safe_point] == ["fit"]
 
 
 @pytest.mark.parametrize(("name", "split"), [("evaluate", "val"), ("predict", "predict")])
@@ -60,7 +61,3 @@ def test_evaluate_and_predict_have_a_default_split_and_refuse_an_unknown_run(cwd
     with pytest.raises(RequestError) as error:
         call(name)
     assert error.value.asked == f"to {name} the newest run"
-
-
-def test_only_fit_stops_at_a_safe_point():
-    assert [name for name, command in COMMANDS.items() if command.stops_at_safe_point] == ["fit"]

@@ -97,7 +97,9 @@ def test_an_unknown_run_or_root_is_refused_with_similar_names_and_the_other_runs
         assert "there is no such run" in compare(path, code=2)[2]
 
 
-def test_suggested_commands_contain_the_root(cwd, compare):
+def test_suggested_commands_contain_the_root_and_one_without_permission_is_named_as_such(
+    root, cwd, compare, without_permission
+):
     add(cwd / "my runs/second")
     for run_name, end in {
         "secondd": "compare.py second --root 'my runs'",
@@ -105,9 +107,6 @@ def test_suggested_commands_contain_the_root(cwd, compare):
         "": "compare.py second --root 'my runs'",
     }.items():
         assert compare(*filter(None, [run_name]), "--root", "my runs", code=2)[-1].endswith(end)
-
-
-def test_a_root_without_permission_is_named_as_such(root, compare, without_permission):
     add(root / "first")
     compare("first")  # imports everything, which an unprivileged user may be unable to do
     with without_permission(root):
@@ -115,12 +114,17 @@ def test_a_root_without_permission_is_named_as_such(root, compare, without_permi
     assert "cannot be read: Permission denied" in lines[2]
 
 
-def test_one_run_also_if_it_is_named_twice_has_results_and_a_figure_and_no_settings(root, compare):
+def test_one_run_has_no_settings_and_without_curves_no_figure_is_written(root, compare):
     add(root / "first")
+    add(root / "second", curves=None)
     assert "one run, named more than once: there are no settings to compare" in compare("first", "runs/first")
     lines = compare("first")
     assert "one run: there are no settings to compare" in lines and (root / "compare.png").exists()
     assert not any("setting " in line for line in lines)
+    assert "second: there are no curves in runs/second/tensorboard" in compare("first", "second")
+    (root / "compare.png").unlink()
+    lines = compare("second")
+    assert lines[-1] == "no figure is written, because there are no curves" and not (root / "compare.png").exists()
 
 
 def test_no_run_and_too_many_runs_are_refused_with_runs_to_type(root, compare):
@@ -129,15 +133,6 @@ def test_no_run_and_too_many_runs_are_refused_with_runs_to_type(root, compare):
     assert compare(code=2)[-1] == "  type   python launch/compare.py r7 r8"
     lines = compare(*(f"r{number}" for number in range(9)), code=2)
     assert "9 runs; one figure shows at most 8" in lines[2] and lines[-1].endswith("r6 r7")
-
-
-def test_runs_without_curves_are_named_and_no_figure_is_written_without_any(root, compare):
-    add(root / "first")
-    add(root / "second", curves=None)
-    assert "second: there are no curves in runs/second/tensorboard" in compare("first", "second")
-    (root / "compare.png").unlink()
-    lines = compare("second")
-    assert lines[-1] == "no figure is written, because there are no curves" and not (root / "compare.png").exists()
 
 
 def test_a_run_that_has_not_logged_the_axis_is_drawn_by_its_totals_or_refused_without_them(root, compare, drawn):

@@ -3,13 +3,14 @@ import os
 import subprocess
 import time
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
-from rankzero.commands.jobs import queue
 from rankzero.commands.jobs.record import Record, write_record
 from rankzero.commands.jobs.schedulers.state import State
 from rankzero.commands.list import main
+from rankzero.runs.reports.recorded.recorded_run import read_run
 from recorded_runs import locked, write_curves, write_lock, write_run
 from running import run, run_without_importing, script
 
@@ -136,16 +137,12 @@ def test_archived_runs_and_older_runs_are_counted_and_listed_with_all(root, list
 
 
 def test_hundreds_of_runs_are_read_only_as_far_as_they_are_shown(root, listing, monkeypatch):
-    root.mkdir()
     for number in range(300):
-        (root / f"r{number}").mkdir()
+        (root / f"r{number}").mkdir(parents=True)
         (root / f"r{number}" / "run.json").touch()
-    opened = []
-    monkeypatch.setattr("rankzero.commands.list.read_run", lambda path: opened.append(path) or read_run(path))
-    from rankzero.runs.reports.recorded.recorded_run import read_run
-
-    assert "250 older runs are not listed" in listing()[-1]
-    assert len(opened) == 50
+    read = Mock(side_effect=read_run)
+    monkeypatch.setattr("rankzero.commands.list.read_run", read)
+    assert "250 older runs are not listed" in listing()[-1] and read.call_count == 50
 
 
 def test_an_empty_root_has_a_line_and_a_missing_root_is_refused_with_the_flag_to_type(root, listing):
@@ -172,12 +169,10 @@ def test_folders_without_permission_and_runs_that_cannot_be_read_are_listed_as_u
     assert "unknown" in row_of(lines, "broken") and lines[-1].startswith("broken: run.json cannot be read: ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "instead"), [(["--last", "none"], "--last 20"), (["first"], "python launch/list.py --help")]
-)
-def test_a_wrong_request_is_refused_with_the_words_to_type(listing, arguments, instead):
-    lines = listing(*arguments, code=2)
-    assert lines[0] == "rankzero: cannot start" and lines[-1] == f"  type   {instead}"
+def test_a_wrong_request_is_refused_with_the_words_to_type(listing):
+    for arguments, instead in (("--last none", "--last 20"), ("first", "python launch/list.py --help")):
+        lines = listing(*arguments.split(), code=2)
+        assert lines[0] == "rankzero: cannot start" and lines[-1] == f"  type   {instead}"
 
 
 def test_json_contains_all_metrics_and_null_for_nan(root, listing):
@@ -190,48 +185,35 @@ def test_json_contains_all_metrics_and_null_for_nan(root, listing):
 
 @pytest.fixture
 def job_states(monkeypatch):
-    """Replaces the scheduler by a dictionary of states."""
+    """Replaces the scheduler by a dictionary of states; a job without an entry must not be asked about."""
     states = {}
-    monkeypatch.setattr(queue, "states_of", lambda records: {record.name: states[record.name] for record in records})
-    monkeypatch.setattr("rankzero.commands.list.states_of", queue.states_of)
+    monkeypatch.setattr(
+        "rankzero.commands.list.states_of", lambda records: {record.name: states[record.name] for record in records}
+    )
     return states
 
 
-def submit(root, name, array=None):
-    root.mkdir(exist_ok=True)
-    write_record(root, Record(name, "slurm", "srun", "12", array))
-
-
-def test_a_submitted_run_that_has_not_begun_has_the_status_of_its_job(root, listing, job_states):
-    submit(root, "new")
-    job_states["new"] = State("PENDING", True, "(Priority)")
+def test_a_submitted_run_has_the_status_of_its_job_until_it_begins_and_a_finished_run_its_own(
+    root, listing, job_states
+):
+    write_run(root / "done")
+    write_run(root / "sweep-0")
+    for name, array in (("new", None), ("done", None), ("sweep", "0-3")):
+        write_record(root, Record(name, "slurm", "srun", "12", array))
+    os.utime(root / "done.job.json", (time.time() - 60,) * 2)
+    job_states |= {"new": State("PENDING", True, "(Priority)"), "sweep": State("2 PENDING", True)}
     lines = listing()
-    assert row_of(lines, "new").split()[1] == "waiting"
-    assert lines[-1] == "new: job 12 (slurm) is PENDING (Priority)"
+    expected = {"new": "waiting", "done": "finished", "sweep": "waiting", "sweep-0": "finished"}
+    assert {name: row_of(lines, name).split()[1] for name in expected} == expected
+    assert "new: job 12 (slurm) is PENDING (Priority)" in lines
 
 
 def test_a_resubmitted_run_waits_in_the_queue_until_its_attempt_begins(root, listing, job_states):
     write_run(root / "again", "stopped", another_attempt=True)
-    submit(root, "again")
+    write_record(root, Record("again", "slurm", "srun", "12"))
     states = {"waiting": State("PENDING", True), "running": State("RUNNING", True), "stopped": State("ENDED", False)}
     for status, job_states["again"] in states.items():
         assert row_of(listing(), "again").split()[1] == status
-
-
-def test_the_scheduler_is_not_asked_about_finished_runs(root, listing, monkeypatch):
-    submit(root, "done")
-    write_run(root / "done")
-    os.utime(root / "done.job.json", (time.time() - 60,) * 2)
-    monkeypatch.setattr("rankzero.commands.list.states_of", lambda records: pytest.fail("asked"))
-    assert "finished" in row_of(listing(), "done")
-
-
-def test_a_job_array_waits_as_one_row_beside_the_members_that_have_begun(root, listing, job_states):
-    submit(root, "sweep", "0-3")
-    write_run(root / "sweep-0")
-    job_states["sweep"] = State("2 PENDING", True)
-    lines = listing()
-    assert "finished" in row_of(lines, "sweep-0") and "waiting" in row_of(lines, "sweep")
 
 
 def test_the_script_lists_runs_without_importing_torch(tmp_path):

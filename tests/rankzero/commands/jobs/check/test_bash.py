@@ -49,15 +49,9 @@ def test_assignments_are_found():
 @pytest.mark.parametrize(
     ("word", "expanded", "substituted"),
     [
-        ("$A", {"A"}, False),
-        ('"x${A}y$B"', {"A", "B"}, False),
-        ("'$A'", set(), False),
-        ("\\$A", set(), False),
-        ("${A:-$B}", {"A", "B"}, False),
-        ("$((A + 1))", {"A"}, False),
-        ('"$(hostname)"', set(), True),
-        ("`hostname`", set(), True),
-        ("'$(hostname)'", set(), False),
+        *(("$A", {"A"}, False), ('"x${A}y$B"', {"A", "B"}, False), ("${A:-$B}", {"A", "B"}, False)),
+        *(("$((A + 1))", {"A"}, False), ("'$A'", set(), False), ("\\$A", set(), False)),
+        *(('"$(hostname)"', set(), True), ("`hostname`", set(), True), ("'$(hostname)'", set(), False)),
     ],
 )
 def test_what_the_script_itself_replaces_is_known(word, expanded, substituted):
@@ -81,12 +75,8 @@ def test_a_command_in_the_text_of_a_shell_or_on_another_machine_is_found():
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("a &\n", "in_background"),
-        ("a | b\n", "piped"),
-        ("a || b\n", "handled"),
-        ("if a; then b; fi\n", "handled"),
-        ("! a\n", "handled"),
-        ("f() { a; }\n", "in_function"),
+        *(("a &\n", "in_background"), ("a | b\n", "piped"), ("f() { a; }\n", "in_function")),
+        *((text, "handled") for text in ("a || b\n", "if a; then b; fi\n", "! a\n")),
         ("case x in x) a;; esac\n", "is_conditional"),
     ],
 )

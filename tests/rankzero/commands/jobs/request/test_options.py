@@ -22,13 +22,8 @@ DOCUMENTATION = REPOSITORY / "docs" / "jobs.md"
 FLAGS = {flag.name: flag for flag in SUBMIT_FLAGS}
 ACCEPTED = {
     memory_value: {
-        "64G": "64G",
-        "64gb": "64G",
-        "64 GB": "64G",
-        "64GiB": "64G",
-        "500m": "500M",
-        "1KB": "1K",
-        "2Tb": "2T",
+        **dict.fromkeys(("64G", "64gb", "64 GB", "64GiB"), "64G"),
+        "500m": "500M", "1KB": "1K", "2Tb": "2T",
     },
     one_line: ["gpu", "a b", "a&b|c", "*", "$HOME", "caf\u00e9", '"', "'", "\\", " a "],
     array_value: ["0", "0-3", "1,5,9", "0-10:2", "0-3,7,10-20:5", "0-99%4", "1,2%1"],
@@ -45,24 +40,10 @@ REFUSED = {
     one_line: ("printable characters in one line", ["", " ", "a\nb", "a\r", "a\tb", "\0", *CONTROL]),
     array_value: (
         "a list of indices",
-        (
-            "",
-            "a",
-            "-1",
-            "0-",
-            "0,",
-            ",0",
-            "0--3",
-            "0-3:0",
-            "0:2",
-            "0%0",
-            "0%",
-            "0-3%2,5",
-            "3-0",
-            "0 1",
-            "0-3\n",
+        [
+            *("", "a", "-1", "0-", "0,", ",0", "0--3", "0-3:0", "0:2", "0%0", "0%", "0-3%2,5", "3-0", "0 1", "0-3\n"),
             "$(id)",
-        ),
+        ],
     ),
     host_value: (
         "a list of host names",
