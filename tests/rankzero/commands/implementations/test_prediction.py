@@ -15,13 +15,7 @@ from data_modules.toy import Toy
 from lightning_modules.mlp import MLP
 from rankzero.cli.arguments import parse_arguments
 from rankzero.commands.implementations import prediction
-from rankzero.commands.implementations.prediction import (
-    PARTS_FOLDER,
-    KeepPredictions,
-    output_folder,
-    predict,
-    read_split,
-)
+from rankzero.commands.implementations.prediction import PARTS_FOLDER, KeepPredictions, predict, read_split
 from rankzero.commands.implementations.prediction_files import merge
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.result import RendezvousResult
@@ -121,7 +115,9 @@ def test_a_failed_prediction_removes_its_partial_files(run, add_module):
         assert folder.exists() is bool(kept) and [path.name for path in folder.glob("*")] == kept
 
 
-class Net(LightningModule):
+class Staged:
+    """Records the stages of `setup`."""
+
     def __init__(self):
         super().__init__()
         self.stages = []
@@ -129,18 +125,13 @@ class Net(LightningModule):
     def setup(self, stage):
         self.stages.append(stage)
 
+
+class Net(Staged, LightningModule):
     def predict_step(self, batch, batch_idx, dataloader_idx=0):
         return {"number": batch[0][:, 0].long(), "loader": [str(dataloader_idx)] * len(batch[0])}
 
 
-class Data(LightningDataModule):
-    def __init__(self):
-        super().__init__()
-        self.stages = []
-
-    def setup(self, stage):
-        self.stages.append(stage)
-
+class Data(Staged, LightningDataModule):
     def test_dataloader(self):
         return new_loader(5)
 
@@ -197,12 +188,11 @@ def test_a_split_without_a_dataloader_is_refused():
         assert (error.asked, error.found) == (f"--split {split}", found) and error.instead.startswith(instead)
 
 
-@pytest.mark.filterwarnings("ignore:.*has shuffling enabled", "ignore:.*across ranks is zero")
+@pytest.mark.filterwarnings("ignore:.*has shuffling enabled")
 @pytest.mark.parametrize(
-    ("count", "settings"), [(0, {}), (1, {}), (7, {}), (7, {"shuffle": True}), (7, {"drop_last": True})]
+    ("count", "settings"), [(1, {}), (7, {}), (7, {"shuffle": True}), (7, {"drop_last": True})], ids=str
 )
 def test_predictions_of_a_users_loader_are_stored_in_reading_order(tmp_path, count, settings):
-    settings = {name: value for name, value in settings.items() if count}
     torch.manual_seed(0)
     seen = []
 
@@ -211,12 +201,14 @@ def test_predictions_of_a_users_loader_are_stored_in_reading_order(tmp_path, cou
             seen.extend(batch[0][:, 0].tolist())
             return batch[0][:, 0]
 
-    callback = keep(tmp_path, RecordingNet(), new_loader(count, **settings))
-    if count == 0:  # Lightning calls no hook for an empty loader
-        assert callback.writers == []
-        return
+    keep(tmp_path, RecordingNet(), new_loader(count, **settings))
     assert merge(tmp_path / "0", tmp_path / "all.pt") == len(seen)
     assert torch.load(tmp_path / "all.pt", weights_only=True).tolist() == seen
+
+
+@pytest.mark.filterwarnings("ignore:.*across ranks is zero")
+def test_an_empty_loader_has_no_predictions(tmp_path):
+    assert keep(tmp_path, Net(), new_loader(0)).writers == []  # Lightning calls no hook for it
 
 
 def test_predictions_of_each_loader_are_stored_separately(tmp_path):
@@ -236,19 +228,17 @@ def test_a_users_sampler_is_refused_on_several_processes(tmp_path):
         assert error.instead == "--devices 1, without a launcher"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "checkpoint", "folder"),
-    [
-        ((), "runs/x/checkpoints/step-1", "runs/x/predictions"),
-        (("--split", "test"), "runs/x/checkpoints/step-1", "runs/x/predictions-test"),
-        (("--split", "val"), "runs/x/checkpoints/step-1", "runs/x/predictions-val"),
-        (("--output", "here"), "runs/x/checkpoints/step-1", "here"),
-        (("--split", "test"), "else/where/a.ckpt", "a.ckpt-predictions-test"),  # not in a run
-        (("--output", "~/out"), "a/b/c", "/home/me/out"),
-    ],
-)
-def test_predictions_are_written_into_the_run_or_the_output_folder(cwd, monkeypatch, arguments, checkpoint, folder):
+def test_predictions_are_written_into_the_run_or_the_output_folder(cwd, monkeypatch):
     monkeypatch.setenv("HOME", "/home/me")
     (cwd / "runs/x/checkpoints/step-1").mkdir(parents=True)
     (cwd / "runs/x/run.json").write_text("{}")
-    assert output_folder(parse_flags(*arguments), Path(checkpoint)) == Path(folder)
+    for arguments, checkpoint, folder in (
+        ("", "runs/x/checkpoints/step-1", "runs/x/predictions"),
+        ("--split test", "runs/x/checkpoints/step-1", "runs/x/predictions-test"),
+        ("--split val", "runs/x/checkpoints/step-1", "runs/x/predictions-val"),
+        ("--output here", "runs/x/checkpoints/step-1", "here"),
+        ("--split test", "else/where/a.ckpt", "a.ckpt-predictions-test"),  # not in a run
+        ("--output ~/out", "a/b/c", "/home/me/out"),
+    ):
+        found = prediction.output_folder(parse_flags(*arguments.split()), Path(checkpoint))
+        assert found == Path(folder)

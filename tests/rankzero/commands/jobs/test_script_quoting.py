@@ -95,16 +95,9 @@ def machine(tmp_path):
     path = f"{programs}:/usr/bin:/bin"
     (home / ".bash_profile").write_text(f"PATH={path}\n")  # /etc/profile sets another PATH
     (tmp_path / "nodes").write_text("n1\nn2\n")
-    return {
-        "PATH": path,
-        "HOME": str(home),
-        "TMPDIR": str(tmp_path),
-        "LC_ALL": "C.UTF-8",
-        "SLURM_JOB_ID": "12",
-        "SLURM_JOB_NODELIST": "n[1-2]",
-        "PBS_JOBID": "15[3].pbs1",
-        "PBS_NODEFILE": str(tmp_path / "nodes"),
-    }
+    variables = {"PATH": path, "HOME": str(home), "TMPDIR": str(tmp_path), "LC_ALL": "C.UTF-8", "SLURM_JOB_ID": "12"}
+    queued = {"SLURM_JOB_NODELIST": "n[1-2]", "PBS_JOBID": "15[3].pbs1", "PBS_NODEFILE": str(tmp_path / "nodes")}
+    return variables | queued
 
 
 @pytest.mark.parametrize("job", JOBS)

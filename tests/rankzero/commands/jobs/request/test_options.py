@@ -2,54 +2,46 @@ import re
 
 import pytest
 
+from rankzero.commands.jobs.request import options
 from rankzero.commands.jobs.request.command_line import FILES, SWITCHES, parse
 from rankzero.commands.jobs.request.job_request import FORMS
-from rankzero.commands.jobs.request.options import (
-    LISTS,
-    SUBMIT_FLAGS,
-    accepted_flags,
-    array_value,
-    command_lines,
-    help_text,
-    host_value,
-    is_queuing,
-    memory_value,
-    one_line,
-)
+from rankzero.commands.jobs.request.options import LISTS, SUBMIT_FLAGS, accepted_flags, help_text, is_queuing
 from running import REPOSITORY
 
 DOCUMENTATION = REPOSITORY / "docs" / "jobs.md"
 FLAGS = {flag.name: flag for flag in SUBMIT_FLAGS}
 ACCEPTED = {
-    memory_value: {
+    options.memory_value: {
         **dict.fromkeys(("64G", "64gb", "64 GB", "64GiB"), "64G"),
-        "500m": "500M", "1KB": "1K", "2Tb": "2T",
+        "500m": "500M",
+        "1KB": "1K",
+        "2Tb": "2T",
     },
-    one_line: ["gpu", "a b", "a&b|c", "*", "$HOME", "caf\u00e9", '"', "'", "\\", " a "],
-    array_value: ["0", "0-3", "1,5,9", "0-10:2", "0-3,7,10-20:5", "0-99%4", "1,2%1"],
-    host_value: ["n1", "n1.example.org", "10.0.0.1", "user@n1", "a_b-c@n-1", "_"],
-    command_lines: ["source a.sh", "a\nb", "\texport A='b c'\n", "#SBATCH --exclusive"],
+    options.one_line: ["gpu", "a b", "a&b|c", "*", "$HOME", "caf\u00e9", '"', "'", "\\", " a "],
+    options.array_value: ["0", "0-3", "1,5,9", "0-10:2", "0-3,7,10-20:5", "0-99%4", "1,2%1"],
+    options.host_value: ["n1", "n1.example.org", "10.0.0.1", "user@n1", "a_b-c@n-1", "_"],
+    options.command_lines: ["source a.sh", "a\nb", "\texport A='b c'\n", "#SBATCH --exclusive"],
 }
 CONTROL = ["\x1b[31m", "\x7f", "\x85", "\u2028", "\udcff"]
 CONTROL += [f"a{chr(code)}b" for code in (*range(32), *range(127, 160))]
 REFUSED = {
-    memory_value: (
+    options.memory_value: (
         "a number with a unit",
         ["", "64", "0G", "-1G", "1.5G", "64  G", "64P", "G", "64G\n", "1234567890G", "\u0661G", "64Gi"],
     ),
-    one_line: ("printable characters in one line", ["", " ", "a\nb", "a\r", "a\tb", "\0", *CONTROL]),
-    array_value: (
+    options.one_line: ("printable characters in one line", ["", " ", "a\nb", "a\r", "a\tb", "\0", *CONTROL]),
+    options.array_value: (
         "a list of indices",
         [
             *("", "a", "-1", "0-", "0,", ",0", "0--3", "0-3:0", "0:2", "0%0", "0%", "0-3%2,5", "3-0", "0 1", "0-3\n"),
             "$(id)",
         ],
     ),
-    host_value: (
+    options.host_value: (
         "a list of host names",
         ["", "-n1", "-o@n1", "n1 n2", "n1,n2", "n1:22", "a@b@c", "@n1", "n1@", "n1;id", "$(id)", "n1\n", ".n1", "é"],
     ),
-    command_lines: ("lines of text", ["", " \n", "\0", "a\0b"]),
+    options.command_lines: ("lines of text", ["", " \n", "\0", "a\0b"]),
 }
 
 
