@@ -69,11 +69,6 @@ def test_a_missing_class_of_a_module_names_the_classes_that_it_defines(add_modul
         assert found + f"  type   --model {advice}" in str(error.value)
 
 
-def test_a_class_that_is_not_a_lightning_module_is_refused(cwd):
-    with pytest.raises(CannotStart, match="json.JSONDecoder is not a LightningModule"):
-        fit_in_process("--model", "json.JSONDecoder")
-
-
 @pytest.mark.system
 def test_a_users_file_hidden_by_a_rankzero_module_is_named(cwd):
     (cwd / "data_modules").mkdir()

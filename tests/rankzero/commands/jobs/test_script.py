@@ -105,10 +105,12 @@ def test_shellcheck_has_no_complaint():
     assert (checked.returncode, checked.stdout) == (0, "")
 
 
-def test_slurm_expedites_a_requeue_only_if_it_can():
+def test_slurm_expedites_a_requeue_only_if_it_can_and_runs_of_different_names_use_different_ports():
     expedited = script(CASES["slurm-srun-minimal"], expedite=True)
     assert "#SBATCH --requeue=expedite\n" in expedited
     assert expedited.replace("=expedite", "") == text_of("slurm-srun-minimal")
+    texts = [script(replace(CASES["ssh-all"], name=f"run-{index}")) for index in range(20)]
+    assert len({re.search(r"--master_port=(\d+)", text)[1] for text in texts}) > 15
 
 
 def test_slurm_signals_the_job_before_its_time_limit():
@@ -136,21 +138,13 @@ def test_the_log_is_written_to_the_folder_of_the_runs(root, slurm, pbs):
     assert directives(text_of("pbs-pbsdsh-minimal", root=root))["-o"] == pbs
 
 
-def test_a_container_mounts_the_folder_of_the_runs():
+def test_a_container_mounts_the_folder_of_the_runs_or_a_folder_that_it_cannot_mount_is_refused():
     assert " --volume=/r:/r " in text_of("docker-one-machine", root="/r")
     assert " --bind=/r " in text_of("apptainer-one-machine", root="/r")
-
-
-@pytest.mark.parametrize("root", ["/a:b", "/a,b", "/a\nb", "runs:1"])
-def test_a_folder_that_a_container_cannot_mount_is_refused(root):
     for name in [name for name in CASES if CASES[name].image]:
-        with pytest.raises(RequestError, match="colon, a comma or a control character"):
-            text_of(name, root=root)
-
-
-def test_runs_of_different_names_use_different_ports():
-    texts = [script(replace(CASES["ssh-all"], name=f"run-{index}")) for index in range(20)]
-    assert len({re.search(r"--master_port=(\d+)", text)[1] for text in texts}) > 15
+        for root in ("/a:b", "/a,b", "/a\nb", "runs:1"):
+            with pytest.raises(RequestError, match="colon, a comma or a control character"):
+                text_of(name, root=root)
 
 
 def test_values_have_the_form_that_a_scheduler_accepts():

@@ -6,17 +6,12 @@ from rankzero.commands.jobs.check.directives import read_directives
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ("#SBATCH --nodes=2", [("nodes", "2")]),
-        ("#SBATCH --nodes 2 # two", [("nodes", "2")]),
+        *(("#SBATCH --nodes=2", [("nodes", "2")]), ("#SBATCH --nodes 2 # two", [("nodes", "2")])),
         ("#SBATCH -N2 -n 4", [("nodes", "2"), ("ntasks", "4")]),
         ("#SBATCH --requeue --time=1:00", [("requeue", ""), ("time", "1:00")]),
-        ("#SBATCH --tasks-per-node=4", [("ntasks-per-node", "4")]),
+        *(("#SBATCH --tasks-per-node=4", [("ntasks-per-node", "4")]), ("#SBATCH --comment='a b", [("comment", "'a")])),
         ("#SBATCH --job-name='a b'", [("job-name", "a b")]),
-        ("#SBATCH --comment='a b", [("comment", "'a")]),
-        ("# SBATCH --nodes=2", []),
-        ("##SBATCH --nodes=2", []),
-        (" #SBATCH --nodes=2", []),
-        ("#SBATCH", []),
+        *((line, []) for line in ("# SBATCH --nodes=2", "##SBATCH --nodes=2", " #SBATCH --nodes=2", "#SBATCH")),
     ],
 )
 def test_options_of_sbatch(line, found):

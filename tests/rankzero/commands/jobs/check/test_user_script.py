@@ -24,14 +24,11 @@ def test_python_without_a_launcher_does_not_train_beside_commands_with_one():
     assert [command.line for command in UserScript("python prepare.py\npython train.py\n").training] == [1, 2]
 
 
-def test_variables_of_the_script_are_replaced_by_their_last_value():
+def test_variables_of_the_script_are_replaced_by_their_last_value_and_finitely_often():
     script = UserScript("A=1\nB=x$A\nA=2\nC=9 env\necho $B ${C} ${A}\n")
     command = script.commands[-1]
     assert script.resolved("$B-${A}-$C-$D", command) == "x1-2-$C-$D"
     assert command.values["A"].line == 3 and "C" not in command.values
-
-
-def test_a_variable_that_contains_itself_is_replaced_finitely_often():
     script = UserScript("PATH=$PATH:/x\necho $PATH\n")
     assert script.resolved("$PATH", script.commands[-1]) == "$PATH:/x"
     script = UserScript("A=x\n" + 'A="$A $A"\n' * 40 + "echo $A\n")

@@ -76,16 +76,16 @@ def test_an_unknown_key_or_an_invalid_value_of_a_site_file_is_refused_as_yaml(si
         assert refusal(*SLURM, site(text))[0] == f"{file}: {key}"
 
 
-EMPTY = "the value is empty; a value that begins with # needs quotes"
-
-
 @pytest.mark.parametrize(
     ("text", "found"),
     [
         *((text, "not YAML: ") for text in ("a: [", "a: b: c", "\x01")),
         *((text, "not a YAML mapping") for text in ("- a", "text", "3")),
         *((text, "the value is not text") for text in ("partition: [a, b]", "modules: {a: b}", "modules: [[a]]")),
-        *((text, EMPTY) for text in ("partition:", "extra:\n  - #SBATCH --exclusive", "modules: []\nsetup: ['']")),
+        *(
+            (text, "the value is empty; a value that begins with # needs quotes")
+            for text in ("partition:", "extra:\n  - #SBATCH --exclusive", "modules: []\nsetup: ['']")
+        ),
     ],
 )
 def test_a_wrong_site_file_is_refused(site, text, found):

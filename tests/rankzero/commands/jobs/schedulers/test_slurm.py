@@ -16,23 +16,27 @@ def test_sbatch_prints_only_the_id():
     assert {output: slurm.job_id(output) for output in expected} == expected
 
 
+RAN, WAITS = "on n1, 1:02 of 2:00:00", "0:00|2:00:00|"
+
+
 @pytest.mark.parametrize(
     ("output", "state"),
     [
+        *(("RUNNING|None|1:02|2:00:00|n1", State("RUNNING", True, RAN)), ("RUNNING", State("RUNNING", True))),
         ("RUNNING|None|1:02|2:00:00|n[1-2]", State("RUNNING", True, "on n[1-2], 1:02 of 2:00:00")),
-        ("PENDING|Resources|0:00|2:00:00|", State("PENDING", True, "(Resources)")),
-        ("PENDING|None|0:00|2:00:00|", State("PENDING", True)),
-        ("PENDING||0:00|2:00:00|", State("PENDING", True)),
-        ("PENDING|BeginTime|0:00|2:00:00|", State("PENDING", True, "(BeginTime)")),
-        ("REQUEUE_HOLD|x|0:00|2:00:00|", State("REQUEUE_HOLD", True)),
-        ("COMPLETING|None|1:02|2:00:00|n1", State("COMPLETING", True, "on n1, 1:02 of 2:00:00")),
-        ("COMPLETED|None|1:02|2:00:00|n1", State("COMPLETED", False, "on n1, 1:02 of 2:00:00", has_failed=False)),
-        ("CANCELLED|None|0:00|2:00:00|", State("CANCELLED", False, has_failed=True)),
+        *(
+            (f"PENDING|{reason}|{WAITS}", State("PENDING", True, f"({reason})"))
+            for reason in ("Resources", "BeginTime")
+        ),
+        *((f"PENDING|{reason}|{WAITS}", State("PENDING", True)) for reason in ("None", "")),
+        (f"REQUEUE_HOLD|x|{WAITS}", State("REQUEUE_HOLD", True)),
+        ("COMPLETING|None|1:02|2:00:00|n1", State("COMPLETING", True, RAN)),
+        ("COMPLETED|None|1:02|2:00:00|n1", State("COMPLETED", False, RAN, has_failed=False)),
+        (f"CANCELLED|None|{WAITS}", State("CANCELLED", False, has_failed=True)),
         ("TIMEOUT|TimeLimit|2:00|2:00|n1", State("TIMEOUT", False, "on n1, 2:00 of 2:00", has_failed=True)),
         ("RUNNING|||||\nRUNNING||||\nPENDING||||", State("2 RUNNING, 1 PENDING", True)),  # a job array
         ("COMPLETED||||\nFAILED||||", State("1 COMPLETED, 1 FAILED", False, has_failed=True)),
         ("COMPLETED||||\nRUNNING||||", State("1 COMPLETED, 1 RUNNING", True)),
-        ("RUNNING", State("RUNNING", True)),
         ("REVOKED|None|0:00|1:00|n1", State("REVOKED", False, "on n1, 0:00 of 1:00", has_failed=True)),
     ],
 )
@@ -64,19 +68,11 @@ def test_squeue_is_asked_for_ended_jobs_too(programs, calls, script, state):
 @pytest.mark.parametrize(
     ("script", "supported"),
     [
-        ("echo slurm 25.11.0", True),
-        ("echo slurm 26.05.1", True),
-        ("echo slurm-wlm 25.05.3", False),
-        ("echo slurm-wlm 22.05.8", False),
-        ("echo slurm", False),
-        ("echo slurm 25.11.0; exit 1", False),
-        (None, False),
+        *((f"echo slurm {version}", True) for version in ("25.11.0", "26.05.1")),
+        *((f"echo slurm-wlm {version}", False) for version in ("25.05.3", "22.05.8")),
+        *(("echo slurm", False), ("echo slurm 25.11.0; exit 1", False), (None, False)),
     ],
 )
 def test_expedited_requeue_needs_slurm_25_11(programs, script, supported):
     programs(**({"sbatch": script} if script else {}))
     assert slurm.supports_expedite() is supported
-
-
-def test_a_state_is_printed_with_its_details():
-    assert str(State("RUNNING", True, "on n1")) == "RUNNING on n1" and str(State("ENDED", False)) == "ENDED"
