@@ -1,6 +1,5 @@
 """Imports of user code, in separate processes because `install` changes a process permanently."""
 
-import subprocess
 import sys
 
 import pytest
@@ -9,12 +8,10 @@ from rankzero.cli.import_names import CHECKOUT, SOURCES
 from running import fit, run
 
 
-def run_code(code, folder, *options):
+def run_code(code, folder):
     """Runs code in a user's folder, as Rankzero's commands run user code."""
     setup = f"import sys; sys.path[:0] = {SOURCES!r}\nfrom rankzero.cli import import_names\n"
-    process = subprocess.run([sys.executable, *options, "-c", setup + code], cwd=folder, capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
-    return process.stdout
+    return run(sys.executable, "-c", setup + code, folder=folder).out
 
 
 def write_files(folder, files):

@@ -10,12 +10,8 @@ from rankzero.runs.reports.comparison import figure
 from recorded_runs import locked, write_curves, write_run
 from running import run, run_without_importing
 
-CURVES = {
-    "train/loss": {0: 1.0, 9: 0.5},
-    "val/loss": {9: 0.6},
-    "x_axis/samples": {0: 32, 9: 320},
-    "x_axis/epoch": {0: 0.1, 9: 1.0},
-}
+CURVES = {"train/loss": {0: 1.0, 9: 0.5}, "val/loss": {9: 0.6}}
+CURVES |= {"x_axis/samples": {0: 32, 9: 320}, "x_axis/epoch": {0: 0.1, 9: 1.0}}
 
 
 @pytest.fixture

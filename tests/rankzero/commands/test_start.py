@@ -104,6 +104,9 @@ def test_the_work_runs_once_on_each_rank(start_program):
     assert {(call["world"], call["members"]) for call in calls} == {(3, 3)}
     cores = len(os.sched_getaffinity(0)) // 3
     assert {call["threads"] for call in calls} <= {str(max(1, cores)), str(max(1, cores) + 1)}
+
+
+def test_a_failure_on_one_rank_fails_the_command(start_program):
     code, calls, err = wait_for(start_program("fails on rank 1", "--devices", "2"))
     assert code == 1 and len(calls) == 2 and err.count("KeyError: 'in the work'") == 1
 
@@ -141,25 +144,20 @@ def fail_if_called(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "name", "rest"),
     [
-        ("", "fit", ""),
-        ("--epochs 3", "fit", "--epochs 3"),
-        ("fit --epochs 3", "fit", "--epochs 3"),
-        ("validate --name x", "evaluate", "--split val --name x"),
-        ("test", "evaluate", "--split test"),
-        ("predict fit", "predict", "fit"),
-        ("--name test", "fit", "--name test"),
-        ("evaluate", "fit", "evaluate"),
+        *(("", "fit", ""), ("--epochs 3", "fit", "--epochs 3"), ("fit --epochs 3", "fit", "--epochs 3")),
+        *(("validate --name x", "evaluate", "--split val --name x"), ("test", "evaluate", "--split test")),
+        *(("predict fit", "predict", "fit"), ("--name test", "fit", "--name test"), ("evaluate", "fit", "evaluate")),
     ],
 )
 def test_a_subcommand_resolves_to_its_command_and_the_remaining_arguments(arguments, name, rest):
     assert resolve_subcommand(command_of("fit"), arguments.split()) == (name, rest.split())
 
 
-@pytest.mark.parametrize(("subcommand", "script"), [("test", "evaluate"), ("predict", "predict")])
-def test_a_subcommand_of_fit_starts_the_other_command(subcommand, script, capsys):
-    with pytest.raises(SystemExit) as exit_info:
-        start(command_of("fit"), fail_if_called, [subcommand, "--help"])
-    assert exit_info.value.code == 0 and capsys.readouterr().out.startswith(f"python launch/{script}.py: ")
+def test_a_subcommand_of_fit_starts_the_other_command(capsys):
+    for subcommand, script in (("test", "evaluate"), ("predict", "predict")):
+        with pytest.raises(SystemExit) as exit_info:
+            start(command_of("fit"), fail_if_called, [subcommand, "--help"])
+        assert exit_info.value.code == 0 and capsys.readouterr().out.startswith(f"python launch/{script}.py: ")
 
 
 def test_a_wrong_request_or_explain_prints_one_message_and_does_not_start_the_work(capsys):

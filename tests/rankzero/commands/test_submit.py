@@ -35,14 +35,13 @@ def launch(cwd, monkeypatch, capsys):
 
 @pytest.fixture
 def record(cwd):
-    """Records a job of a run, and returns a function that writes the summary of the run."""
+    """Records a job of the run `my-run`."""
     write_record(cwd / "runs", Record("my-run", "slurm", "srun", "123"))
 
-    def write_status(status):
-        (cwd / "runs" / "my-run").mkdir(exist_ok=True)
-        (cwd / "runs" / "my-run" / "summary.json").write_text(f'{{"status": "{status}"}}')
 
-    return write_status
+def write_summary(cwd, status):
+    (cwd / "runs" / "my-run").mkdir(exist_ok=True)
+    (cwd / "runs" / "my-run" / "summary.json").write_text(f'{{"status": "{status}"}}')
 
 
 def last_command(text):
@@ -94,18 +93,16 @@ def test_the_script_in_launch_submits_fit_beside_it_and_python_m_rankzero_the_in
     assert "rankzero submit stop NAME" in error and "launch/" not in error
 
 
-@pytest.mark.parametrize("command", [["bin/rankzero", "submit"], ["submit.py"]], ids=["console command", "copy"])
-def test_the_console_command_and_a_copy_without_fit_beside_it_submit_the_installed_fit(
-    launch, monkeypatch, cwd, command
-):
-    monkeypatch.setattr(sys, "argv", [str(cwd / command[0]), *command[1:]])
-    assert last_command(launch(*LOCAL, "--dry_run")[1])[1:5] == [sys.executable, "-m", "rankzero", "fit"]
-
-
-def test_an_image_runs_its_own_python_and_a_request_for_gpus_reaches_fit(launch):
+def test_the_console_command_a_copy_without_fit_beside_it_and_an_image_run_the_installed_fit(launch, monkeypatch, cwd):
     code, out, _ = launch(*SLURM, "--image", "image.sif", "--dry_run")
     assert code == 0 and "-- image.sif \\\n    python -m rankzero fit \\\n" in out
     assert sys.executable not in out and script("fit") not in out and "--accelerator" not in out
+    for command in ([str(cwd / "bin/rankzero"), "submit"], [str(cwd / "submit.py")]):
+        monkeypatch.setattr(sys, "argv", command)
+        assert last_command(launch(*LOCAL, "--dry_run")[1])[1:5] == [sys.executable, "-m", "rankzero", "fit"]
+
+
+def test_a_request_for_gpus_reaches_fit(launch):
     assert " --accelerator=gpu" in launch(*SLURM, "--dry_run", "--gpus_per_device", "1")[1]
     text = launch(*SLURM, "--dry_run", "--gpus_per_device", "1", "--", "--accelerator", "cuda")[1]
     assert "--accelerator=gpu" not in text and "--accelerator" not in launch(*SLURM, "--dry_run")[1]
@@ -243,30 +240,37 @@ def test_an_action_takes_one_run_and_no_options_of_a_job(launch, action):
     assert "submit the run again" in refused(launch("resume", "x", "--time", "4h"))["found"]
 
 
-def test_a_finished_run_is_not_resumed(launch, programs, record):
-    record("finished")
+def test_resume_submits_the_script_again_unless_the_run_is_finished(launch, programs, cwd):
+    programs(sbatch="echo 123", squeue="true")
+    launch(*SLURM)
+    text = (cwd / "runs" / "my-run.job.sh").read_text()
+    programs(sbatch="echo 124")
+    code, out, _ = launch("resume", "my-run")
+    assert code == 0 and out.startswith("rankzero: submitted run my-run as job 124 (slurm, srun)\n")
+    assert (cwd / "runs" / "my-run.job.sh").read_text() == text
+    programs(squeue="echo 'RUNNING|None|0:01|1:00|n1'")
+    assert launch("resume", "my-run")[0] == 2
+    programs(squeue="true")
+    write_summary(cwd, "finished")
     assert message_of(launch("resume", "my-run"))["found"] == "the run is finished"
-    programs(sbatch="echo 124", squeue="true")
     assert "the run is finished; this job trains only if" in launch(*SLURM)[1]
 
 
-def test_status_prints_the_result_of_an_ended_run(launch, programs, record, cwd):
+def test_status_prints_the_schedulers_word_and_the_result_of_an_ended_run_or_exits_with_1(
+    launch, programs, record, cwd
+):
+    programs(squeue="exit 1")
+    assert launch("status", "my-run")[0] == 1
+    programs(squeue="echo 'PENDING|Resources|0:00|1:00|'")
+    expected = (0, "my-run: job 123 (slurm): PENDING (Resources)\n", "")
+    assert launch("status", "my-run") == launch("status", "--name", "my-run", "--root", "runs") == expected
     (cwd / "runs" / "my-run").mkdir()
     programs(squeue="true")
     for status in (None, "finished", "stopped", "failed"):
         if status:
-            record(status)
+            write_summary(cwd, status)
         expected = f"my-run: job 123 (slurm): ENDED (Slurm no longer knows the job); run {status or 'failed'}\n"
         assert launch("status", "my-run") == (0, expected, "")
-
-
-@pytest.mark.usefixtures("record")
-def test_status_prints_the_schedulers_word_or_exits_with_1(launch, programs):
-    programs(squeue="echo 'PENDING|Resources|0:00|1:00|'")
-    expected = (0, "my-run: job 123 (slurm): PENDING (Resources)\n", "")
-    assert launch("status", "my-run") == launch("status", "--name", "my-run", "--root", "runs") == expected
-    programs(squeue="exit 1")
-    assert launch("status", "my-run")[0] == 1
 
 
 @pytest.mark.usefixtures("record")
@@ -290,22 +294,10 @@ def test_stop_ends_an_active_job_only(launch, programs, calls):
     assert calls("scancel") == ["123"]
 
 
-def test_resume_submits_the_script_again(launch, programs, cwd):
-    programs(sbatch="echo 123", squeue="true")
-    launch(*SLURM)
-    text = (cwd / "runs" / "my-run.job.sh").read_text()
-    programs(sbatch="echo 124")
-    code, out, _ = launch("resume", "my-run")
-    assert code == 0 and out.startswith("rankzero: submitted run my-run as job 124 (slurm, srun)\n")
-    assert (cwd / "runs" / "my-run.job.sh").read_text() == text
-    programs(squeue="echo 'RUNNING|None|0:01|1:00|n1'")
-    assert launch("resume", "my-run")[0] == 2
-
-
 def test_a_followed_local_job_prints_its_log_and_returns_the_exit_code_of_the_run(cwd):
     (cwd / "venv" / "bin").mkdir(parents=True)
     summary = 'mkdir runs/my-run; echo \'{"status": "stopped"}\' >runs/my-run/summary.json'
-    write_program(cwd / "venv" / "bin" / "python", f'echo "$2"; echo two; {summary}')
+    write_program(cwd / "venv" / "bin" / "python", f'echo "$2"; {summary}; echo two')
     result = run("python", script("submit"), *LOCAL, "--venv", "venv", "--follow", folder=cwd, code=75)
     lines = result.out.splitlines()
     assert lines.index("--name=my-run") < lines.index("two") and lines[-1].endswith(": ENDED")

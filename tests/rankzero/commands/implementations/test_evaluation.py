@@ -124,17 +124,14 @@ def test_samples_of_an_iterable_dataset_are_not_counted_but_those_of_several_loa
     assert read_json(cwd / "runs/s/evaluate-val.json")["samples"] == 8
 
 
-@pytest.mark.parametrize(
-    ("steps", "split", "message"),
-    [
+def test_a_split_is_refused_if_the_module_has_no_step_for_it():
+    for steps, split, message in (
         (["test_step"], "val", "asked  --split val\n  found  Net has no validation_step\n  type   --split test"),
         (["validation_step"], "test", "Net has no test_step\n  type   --split val"),
         ([], "val", "type   the same command, after adding validation_step to the class"),
-    ],
-)
-def test_a_split_is_refused_if_the_module_has_no_step_for_it(steps, split, message):
-    model = type("Net", (LightningModule,), {step: lambda self, batch, batch_idx: None for step in steps})()
-    assert message in str(refusal_of(evaluation.run_split, None, SimpleNamespace(model=model), split, None))
+    ):
+        model = type("Net", (LightningModule,), {step: lambda self, batch, batch_idx: None for step in steps})()
+        assert message in str(refusal_of(evaluation.run_split, None, SimpleNamespace(model=model), split, None))
 
 
 def test_a_metric_that_is_not_finite_is_null_in_the_json(user_folder, capsys):

@@ -66,16 +66,13 @@ def test_the_findings_in_a_script_of_a_tutorial(name):
         assert any(item.line == line and item.found.startswith(beginning) for item in findings), (line, beginning)
 
 
+MINIMAL = ("without a time limit", "without a walltime", "each task gets one core", "the folder /home/user/project/")
+"""Findings in minimal scripts, which have no time limit and no number of cores, and whose folder does not exist."""
+
+
 @pytest.mark.parametrize("path", sorted(RECORDED.glob("*.sh")), ids=lambda path: path.stem)
 def test_a_script_that_submit_writes_is_not_wrong(path):
-    """The minimal scripts have no time limit and no number of cores; the folder of the output is on no test machine."""
-    accepted = (
-        "without a time limit",
-        "without a walltime",
-        "each task gets one core",
-        "the folder /home/user/project/",
-    )
-    assert [item for item in check(read_script(str(path))) if not item.found.startswith(accepted)] == []
+    assert [item for item in check(read_script(str(path))) if not item.found.startswith(MINIMAL)] == []
 
 
 NOTHING = "neither #SBATCH, #PBS nor a command that trains was found"
@@ -107,23 +104,18 @@ def test_a_file_that_cannot_be_checked_is_refused(tmp_path, content, found):
     assert error.asked == f"--check {path}" and error.found.startswith(found)
 
 
-def test_the_documentation_shows_the_findings_in_its_script():
+def test_the_report_has_no_control_characters_and_is_shown_in_the_documentation():
+    text = report("x", check("srun torchrun --nnodes='\x1b[31m\u202e2' train.py\n"))
+    assert "\x1b" not in text and "\u202e" not in text and "?[31m?2" in text
     text = (REPOSITORY / "docs/jobs.md").read_text()
     script = re.search(r"^`job.sh`:\n\n```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
     assert indent(report("job.sh", check(script)), " " * 4) in text
 
 
-@pytest.mark.parametrize(
-    "content", [b"shopt -s extglob\nrm -f tmp/!(keep)\npython train.py\n", b"# f\xfcr\npython train.py\n"]
-)
-def test_extended_patterns_and_a_comment_in_latin_1_are_read(tmp_path, content):
-    (tmp_path / "job.sh").write_bytes(content)
-    assert check(read_script(str(tmp_path / "job.sh"))) == []
-
-
-def test_the_report_contains_no_control_characters():
-    text = report("x", check("srun torchrun --nnodes='\x1b[31m\u202e2' train.py\n"))
-    assert "\x1b" not in text and "\u202e" not in text and "?[31m?2" in text
+def test_extended_patterns_and_a_comment_in_latin_1_are_read(tmp_path):
+    for content in (b"shopt -s extglob\nrm -f tmp/!(keep)\npython train.py\n", b"# f\xfcr\npython train.py\n"):
+        (tmp_path / "job.sh").write_bytes(content)
+        assert check(read_script(str(tmp_path / "job.sh"))) == []
 
 
 def test_no_text_fails_the_check():
