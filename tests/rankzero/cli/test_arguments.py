@@ -10,15 +10,11 @@ def parse(*arguments):
     return parse_arguments(FIT, arguments)
 
 
-def test_short_flags_become_lightning_keys_and_override_long_flags():
+def test_short_flags_become_lightning_keys_and_override_long_flags_and_defaults():
     flags = parse("--epochs", "3", "--trainer.max_epochs", "9", "--model", "MLP", "--data=Toy", "--batch_size=8")
     model, data = "--model=lightning_modules.MLP", "--data=data_modules.Toy"
-    expected = [model, data, "--trainer.max_epochs", "9", "--batch_size=8", "--trainer.max_epochs=3"]
-    assert flags.arguments == expected
+    assert flags.arguments == [model, data, "--trainer.max_epochs", "9", "--batch_size=8", "--trainer.max_epochs=3"]
     assert flags.get("epochs") == 3 and flags.get("batch_size") == 8 and flags.get("resume") == "auto"
-
-
-def test_defaults_apply_only_to_flags_that_were_not_given():
     assert "--model=lightning_modules.ResNet" in parse().arguments and parse().explicitly_set == frozenset()
     flags = parse("--model", "my.Net")
     assert flags.explicitly_set == {"model"} and "--data=data_modules.Digits" in flags.arguments

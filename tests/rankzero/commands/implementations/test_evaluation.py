@@ -87,10 +87,7 @@ def user_folder(cwd, add_module):
     return cwd
 
 
-STREAMED_MODULE = (
-    USER_MODULE
-    + """
-class Numbers(torch.utils.data.IterableDataset):
+STREAMED_MODULE = f"""{USER_MODULE}class Numbers(torch.utils.data.IterableDataset):
     def __iter__(self):
         return iter(torch.linspace(0, 1, 320).view(10, 32))
 class Streamed(Data):
@@ -107,7 +104,6 @@ class Limited(Data):
     def val_dataloader(self):
         return [super().val_dataloader()] * 2
 """
-)
 
 
 def test_samples_of_an_iterable_dataset_are_not_counted_but_those_of_several_loaders_are(cwd, add_module, capsys):

@@ -30,16 +30,14 @@ def test_the_id_of_the_next_job_replaces_the_recorded_one_until_a_record_is_writ
     assert read_record(tmp_path, "x") == RECORD and not (tmp_path / ".x.job.next").exists()
 
 
+FIELDS = {"name": "x", "scheduler": "pbs", "form": None, "id": "1"}
+CHANGES = ({"scheduler": "local", "id": "abc", "started": "1"}, {"name": ["x"]}, {"scheduler": []})
+CHANGES += ({"array": 5}, {"array": "0-x"}, {"array": "3-"})
+DAMAGED = (b"", b"{", b"[]", b"3", b"{}", b'{"name": "x"}', b'{"name": 1, "more": 2}', b"\xff\xfe", b"null")
+
+
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"{", b"[]", b"3", b"{}", b'{"name": "x"}', b'{"name": 1, "more": 2}', b"\xff\xfe", b"null"]
-    + [b'{"name": "x", "scheduler": "local", "form": null, "id": "abc", "started": "1"}', b"[" * 100_000]
-    + [
-        b'{"name": "x", "scheduler": "pbs", "form": null, "id": "1", "array": %s}' % a
-        for a in (b"5", b'"0-x"', b'"3-"')
-    ]
-    + [b'{"name": ["x"], "scheduler": "pbs", "form": null, "id": "1"}']
-    + [b'{"name": "x", "scheduler": [], "form": null, "id": "1"}'],
+    "content", [*DAMAGED, b"[" * 100_000, *(json.dumps(FIELDS | change).encode() for change in CHANGES)]
 )
 def test_a_damaged_record_is_refused_with_the_file_to_remove(tmp_path, content):
     path = record_path(tmp_path, "x")

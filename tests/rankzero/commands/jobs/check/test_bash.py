@@ -18,15 +18,11 @@ def words(command):
 
 
 def test_a_command_has_its_words_without_quotes_comments_and_redirections():
-    assert words(only("python train.py --name 'a b' \"c d\" $'e' f\\ g h\"i\"'j'\n")) == [
-        *("python", "train.py", "--name", "a b", "c d", "e", "f g", "hij")
-    ]
+    words_of_quotes = ["python", "train.py", "--name", "a b", "c d", "e", "f g", "hij"]
+    assert words(only("python train.py --name 'a b' \"c d\" $'e' f\\ g h\"i\"'j'\n")) == words_of_quotes
     assert words(only("python train.py >log 2>&1 # --epochs 3\n")) == ["python", "train.py"]
     for prefix in ("exec", "time", "nohup", "command", "exec nohup"):
         assert words(only(f"{prefix} python train.py\n")) == ["python", "train.py"]
-
-
-def test_a_continued_command_begins_at_its_first_line():
     command = only("\n# comment\nsrun \\\n  --nodes=2 \\\n  python train.py\n")
     assert (command.line, command.text) == (3, "srun --nodes=2 python train.py")
     assert words(command) == ["srun", "--nodes=2", "python", "train.py"]

@@ -10,14 +10,10 @@ from rankzero.commands.jobs.request.options import SUBMIT_FLAGS
 
 
 def test_values_are_read_with_a_space_an_equals_sign_or_an_alias():
-    assert request(*SLURM, "--nodes", "2", "--time=1:30:00", "--memory", "64gb", "--dependency=a=b") == JobRequest(
-        "slurm", "x", "srun", nodes=2, time=5400, memory="64G", dependency="a=b"
-    )
+    job = request(*SLURM, "--nodes", "2", "--time=1:30:00", "--memory", "64gb", "--dependency=a=b")
+    assert job == JobRequest("slurm", "x", "srun", nodes=2, time=5400, memory="64G", dependency="a=b")
     job = request("--scheduler", "pbs", "--run_name", "x", "--queue", "long")
     assert job == JobRequest("pbs", "x", "pbsdsh", partition="long")
-
-
-def test_a_value_may_begin_with_one_dash_but_not_with_two():
     assert request(*SLURM, "--setup", "-v").setup == ("-v",)
     assert request(*SLURM, "--setup=--v").setup == ("--v",)
     assert refusal(*SLURM, "--setup", "--v")[1] == "it has no value"
@@ -32,14 +28,11 @@ def test_list_flags_can_be_repeated():
     assert request(*SLURM, "--nodes", "2", "--nodes", "3").nodes == 3  # no list: the last value
 
 
-def test_everything_after_two_dashes_is_an_argument_of_fit():
+def test_everything_after_two_dashes_is_an_argument_of_fit_and_switches_take_no_value():
     line = parse([*SLURM, "--nodes", "2", "--", "--nodes", "3", "--", "-x", "a b", ""])
     assert line.values["nodes"] == 2
     assert job_request(line).arguments == ("--nodes", "3", "--", "-x", "a b", "")
     assert parse([*SLURM]).arguments is None and parse([*SLURM, "--"]).arguments == []
-
-
-def test_switches_take_no_value():
     line = parse(["my-run", "--follow", "--dry_run", "other", "-h"])
     assert list(line.positional) == ["my-run", "other"] and line.switches == {"follow", "dry_run", "help"}
     assert not line.values and line.site is None

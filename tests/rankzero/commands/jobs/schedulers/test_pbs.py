@@ -37,22 +37,24 @@ def test_the_id_is_read_from_the_output_of_qsub():
         assert pbs.job_id(output) is None
 
 
+def test_a_server_that_does_not_answer_and_a_missing_qstat_give_an_unknown_state(programs):
+    assert pbs.state(RECORD).is_active is None
+    programs(qstat="echo 'Connection refused' >&2; exit 111")
+    assert pbs.state(RECORD) == State("UNKNOWN", None, "(qstat: Connection refused)")
+
+
 @pytest.mark.parametrize(
     ("letter", "attributes", "state"),
     [
-        ("R", "", State("RUNNING", True)),
+        *((letter, "", State(word, True)) for letter, word in (("R", "RUNNING"), ("Q", "QUEUED"), ("H", "HELD"))),
+        *((letter, "", State(word, True)) for letter, word in (("E", "EXITING"), ("B", "RUNNING (array)"), ("Z", "Z"))),
         ("R", "    exec_host = n1/0", State("RUNNING", True, "on n1")),
         ("R", "    exec_host = n1/0\n    Resource_List.walltime = 1:00", State("RUNNING", True, "on n1, 0 of 1:00")),
         ("R", RUNNING, State("RUNNING", True, "on pbs1, pbs2, pbs3, pbs4, 00:01:02 of 02:00:00")),
-        ("Q", "", State("QUEUED", True)),
         ("Q", "    comment = Not Running: no free node", State("QUEUED", True, "(Not Running: no free node)")),
-        ("H", "", State("HELD", True)),
-        ("E", "", State("EXITING", True)),
-        ("B", "", State("RUNNING (array)", True)),
         ("F", "    comment = Job run at Sat Nov 21", State("FINISHED", False, has_failed=False)),
         ("F", "    Exit_status = 75", State("FINISHED", False, has_failed=True)),
         ("X", "", State("FINISHED", False, has_failed=False)),
-        ("Z", "", State("Z", True)),
     ],
 )
 def test_the_state_is_the_word_for_the_letter_of_qstat(programs, letter, attributes, state):
@@ -77,9 +79,3 @@ def test_an_ended_job_is_looked_up_in_the_history(programs, calls, reason, histo
     found = pbs.state(Record("x", "pbs", "pbsdsh", "15[].pbs1"))
     assert str(found) == state and found.is_active is False
     assert calls("qstat") == ["-f 15[].pbs1", "-x -f 15[].pbs1"]
-
-
-def test_a_server_that_does_not_answer_and_a_missing_qstat_give_an_unknown_state(programs):
-    assert pbs.state(RECORD).is_active is None
-    programs(qstat="echo 'Connection refused' >&2; exit 111")
-    assert pbs.state(RECORD) == State("UNKNOWN", None, "(qstat: Connection refused)")
