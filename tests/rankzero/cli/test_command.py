@@ -25,10 +25,15 @@ def test_help_shows_all_flags_in_groups(capsys):
     assert all(example in text for example in FIT.examples) and len(FIT.examples) == 3
 
 
-def test_every_flag_belongs_to_exactly_one_help_group():
+def test_every_flag_belongs_to_one_help_group_and_has_a_key_of_lightning_or_is_an_own_flag():
     grouped = [*FIRST_FLAGS, *(name for names in GROUPS.values() for name in names)]
     assert len(grouped) == len(set(grouped))
     assert {flag.name for command in COMMAND_NAMES for flag in command_of(command).flags} <= set(grouped)
+    assert "pass N times over the data [20] (also --total_epochs)" in FIT.help()
+    assert FIT.keys["total_epochs"] == FIT.keys["epochs"] == "trainer.max_epochs"
+    assert FIT.keys["ckpt_path"] == FIT.keys["resume"] == "resume"
+    own = {flag.name for flag in FIT.own_flags}
+    assert {"save_every", "batch_size"} <= own and not own & {"epochs", "devices", "seed"}
 
 
 @pytest.mark.parametrize("name", COMMAND_NAMES)
@@ -52,14 +57,6 @@ def test_the_help_names_the_command_as_typed():
         assert FIT.help().startswith("rankzero fit: ") and "python launch/fit.py" not in FIT.help()
     finally:
         set_spelling(None)
-
-
-def test_flags_have_the_key_of_lightning_or_of_an_alias_or_are_own_flags():
-    assert "pass N times over the data [20] (also --total_epochs)" in FIT.help()
-    assert FIT.keys["total_epochs"] == FIT.keys["epochs"] == "trainer.max_epochs"
-    assert FIT.keys["ckpt_path"] == FIT.keys["resume"] == "resume"
-    own = {flag.name for flag in FIT.own_flags}
-    assert {"save_every", "batch_size"} <= own and not own & {"epochs", "devices", "seed"}
 
 
 def test_short_names_become_class_paths_and_other_values_are_unchanged():

@@ -49,9 +49,6 @@ def test_every_argument_of_lightnings_trainer_is_known_and_every_target_is_a_fla
     flags = {flag.name for name in ("fit", "evaluate", "predict") for flag in command_of(name).flags}
     keys = {f"trainer.{name}" for name in TRAINER_ARGUMENTS}
     assert foreign_flags._OTHER_NAMES.keys() <= flags | keys | {"model", "data", "data.num_workers", "data.root"}
-
-
-def test_a_switch_suggests_a_flag_with_a_value():
     for switch in foreign_flags._SWITCHES:
         suggestion = equivalent_flag(switch, None, list(FIT.keys), model="")
         assert suggestion == equivalent_flag(switch, "true", list(FIT.keys), model="")

@@ -16,7 +16,6 @@ CURVES |= {"x_axis/samples": {0: 32, 9: 320}, "x_axis/epoch": {0: 0.1, 9: 1.0}}
 
 @pytest.fixture
 def compare(lines_of):
-    """Returns a function that runs the command, checks the exit code, and returns the printed lines."""
     return partial(lines_of, main)
 
 

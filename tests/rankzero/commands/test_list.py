@@ -17,7 +17,6 @@ from running import run, run_without_importing, script
 
 @pytest.fixture
 def listing(lines_of):
-    """Returns a function that runs the command, checks the exit code, and returns the printed lines."""
     return partial(lines_of, main)
 
 

@@ -20,15 +20,12 @@ def test_records_are_found_and_damaged_files_are_skipped(tmp_path):
     assert recorded_jobs(tmp_path) == {"a": JOB}
 
 
-def test_the_scheduler_is_asked_about_each_job_up_to_a_number(programs, monkeypatch):
+def test_the_scheduler_is_asked_about_each_job_up_to_a_number_and_for_a_limited_time(programs, monkeypatch):
     programs(squeue='echo "PENDING|Priority|0:00|1:00|"')
     assert states_of([JOB]) == {"a": State("PENDING", True, "(Priority)")}
     monkeypatch.setattr("rankzero.commands.jobs.submission.job_state", lambda record: State("PENDING", True))
     records = [Record(f"r{number}", "slurm", None, str(number)) for number in range(queue.MAX_QUERIES + 5)]
     assert list(states_of(records)) == [record.name for record in records[: queue.MAX_QUERIES]]
-
-
-def test_a_scheduler_that_does_not_answer_in_time_is_not_waited_for(monkeypatch):
     answer = threading.Event()
     monkeypatch.setattr(TIMERS, "optional", 0.05)
     monkeypatch.setattr("rankzero.commands.jobs.submission.job_state", lambda record: answer.wait(60))

@@ -79,10 +79,7 @@ def test_the_script_equals_the_recorded_one(name):
         RECORDED.mkdir(exist_ok=True)
         file.write_text(text)
     assert text == file.read_text()
-
-
-def test_each_recorded_script_belongs_to_a_case():
-    assert sorted(path.name for path in RECORDED.iterdir()) == sorted(f"{name}.sh" for name in CASES)
+    assert {path.name for path in RECORDED.iterdir()} <= {f"{name}.sh" for name in CASES}
 
 
 @pytest.mark.parametrize("name", [*(name for name in CASES if name.endswith("-all")), "local-image", "ssh-image"])

@@ -4,24 +4,22 @@ from rankzero.commands.jobs.check.user_script import UserScript
 from rankzero.commands.jobs.check.values import MAX_CHARACTERS
 
 
-@pytest.mark.parametrize(
-    ("text", "scheduler"),
-    [("#!/bin/bash\n#SBATCH -N 2\n", "slurm"), ("#PBS -N x\n#SBATCH -N 2\n", "pbs"), ("# SBATCH -N 2\n", ""), ("", "")],
-)
-def test_the_scheduler_is_that_of_the_first_directive(text, scheduler):
-    assert UserScript(text).scheduler == scheduler
-
-
-def test_a_directive_after_the_first_command_does_not_count():
+def test_the_scheduler_is_that_of_the_first_directive_and_a_directive_after_the_first_command_does_not_count():
+    for text, scheduler in {
+        "#!/bin/bash\n#SBATCH -N 2\n": "slurm",
+        "#PBS -N x\n#SBATCH -N 2\n": "pbs",
+        **dict.fromkeys(("# SBATCH -N 2\n", ""), ""),
+    }.items():
+        assert UserScript(text).scheduler == scheduler
     script = UserScript("#!/bin/bash\n#SBATCH -N 2\n\n# text\n#SBATCH -N 3\ncd x\n#SBATCH -N 4\n")
     assert script.directive("nodes").value == "3" and script.first_command == 6
     assert [item.value for item in script.all_directives] == ["2", "3", "4"]
 
 
 def test_python_without_a_launcher_does_not_train_beside_commands_with_one():
-    script = UserScript("python prepare.py\nsrun python train.py\n")
-    assert [command.line for command in script.training] == [2]
-    assert [command.line for command in UserScript("python prepare.py\npython train.py\n").training] == [1, 2]
+    for second, lines in (("srun python train.py", [2]), ("python train.py", [1, 2])):
+        script = UserScript(f"python prepare.py\n{second}\n")
+        assert [command.line for command in script.training] == lines
 
 
 def test_variables_of_the_script_are_replaced_by_their_last_value_and_finitely_often():

@@ -8,12 +8,9 @@ from rankzero.commands.jobs.request.combined import hosts_in
 from rankzero.commands.jobs.request.job_request import FORMS, JobRequest
 
 
-def test_a_minimal_job_has_the_defaults_of_the_request_and_the_first_form_of_its_scheduler():
+def test_a_job_needs_a_scheduler_and_a_name_and_has_the_first_form_of_its_scheduler():
     for scheduler, form in {"slurm": "srun", "local": None, "pbs": "pbsdsh", "mpirun": "openmpi"}.items():
         assert request(f"--scheduler={scheduler}", "--name=x") == JobRequest(scheduler, "x", form)
-
-
-def test_a_job_without_scheduler_or_name_is_refused():
     asked, found, instead = refusal("--name", "x")
     assert asked == "a job without --scheduler" and instead == "--scheduler slurm"
     assert all(scheduler in found for scheduler in FORMS)
