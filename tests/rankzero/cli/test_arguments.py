@@ -101,11 +101,6 @@ def test_every_form_of_lightnings_devices_argument_is_read():
 
 @pytest.mark.parametrize("name", ["fit", "evaluate", "predict", "preflight"])
 def test_quiet_needs_no_value(name):
-    other = ("--devices", "3")
-    for arguments, value in (
-        ((), "no"),
-        (("--quiet",), "yes"),
-        (("--quiet", *other), "yes"),
-        (("--quiet", "no"), "no"),
-    ):
+    expected = {(): "no", ("--quiet",): "yes", ("--quiet", "--devices", "3"): "yes", ("--quiet", "no"): "no"}
+    for arguments, value in expected.items():
         assert parse_arguments(command_of(name), arguments).get("quiet") == value

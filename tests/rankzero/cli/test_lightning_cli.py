@@ -28,9 +28,8 @@ def test_a_stored_configuration_reproduces_its_run(cwd):
 
 
 def test_flags_override_a_config_file_at_any_position(cwd):
-    (cwd / "c.yaml").write_text(
-        "epochs: 5\nmodel: MLP\ndata: {class_path: Toy, init_args: {count: 256}}\nbatch_size: 64\n"
-    )
+    text = "epochs: 5\nmodel: MLP\ndata: {class_path: Toy, init_args: {count: 256}}\nbatch_size: 64\n"
+    (cwd / "c.yaml").write_text(text)
     fit_in_process("--epochs", "1", "--config", "c.yaml", "--run", "x")
     assert (summary(cwd)["epochs"], summary(cwd)["steps"]) == (1, 4)
 

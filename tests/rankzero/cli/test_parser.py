@@ -66,10 +66,8 @@ def test_a_mistake_in_a_config_file_names_the_file(tmp_path):
 
 
 def test_the_suggestion_for_a_stored_configuration_omits_a_removed_argument():
-    content, name = (
-        {"model": {"class_path": MLP, "init_args": {"hidden_sizes": [3], "gone": 1}}},
-        "the stored configuration",
-    )
+    name, arguments = "the stored configuration", {"hidden_sizes": [3], "gone": 1}
+    content = {"model": {"class_path": MLP, "init_args": arguments}}
     error = refusal("--model", MLP, "--model.gone", "1", files=[(name, content)], stored=name)
     assert error.found.startswith("MLP has no such argument")  # the argument was typed, not only stored
     parser = new_parser()

@@ -44,15 +44,13 @@ def test_explain_describes_local_processes_that_share_the_cores(explain_rows):
 
 
 RANK_ZERO_OF_SLURM = {"SLURM_PROCID": "0", "SLURM_NODEID": "0"}
+RANK_ZERO_OF_MPI = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
 LAUNCHERS = {
     "torchrun": (
         *(TORCHRUN, {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0"}),
         {"world": ["2 nodes x 2 processes"], "this is": ["rank 0, node 0"], "rendezvous": ["a:29500"]},
     ),
-    "Open MPI": (
-        *(OPEN_MPI, {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}),
-        {"world": ["1 node x 2 processes"]},
-    ),
+    "Open MPI": (OPEN_MPI, RANK_ZERO_OF_MPI, {"world": ["1 node x 2 processes"]}),
     "Slurm": (STEP, RANK_ZERO_OF_SLURM, {"world": ["2 nodes x 2 processes"], "hosts": ["n1, n2"]}),
 }
 

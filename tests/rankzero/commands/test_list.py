@@ -186,9 +186,11 @@ def test_json_contains_all_metrics_and_null_for_nan(root, listing):
 def job_states(monkeypatch):
     """Replaces the scheduler by a dictionary of states; a job without an entry must not be asked about."""
     states = {}
-    monkeypatch.setattr(
-        "rankzero.commands.list.states_of", lambda records: {record.name: states[record.name] for record in records}
-    )
+
+    def states_of(records):
+        return {record.name: states[record.name] for record in records}
+
+    monkeypatch.setattr("rankzero.commands.list.states_of", states_of)
     return states
 
 

@@ -64,9 +64,8 @@ def start_program(cwd):
         environment = {**os.environ, "WORK": work, **variables}
         environment.pop("OMP_NUM_THREADS", None)
         command = [sys.executable, "code/program.py", *arguments]
-        return subprocess.Popen(
-            command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, cwd=cwd, env=environment, text=True, **pipes)
 
     return start_process
 

@@ -14,6 +14,7 @@ SLURM = JobRequest("slurm", "x", "srun")
 PBS = JobRequest("pbs", "x", "pbsdsh")
 LOCAL = JobRequest("local", "x")
 NO_ANSWER = "squeue: error: no controller"
+UNKNOWN = f"123 (slurm) is UNKNOWN ({NO_ANSWER})"
 QSTAT = "printf 'Job Id: 15.pbs1\\n    job_state = %s\\n'"
 
 
@@ -126,12 +127,7 @@ def test_qsub_is_found_in_the_folder_of_pbs(programs, folder, tmp_path):
     [
         (SLURM, {"squeue": "echo 'PENDING|Resources|0:00|1:00|'"}, "123 (slurm) is PENDING (Resources)", "stop x, "),
         (PBS, {"qstat": f"{QSTAT} R"}, "15.pbs1 (pbs) is RUNNING", "stop x, "),
-        (
-            SLURM,
-            {"squeue": f"echo '{NO_ANSWER}' >&2; exit 1"},
-            f"123 (slurm) is UNKNOWN ({NO_ANSWER})",
-            "my project/runs/x.job.json'",
-        ),
+        (SLURM, {"squeue": f"echo '{NO_ANSWER}' >&2; exit 1"}, UNKNOWN, "my project/runs/x.job.json'"),
     ],
 )
 def test_a_run_with_an_active_or_unknown_job_is_not_submitted_again(

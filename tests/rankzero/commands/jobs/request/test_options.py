@@ -11,12 +11,8 @@ from running import REPOSITORY
 DOCUMENTATION = REPOSITORY / "docs" / "jobs.md"
 FLAGS = {flag.name: flag for flag in SUBMIT_FLAGS}
 ACCEPTED = {
-    options.memory_value: {
-        **dict.fromkeys(("64G", "64gb", "64 GB", "64GiB"), "64G"),
-        "500m": "500M",
-        "1KB": "1K",
-        "2Tb": "2T",
-    },
+    options.memory_value: dict.fromkeys(("64G", "64gb", "64 GB", "64GiB"), "64G")
+    | {"500m": "500M", "2Tb": "2T", "1KB": "1K"},
     options.one_line: ["gpu", "a b", "a&b|c", "*", "$HOME", "caf\u00e9", '"', "'", "\\", " a "],
     options.array_value: ["0", "0-3", "1,5,9", "0-10:2", "0-3,7,10-20:5", "0-99%4", "1,2%1"],
     options.host_value: ["n1", "n1.example.org", "10.0.0.1", "user@n1", "a_b-c@n-1", "_"],

@@ -38,7 +38,7 @@ CASES = {
         slurm("deepspeed --hostfile hosts train.py"),
     ],
     "wrong: each of them starts the processes of all nodes": [
-        (9, slurm("srun -c 4 -K deepspeed --hostfile hosts train.py"))
+        (9, slurm("srun -c 4 -K deepspeed --hostfile hosts a.py"))
     ],
 }
 

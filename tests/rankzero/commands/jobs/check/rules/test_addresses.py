@@ -7,6 +7,7 @@ SRUN = f"srun {OPTIONS} python train.py"
 C10D = "--nnodes=2 --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID"
 PORT = "$((20000 + SLURM_JOB_ID % 12000))"
 HEAD = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+COMPRESSED = ("$(echo $SLURM_JOB_NODELIST | cut -d, -f1)", "${SLURM_NODELIST%%,*}", "$SLURM_JOB_NODELIST")
 RANDOM = ("$RANDOM", "$((20000 + RANDOM % 10000))", "$(shuf -i 20000-30000 -n 1)")
 RANDOM_ID = "torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-id={} --rdzv-endpoint=n1:$P train.py"
 LAUNCHER = 'L="torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint n1:$MASTER_PORT"'
@@ -24,12 +25,7 @@ def in_each_task(command):
 
 CASES = {
     "wrong: is compressed": [
-        *(
-            (9, slurm(f"export MASTER_ADDR={value}", SRUN), f"MASTER_ADDR={HEAD}")
-            for value in (
-                *("$(echo $SLURM_JOB_NODELIST | cut -d, -f1)", "${SLURM_NODELIST%%,*}", "$SLURM_JOB_NODELIST"),
-            )
-        ),
+        *((9, slurm(f"export MASTER_ADDR={value}", SRUN), f"MASTER_ADDR={HEAD}") for value in COMPRESSED),
         slurm(f"export MASTER_ADDR={HEAD}", SRUN),
     ],
     "wrong: MASTER_ADDR contains the names of all machines": [

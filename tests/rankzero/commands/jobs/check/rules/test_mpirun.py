@@ -23,7 +23,7 @@ CASES = {
         (6, pbs(f"mpirun -np 8 {FILE} python train.py", select=TWO), ":mpiprocs=4 in line 2")
     ],
     "risky: the node file has 8 lines": [
-        (4, f"{OLD_REQUEST}mpirun {FILE} -np 16 python /x/train.py\n", ":ppn=8 in line 2")
+        (4, f"{OLD_REQUEST}mpirun {FILE} -np 16 python /x/a.py\n", ":ppn=8 in line 2")
     ],
     "risky: Open MPI may fill the cores of the first machine first": [
         (6, pbs(f"mpirun -np 2 {FILE} python train.py", select=TWO), "mpirun --map-by ppr:1:node ..."),

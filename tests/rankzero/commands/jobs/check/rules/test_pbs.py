@@ -43,11 +43,7 @@ CASES = {
     "wrong: torchrun starts on the first machine only": [(6, pbs(TORCHRUN), ON_EACH)],
     "wrong: have PATH=/bin:/usr/bin, where python is not found, or is another": [
         *(
-            (
-                7,
-                pbs(TRAP, f"pbsdsh{options} python /x/python/train.py"),
-                f"pbsdsh{options} /path/to/python /x/python/train.py",
-            )
+            (7, pbs(TRAP, f"pbsdsh{options} python /x/python/a.py"), f"pbsdsh{options} /path/to/python /x/python/a.py")
             for options in ("", " --", " -n 1 --", " -v")
         ),
         pbs(TRAP, "pbsdsh -- sh /x/train.sh"),  # the shell is on this PATH

@@ -11,6 +11,7 @@ APPTAINER = f"srun {OPTIONS} apptainer exec {{}} x.sif python train.py"
 IN_TASKS = "srun --kill-on-bad-exit=1 --cpus-per-task=4 python train.py --epochs 3"
 ACCELERATE = "srun --ntasks=2 --ntasks-per-node=1 --cpus-per-task=4 accelerate for 2 machines, with --num_machines=2"
 ACCELERATE += " --rdzv_backend=c10d --main_process_ip=FIRST_MACHINE --main_process_port=PORT"
+TOTAL = "#SBATCH --ntasks-per-node=8, without --ntasks"
 GPUS = ({"gres": "gpu:4"}, {"gres": "nvme:200,gpu:v100:4,disk:9"}, {"gpus_per_node": "a100:4"}, {"gpus": 8})
 ON_GPUS = TO.replace("=4 --rdzv", "=$SLURM_GPUS_PER_NODE --rdzv")
 
@@ -83,10 +84,7 @@ CASES = {
         (10, slurm(TO.replace("node=4", "node=2"), **gpus), "--nproc-per-node=4") for gpus in GPUS
     ],
     "risky: of 8 GPUs per node, 1 is used": [  # a total number of tasks takes precedence
-        (
-            *(11, slurm(SRUN, nodes=4, ntasks_per_node=8, ntasks=4, gpus_per_node=8)),
-            "#SBATCH --ntasks-per-node=8, without --ntasks",
-        )
+        (11, slurm(SRUN, nodes=4, ntasks_per_node=8, ntasks=4, gpus_per_node=8), TOTAL)
     ],
     "wrong: --nnodes 4 does not match the job (nodes: 2)": [(9, slurm(TO.replace("nnodes=2", "nnodes=4")))],
     "wrong: --num_nodes 4 does not match the job (nodes: 2)": [(9, slurm(f"{SRUN} --num_nodes 4"))],

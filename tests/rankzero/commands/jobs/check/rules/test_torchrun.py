@@ -56,7 +56,7 @@ CASES = {
         (11, on_two(f"--node_rank $NODE_RANK {ADDRESS}")),
     ],
     "risky: is deprecated, and adds --local-rank to the arguments of the script": [
-        (1, f"python3 -u {OLD.format('')}", NEW)
+        (1, f"python -u {OLD.format('')}", NEW)
     ],
     "risky: is deprecated": [(1, f"python {OLD.format('--use_env ')}", NEW)],
     "wrong: node rank 0 waits for node rank 1, whose command starts after this one has ended": [

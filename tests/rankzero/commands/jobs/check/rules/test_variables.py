@@ -12,6 +12,9 @@ PBSDSH = f"pbsdsh -- /env/bin/{NODE.format('$PBS_NODENUM', 'n1')} /x/train.py"
 BASH = f"srun {OPTIONS} bash -c 'torchrun --nnodes=2 {C10D} --rdzv-endpoint=$MASTER_ADDR:$P train.py'"
 EXPANDED = "wrong: the job script expands ${} itself, to 0, so that all tasks get the same value"
 IN_QUOTES = "srun bash -c '...', with ${} in the quotes"
+ESCAPED = "\\$SLURM_PROCID, which bash -c expands in each task"
+EXPORTED = "export HEAD, and srun bash -c '...', with $SLURM_NODEID in the quotes"
+EXPORTS = (["export MASTER_ADDR=n1"], ["MASTER_ADDR=n1", "export MASTER_ADDR"], ["set -a", "MASTER_ADDR=n1"])
 GPU_NAMES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "LOCAL_RANK", "MY_NODE_ID")
 RANK = "python train.py --rank "
 
@@ -44,17 +47,9 @@ CASES = {
             for backend in ("c10d", "etcd-v2")
         ),
     ],
-    "wrong: $SLURM_PROCID itself": [
-        (
-            *(9, slurm(f'srun {OPTIONS} bash -c "{RANK}$SLURM_PROCID"')),
-            "\\$SLURM_PROCID, which bash -c expands in each task",
-        )
-    ],
+    "wrong: $SLURM_PROCID itself": [(9, slurm(f'srun {OPTIONS} bash -c "{RANK}$SLURM_PROCID"'), ESCAPED)],
     "wrong: $SLURM_NODEID itself": [
-        (
-            *(10, slurm(HEAD, f"srun {OPTIONS} {NODE.format('$SLURM_NODEID', '$HEAD')} train.py")),
-            "export HEAD, and srun bash -c '...', with $SLURM_NODEID in the quotes",
-        )
+        (10, slurm(HEAD, f"srun {OPTIONS} {NODE.format('$SLURM_NODEID', '$HEAD')} train.py"), EXPORTED)
     ],
     "wrong: the job script expands $PBS_NODENUM itself, to 0": [(7, pbs("trap : TERM", PBSDSH, select="2:ncpus=8"))],
     **{
@@ -66,14 +61,7 @@ CASES = {
     },
     "wrong: MASTER_ADDR is not exported": [
         *((9, slurm("MASTER_ADDR=n1", command), "export MASTER_ADDR=n1") for command in (SRUN, BASH)),
-        *(
-            slurm(*lines, command)
-            for command in (SRUN, BASH)
-            for lines in (
-                *(["export MASTER_ADDR=n1"], ["MASTER_ADDR=n1", "export MASTER_ADDR"]),
-                ["set -a", "MASTER_ADDR=n1"],
-            )
-        ),
+        *(slurm(*lines, command) for command in (SRUN, BASH) for lines in EXPORTS),
         *(
             slurm("MASTER_ADDR=n1", f"srun {OPTIONS} {command}")
             for command in (
