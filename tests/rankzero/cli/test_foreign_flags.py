@@ -12,24 +12,20 @@ from running import command_of, refusal_of
 FIT = command_of("fit")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "instead"),
-    [
+def test_a_flag_of_another_trainer_suggests_the_rankzero_flag_with_the_users_value():
+    for arguments, instead in (
         *(("--gpus 2", "--devices 2"), ("--nproc_per_node=4", "--devices 4"), ("--num_nodes 2", "--nodes 2")),
         ("--lr 0.1", "--model.optimizer AdamW --model.optimizer.lr 0.1"),
         ("--model my.Net --learning_rate 0.1", "--model.learning_rate 0.1, where the model takes it"),
-        *(("--strategy ddp", "--trainer.strategy ddp"), ("--max_steps 7", "--trainer.max_steps 7")),
+        *((f"--{name} 7", f"--trainer.{name} 7") for name in ("strategy", "max_steps", "gradient_clip_val")),
         *(("--max_epochs 7", "--epochs 7"), ("--num_workers 7", "--data.num_workers 7"), ("--log_dir x", "--root x")),
         *(("--num-workers=7", "--data.num_workers 7"), ("--checkpoint_path a.ckpt", "--resume a.ckpt")),
         *(("--fp16", "--precision 16-mixed"), ("--bf16 --epochs 3", "--precision bf16-mixed")),
         ("--accumulate_grad_batches 2", "--trainer.accumulate_grad_batches 2"),
-        ("--gradient_clip_val 0.5", "--trainer.gradient_clip_val 0.5"),
         ("--trainr.max_epochs 3", "--trainer.max_epochs 3"),
-    ],
-)
-def test_a_flag_of_another_trainer_suggests_the_rankzero_flag_with_the_users_value(arguments, instead):
-    error = refusal_of(parse_arguments, FIT, arguments.split())
-    assert error.instead.startswith(instead) and len(error.found) < 120
+    ):
+        error = refusal_of(parse_arguments, FIT, arguments.split())
+        assert error.instead.startswith(instead) and len(error.found) < 120
 
 
 @pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
@@ -55,25 +51,32 @@ def test_every_argument_of_lightnings_trainer_is_known_and_every_target_is_a_fla
         parse_arguments(FIT, suggestion.replace("N", "2").split())
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "suggestion"),
-    [
-        *((name, "3", "--data.num_workers 3") for name in ("num_workers", "num-workers", "NUM_WORKERS")),
-        ("trainer_num-workers", "3", "--data.num_workers 3"),
-        *((name, "3", "--epochs 3") for name in ("Epochs", "EPOCHS", "trainer_epochs")),
-        *(("max_epochs", None, "--epochs VALUE"), ("max_steps", None, "--trainer.max_steps VALUE")),
-        *(("gpu", None, "--trainer.devices [0]"), ("gpu", "1", "--trainer.devices [1]")),
-        *(("gpu", "0,2", "--trainer.devices [0,2]"), ("gpu", "all", "--accelerator gpu --devices N")),
-        *(("exp_name", "my run", "--name 'my run'"), ("log_dir", "", "--root ''")),
-        *(("log_dir", "$(rm x)", "--root '$(rm x)'"), ("nothing", "3", None), ("", None, None)),
-        *(("device", "cuda:1", "--trainer.devices [1]"), ("device", "cuda", "--accelerator cuda")),
-        *(("device", "cpu", "--accelerator cpu"), ("device", "auto", "--accelerator auto")),
-        *(("device", None, "--accelerator VALUE"), ("device", "a b", "--accelerator gpu --devices N")),
-        ("checkpoint_path", "a", "--resume a"),
-    ],
-)
-def test_the_suggestion_for_any_spelling_contains_the_value_quoted_for_a_shell(name, value, suggestion):
-    assert equivalent_flag(name, value, list(FIT.keys), model="") == suggestion
+def test_the_suggestion_for_any_spelling_contains_the_value_quoted_for_a_shell():
+    expected = {
+        **{(name, "3"): "--data.num_workers 3" for name in ("num_workers", "num-workers", "NUM_WORKERS")},
+        ("trainer_num-workers", "3"): "--data.num_workers 3",
+        **{(name, "3"): "--epochs 3" for name in ("Epochs", "EPOCHS", "trainer_epochs")},
+        ("max_epochs", None): "--epochs VALUE",
+        ("max_steps", None): "--trainer.max_steps VALUE",
+        ("gpu", None): "--trainer.devices [0]",
+        ("gpu", "1"): "--trainer.devices [1]",
+        ("gpu", "0,2"): "--trainer.devices [0,2]",
+        ("gpu", "all"): "--accelerator gpu --devices N",
+        ("exp_name", "my run"): "--name 'my run'",
+        ("log_dir", ""): "--root ''",
+        ("nothing", "3"): None,
+        ("log_dir", "$(rm x)"): "--root '$(rm x)'",
+        ("", None): None,
+        ("checkpoint_path", "a"): "--resume a",
+        ("device", "cuda:1"): "--trainer.devices [1]",
+        ("device", "cuda"): "--accelerator cuda",
+        ("device", "cpu"): "--accelerator cpu",
+        ("device", "auto"): "--accelerator auto",
+        ("device", None): "--accelerator VALUE",
+        ("device", "a b"): "--accelerator gpu --devices N",
+    }
+    found = {(name, value): equivalent_flag(name, value, list(FIT.keys), model="") for name, value in expected}
+    assert found == expected
 
 
 def test_a_flag_that_the_command_lacks_is_not_suggested():

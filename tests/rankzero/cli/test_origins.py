@@ -1,5 +1,3 @@
-import pytest
-
 from rankzero.cli.origins import Origins
 
 ORIGINS = Origins(
@@ -13,20 +11,17 @@ ORIGINS = Origins(
 )
 
 
-@pytest.mark.parametrize(
-    ("key", "requested"),
-    [
-        ("model.width", "--model.width 3"),
-        ("trainer.max_epochs", "--epochs 2"),
-        ("data.n", "--data.n 'a?[31mb'"),
-        ("model.depth", "model.depth: 5, in --config c.yaml"),
-        ("data.sleep", "data.sleep: 0.5, in the stored configuration"),
-        ("model.other", "--model my.Net"),
-        ("trainer.logger", "--trainer.logger given"),
-    ],
-)
-def test_a_value_is_named_as_typed_or_with_its_file(key, requested):
-    assert ORIGINS.request_for(key, "given") == requested
+def test_a_value_is_named_as_typed_or_with_its_file():
+    expected = {
+        "model.width": "--model.width 3",
+        "trainer.max_epochs": "--epochs 2",
+        "data.n": "--data.n 'a?[31mb'",
+        "model.depth": "model.depth: 5, in --config c.yaml",
+        "data.sleep": "data.sleep: 0.5, in the stored configuration",
+        "model.other": "--model my.Net",
+        "trainer.logger": "--trainer.logger given",
+    }
+    assert {key: ORIGINS.request_for(key, "given") for key in expected} == expected
 
 
 def test_a_stored_section_is_shown_as_a_flag_without_an_argument_and_objects_of_the_parser_are_not_shown():

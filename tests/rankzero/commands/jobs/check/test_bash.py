@@ -2,8 +2,6 @@ import random
 import re
 import subprocess
 
-import pytest
-
 from rankzero.commands.jobs.check.bash import changing_names, commands_of
 
 
@@ -42,17 +40,14 @@ def test_assignments_are_found():
     assert before.assignments["D"].text == "4" and words(before) == ["python", "train.py"]
 
 
-@pytest.mark.parametrize(
-    ("word", "expanded", "substituted"),
-    [
+def test_what_the_script_itself_replaces_is_known():
+    for word, expanded, substituted in (
         *(("$A", {"A"}, False), ('"x${A}y$B"', {"A", "B"}, False), ("${A:-$B}", {"A", "B"}, False)),
         *(("$((A + 1))", {"A"}, False), ("'$A'", set(), False), ("\\$A", set(), False)),
         *(('"$(hostname)"', set(), True), ("`hostname`", set(), True), ("'$(hostname)'", set(), False)),
-    ],
-)
-def test_what_the_script_itself_replaces_is_known(word, expanded, substituted):
-    found = only(f"echo {word}\n").words[1]
-    assert (found.expanded, found.substituted) == (expanded, substituted)
+    ):
+        found = only(f"echo {word}\n").words[1]
+        assert (found.expanded, found.substituted) == (expanded, substituted), word
 
 
 def test_a_command_in_the_text_of_a_shell_or_on_another_machine_is_found():
@@ -68,17 +63,14 @@ def test_a_command_in_the_text_of_a_shell_or_on_another_machine_is_found():
         assert command.launchers == ["ssh"] and command.script == "train.py"
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
+def test_the_position_of_a_command_is_read():
+    for text, name in (
         *(("a &\n", "in_background"), ("a | b\n", "piped"), ("f() { a; }\n", "in_function")),
         *((text, "handled") for text in ("a || b\n", "if a; then b; fi\n", "! a\n")),
         ("case x in x) a;; esac\n", "is_conditional"),
-    ],
-)
-def test_the_position_of_a_command_is_read(text, name):
-    position = commands_of(text)[0].position
-    assert {field for field, value in position._asdict().items() if value} == {name}
+    ):
+        position = commands_of(text)[0].position
+        assert {field for field, value in position._asdict().items() if value} == {name}
     assert not any(commands_of("a\n")[0].position)
 
 
@@ -99,15 +91,12 @@ def test_words_are_those_of_bash():
         assert [re.sub(r"\$(?:\{(\w+)\}|(\w+))", value, text) for text in found] == expected.split("\0")[:-1], word
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("for i in 1 2; do a=$i; done", {"i", "a"}),
-        ("while read -r host; do ((n++)); done <f", {"host", "n"}),
-        ("read -r a b <f; let c+=1; mapfile -t d", {"a", "b", "c", "d"}),
-        ("x=$((y += 2)); z=$((y + 1))", {"y"}),
-        ("a=1; b=$a", set()),
-    ],
-)
-def test_names_that_change_are_found(text, names):
-    assert names <= changing_names(text) and not {"z", "x"} & changing_names(text)
+def test_names_that_change_are_found():
+    for text, names in {
+        "for i in 1 2; do a=$i; done": {"i", "a"},
+        "while read -r host; do ((n++)); done <f": {"host", "n"},
+        "read -r a b <f; let c+=1; mapfile -t d": {"a", "b", "c", "d"},
+        "x=$((y += 2)); z=$((y + 1))": {"y"},
+        "a=1; b=$a": set(),
+    }.items():
+        assert names <= changing_names(text) and not {"z", "x"} & changing_names(text)

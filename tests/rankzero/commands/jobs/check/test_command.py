@@ -1,5 +1,3 @@
-import pytest
-
 from rankzero.commands.jobs.check.bash import commands_of
 
 
@@ -7,45 +5,31 @@ def command(text):
     return commands_of(text)[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "launchers"),
-    [
-        ("python train.py", []),
-        ("srun python train.py", ["srun"]),
-        ("/usr/bin/srun --nodes=2 /env/bin/torchrun train.py", ["srun", "torchrun"]),
-        ("python -m torch.distributed.run train.py", ["torchrun"]),
-        ("python -u -m torch.distributed.launch train.py", ["torchrun"]),
-        ("mpiexec.hydra -n 2 python train.py", ["mpirun"]),
-        ("pbsdsh -- /env/bin/torchrun train.py", ["pbsdsh", "torchrun"]),
-        ("python train.py --launcher torchrun", []),
-        ("srun --job-name srun python train.py", ["srun"]),
-    ],
-)
-def test_the_launchers_are_found_from_the_outermost_on(text, launchers):
-    assert command(text).launchers == launchers
+def test_the_launchers_are_found_from_the_outermost_on():
+    expected = {
+        **dict.fromkeys(("python train.py", "python train.py --launcher torchrun"), ()),
+        **dict.fromkeys(("srun python train.py", "srun --job-name srun python train.py"), ("srun",)),
+        "/usr/bin/srun --nodes=2 /env/bin/torchrun train.py": ("srun", "torchrun"),
+        "python -m torch.distributed.run train.py": ("torchrun",),
+        "python -u -m torch.distributed.launch train.py": ("torchrun",),
+        "mpiexec.hydra -n 2 python train.py": ("mpirun",),
+        "pbsdsh -- /env/bin/torchrun train.py": ("pbsdsh", "torchrun"),
+    }
+    assert {text: tuple(command(text).launchers) for text in expected} == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_whether_a_command_trains():
+    training = (
         *("python train.py", "/env/bin/python3.11 -u train.py", "python -m rankzero fit", "$PYTHON train.py"),
         *("${PYTHON_EXE} -u train.py", "torchrun train.py", "srun ./run.sh", "srun bash run.sh"),
         "accelerate launch train.py",
-    ],
-)
-def test_a_command_that_trains(text):
-    assert command(text).trains is True
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    )
+    other = (
         *("bash run.sh", "srun hostname", "python -m pip install x", "python -m venv env", "python -c 'import torch'"),
         *("pip install -r x.py", "cp train.py x", "A=1"),
-    ],
-)
-def test_a_command_that_does_not_train(text):
-    assert command(text).trains is False
+    )
+    expected = dict.fromkeys(training, True) | dict.fromkeys(other, False)
+    assert {text: command(text).trains for text in expected} == expected
 
 
 def test_long_and_short_options_belong_to_their_launcher():

@@ -1,16 +1,15 @@
-import pytest
-
 from rankzero.commands.jobs.check.user_script import UserScript
 from rankzero.commands.jobs.check.values import MAX_CHARACTERS
 
 
 def test_the_scheduler_is_that_of_the_first_directive_and_a_directive_after_the_first_command_does_not_count():
-    for text, scheduler in {
+    expected = {
         "#!/bin/bash\n#SBATCH -N 2\n": "slurm",
         "#PBS -N x\n#SBATCH -N 2\n": "pbs",
-        **dict.fromkeys(("# SBATCH -N 2\n", ""), ""),
-    }.items():
-        assert UserScript(text).scheduler == scheduler
+        "# SBATCH -N 2\n": "",
+        "": "",
+    }
+    assert {text: UserScript(text).scheduler for text in expected} == expected
     script = UserScript("#!/bin/bash\n#SBATCH -N 2\n\n# text\n#SBATCH -N 3\ncd x\n#SBATCH -N 4\n")
     assert script.directive("nodes").value == "3" and script.first_command == 6
     assert [item.value for item in script.all_directives] == ["2", "3", "4"]
@@ -33,26 +32,20 @@ def test_variables_of_the_script_are_replaced_by_their_last_value_and_finitely_o
     assert len(script.resolved("$A", script.commands[-1])) <= MAX_CHARACTERS
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("4", 4), ("$N", 3), ("$SLURM_NNODES", 2), ("${SLURM_JOB_NUM_NODES}", 2), ("$UNKNOWN", None), ("2-4", None)],
-)
-def test_numbers_are_known_if_the_script_tells_them(text, number):
+def test_numbers_are_known_if_the_script_tells_them():
     script = UserScript("#SBATCH --nodes=2\nN=3\necho\n")
-    assert script.count(text, script.commands[-1]) == number
+    expected = {"4": 4, "$N": 3, "$SLURM_NNODES": 2, "${SLURM_JOB_NUM_NODES}": 2, "$UNKNOWN": None, "2-4": None}
+    assert {text: script.count(text, script.commands[-1]) for text in expected} == expected
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
+def test_a_command_in_a_variable_is_read():
+    for lines in (
         'CMD="torchrun --nnodes=2 train.py"\nsrun $CMD',
         'L="torchrun --nnodes=2"\nCMD="$L train.py"\nsrun bash -c "$CMD"',
         'ARGS=(\n  --nnodes=2  # machines\n)\nsrun torchrun "${ARGS[@]}" train.py',
-    ],
-)
-def test_a_command_in_a_variable_is_read(lines):
-    (command,) = UserScript(lines).training
-    assert command.launchers == ["srun", "torchrun"] and command.option("torchrun", "--nnodes").text == "2"
-    assert command.script == "train.py"
+    ):
+        (command,) = UserScript(lines).training
+        assert command.launchers == ["srun", "torchrun"] and command.option("torchrun", "--nnodes").text == "2"
+        assert command.script == "train.py"
     (command,) = UserScript("N=2\nsrun torchrun --nnodes $N train.py").training  # of one word, which stays a variable
     assert command.option("torchrun", "--nnodes").text == "$N"

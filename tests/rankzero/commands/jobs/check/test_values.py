@@ -1,5 +1,3 @@
-import pytest
-
 from rankzero.commands.jobs.check.user_script import UserScript
 
 
@@ -8,27 +6,21 @@ def words(text):
     return [word.text for word in UserScript(text).commands[-1].words]
 
 
-@pytest.mark.parametrize(
-    "assignments",
-    [
+def test_a_variable_with_several_words_is_split():
+    for assignments in (
         *('A="a b"', "A=(a b)", "A=(a)\nA+=(b)", 'A="a"\nA+=" b"', 'A=(a)\nA=("${A[@]}" b)', 'A=a\nA="$A b"'),
         *('B=b\nA="a $B"', "export A='a b'", 'A=""\nA+="a b"'),
-    ],
-)
-def test_a_variable_with_several_words_is_split(assignments):
-    assert words(f"{assignments}\necho $A\n") == ["echo", "a", "b"]
+    ):
+        assert words(f"{assignments}\necho $A\n") == ["echo", "a", "b"]
 
 
-@pytest.mark.parametrize(
-    "assignments",
-    [
+def test_a_value_that_depends_on_the_run_is_unknown():
+    for assignments in (
         *('if true; then A="a b"; fi', 'A="c d"\nif true; then A="a b"; fi', 'for i in 1; do A="a b"; done'),
         *('true && A="a b"', 'f() { A="a b"; }', 'A+="a b"'),
         'A="a b" env',  # holds for this program only
-    ],
-)
-def test_a_value_that_depends_on_the_run_is_unknown(assignments):
-    assert words(f"{assignments}\necho $A\n") == ["echo", "$A"]
+    ):
+        assert words(f"{assignments}\necho $A\n") == ["echo", "$A"]
 
 
 def test_elements_of_an_array_and_command_substitutions_are_words():

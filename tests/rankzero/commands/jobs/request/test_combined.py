@@ -132,10 +132,9 @@ def test_a_wrong_hostfile_is_refused(tmp_path):
 
 
 def test_values_that_pbs_does_not_accept_are_refused():
-    for tokens, instead in {
-        ("--array", "1,5,9"): "--array 0-3",
-        ("--array", "3"): "--array 0-3",
-        ("--constraint", "a100"): "--constraint gpu_type=a100",
-    }.items():
+    array = "--array 0-3"
+    refused = {"--array 1,5,9": array, "--array 3": array, "--constraint a100": "--constraint gpu_type=a100"}
+    for options, instead in refused.items():
+        tokens = options.split()
         assert refusal("--scheduler", "pbs", "--name", "x", *tokens)[2] == instead
         assert request(*SLURM, *tokens)

@@ -6,6 +6,7 @@ OPTIONS = "--cpus-per-task=4 --kill-on-bad-exit=1"
 SRUN = f"srun {OPTIONS} python train.py"
 C10D = "--nnodes=2 --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID"
 NODE = "torchrun --nnodes=2 --node_rank={} --master_addr={} --master_port=$P"
+NODE_RANK = f"srun {OPTIONS} torchrun --nnodes=2 --node_rank=$SLURM_NODEID"
 MPI = "mpirun -np 2 --bind-to none bash -c {0}RANK=${1} python train.py{0}\n"
 HEAD = "HEAD=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
 PBSDSH = f"pbsdsh -- /env/bin/{NODE.format('$PBS_NODENUM', 'n1')} /x/train.py"
@@ -34,18 +35,10 @@ CASES = {
         *((9, slurm(f"export {name}=$SLURM_LOCALID", SRUN), IN_QUOTES.format("SLURM_LOCALID")) for name in GPU_NAMES),
     ],
     EXPANDED.format("SLURM_NODEID"): [
-        (
-            *(9, slurm(f"srun {OPTIONS} torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=n1 train.py")),
-            IN_QUOTES.format("SLURM_NODEID"),
-        ),
+        (9, slurm(f"{NODE_RANK} --master_addr=n1 train.py"), IN_QUOTES.format("SLURM_NODEID")),
         slurm("export LOG=main_$SLURM_NODEID.log", SRUN),  # the node of the job script
-        *(  # torchrun ignores this node rank
-            slurm(
-                f"srun {OPTIONS} torchrun --nnodes=2 --node_rank=$SLURM_NODEID --rdzv_backend={backend}"
-                " --rdzv_endpoint=n1:$P train.py"
-            )
-            for backend in ("c10d", "etcd-v2")
-        ),
+        # torchrun ignores this node rank
+        *(slurm(f"{NODE_RANK} --rdzv_backend={name} --rdzv_endpoint=n1:$P train.py") for name in ("c10d", "etcd-v2")),
     ],
     "wrong: $SLURM_PROCID itself": [(9, slurm(f'srun {OPTIONS} bash -c "{RANK}$SLURM_PROCID"'), ESCAPED)],
     "wrong: $SLURM_NODEID itself": [
