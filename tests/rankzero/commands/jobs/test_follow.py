@@ -105,7 +105,8 @@ def test_a_reader_returns_the_end_of_a_renamed_log_and_the_new_log_of_a_job_of_p
     assert reader.read() == f"{end}second\n"
 
 
-def test_each_change_of_state_is_printed_once_and_the_log_as_it_grows(tmp_path, states, log, capsys):
+def test_each_change_of_state_is_printed_once_and_the_log_as_it_grows(tmp_path, states, log, capsys, monkeypatch):
+    monkeypatch.setattr(TIMERS, "scheduler_pause", 0.02)  # the log is also read between two queries
     write_record(tmp_path, RECORD)
     pending = State("PENDING", True, "(Resources)")
     states += [pending, pending, lambda record: log.write_text("step 1\n")]
