@@ -1,14 +1,17 @@
 """The bar in a pseudo-terminal, and its content compared with Lightning's bar."""
 
+import fcntl
 import io
 import os
 import re
-import subprocess
-import sys
+import struct
+import termios
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.demos.boring_classes import BoringModel
 from rich import reconfigure
@@ -18,125 +21,118 @@ from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress import bar as bar_module
 from rankzero.tracking.progress import time_left
 from rankzero.tracking.progress.bar import BarProgress, important_names
-from running import REPOSITORY, SOURCES, train_in_process
-
-WIDTHS = (40, 47, 80, 133, 200)
-"""A few widths: the content of a line is tested at all widths in `test_one_line.py`."""
-COUNTS = (0, 20)
-"""Numbers of metrics."""
-
-TRAIN_AT_EACH_WIDTH = """
-import fcntl, logging, struct, sys, termios
-from lightning.pytorch import Trainer
-from lightning.pytorch.demos.boring_classes import BoringModel
-from rankzero.sampling.plan import SamplingPlan
-from rankzero.tracking.measurements.throughput import Throughput
-from rankzero.tracking.progress import bar, time_left
 from running import train_in_process
 
-class Model(BoringModel):
-    def training_step(self, batch, batch_idx):
-        for number in range(count):
-            self.log(f"train/metric_{number}", 0.5, prog_bar=number % 2 == 0, on_step=True, on_epoch=number > 5)
-        return super().training_step(batch, batch_idx)
 
-logging.disable(logging.INFO)
-bar.BarProgress.refresh = lambda self, hard=False: self.progress and self.progress.refresh()  # draws every line
-bar.REDRAW_SECONDS = bar.EVENT_SECONDS = time_left.MIN_SECONDS = 0
-for columns in map(int, sys.argv[1].split(",")):
-    fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    for count in map(int, sys.argv[2].split(",")):
-        print(f"<columns {columns}>")
-        options = {"enable_progress_bar": True, "max_epochs": 3, "limit_train_batches": 4, "limit_val_batches": 3}
-        train_in_process(bar.BarProgress(), Throughput(SamplingPlan()), model=Model(), loops=True, **options)
-print("<end>")
-"""
-
-
-def output_in_terminal(*command):
-    """Returns what a command prints in a pseudo-terminal."""
-    own_end, terminal = os.openpty()
-    variables = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    variables |= {"TERM": "xterm-256color", "PYTHONPATH": f"{SOURCES}:{REPOSITORY / 'tests'}"}
-    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=variables)
-    os.close(terminal)
-    chunks = []
-    try:
-        while chunk := os.read(own_end, 65536):
-            chunks.append(chunk)
-    except OSError:  # Linux reports the end of a terminal as an error
-        pass
-    os.close(own_end)
-    output = b"".join(chunks).decode()
-    assert process.wait(30) == 0, output
-    return output
-
-
-def test_the_bar_takes_one_line_in_narrow_and_wide_terminals():
-    numbers = (",".join(map(str, values)) for values in (WIDTHS, COUNTS))
-    output = output_in_terminal(sys.executable, "-c", TRAIN_AT_EACH_WIDTH, *numbers)
-    pieces = re.split(r"<columns (\d+)>", output.partition("<end>")[0])[1:]
-    assert len(pieces) == 2 * len(COUNTS) * len(WIDTHS)
-    for columns, text in zip(map(int, pieces[::2]), pieces[1::2], strict=True):
-        assert "\x1b[1A" not in text, "the bar takes more than one line"
-        rows = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text))
-        bars = [row for row in rows if row.startswith(("epoch ", "validation "))]
-        assert max(map(len, bars)) < columns
-        assert any(row.startswith("epoch 3/3  ━") for row in bars) and any("step 12" in row for row in bars)
-        assert any(row.startswith("epoch 2/3 validation") for row in bars)
-        assert any(row.rstrip().endswith(" s left") for row in bars)
-
-
-def shown(bar, **options):
-    """Returns all lines that a bar draws in a terminal with 250 columns."""
-    stream = io.StringIO()
-    bar = bar(console_kwargs={"width": 250, "force_terminal": True, "file": stream})
-    settings = {"enable_progress_bar": True, "max_epochs": 2, "limit_train_batches": 3, **options}
-    train_in_process(bar, Throughput(SamplingPlan()), loops=True, **settings)
+@pytest.fixture(autouse=True)
+def restore_console():
+    yield
     reconfigure()
-    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()))
-
-
-class ModelWithMetrics(BoringModel):
-    def training_step(self, batch, batch_idx):
-        self.log("loss", 0.25, prog_bar=True)
-        self.log("both", 0.5, prog_bar=True, on_step=True, on_epoch=True)
-        self.log("hidden", 0.75)
-        return super().training_step(batch, batch_idx)
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val", 2.0, prog_bar=True)
 
 
 @pytest.fixture
-def every_batch_is_drawn(monkeypatch):
-    for module in ("hooks", "fast.epoch"):
-        monkeypatch.setattr(f"rankzero.training.{module}.TICK_SECONDS", 0)
+def every_batch_is_drawn(tick_after_every_batch, monkeypatch):
     for name in ("REDRAW_SECONDS", "EVENT_SECONDS"):
         monkeypatch.setattr(bar_module, name, 0)
     monkeypatch.setattr(time_left, "MIN_SECONDS", 0)
 
 
-def test_the_line_has_epoch_step_metrics_speed_and_time_left(every_batch_is_drawn):
-    last = [line for line in shown(BarProgress, model=ModelWithMetrics()) if line.startswith("epoch 2/2  ")][-1]
+@pytest.fixture
+def terminal(monkeypatch):
+    """Returns a function that calls another one with a pseudo-terminal of a width, and returns the printed text."""
+
+    def read(end):
+        chunks = []
+        try:
+            while chunk := os.read(end, 65536):
+                chunks.append(chunk)
+        except OSError:  # Linux reports the end of a terminal as an error
+            pass
+        return b"".join(chunks).decode()
+
+    def call(columns, function):
+        with ExitStack() as stack, monkeypatch.context() as patch:
+            own_end, end = os.openpty()
+            stack.callback(os.close, own_end)
+            fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+            stdin = os.dup(0)
+            stack.callback(os.close, stdin)
+            printed = stack.enter_context(ThreadPoolExecutor(1)).submit(read, own_end)
+            stack.callback(os.dup2, stdin, 0)
+            os.dup2(end, 0)  # rich asks standard input for the width
+            patch.setattr("sys.stdout", stack.enter_context(open(end, "w", encoding="utf-8")))  # noqa: PTH123
+            patch.setenv("TERM", "xterm-256color")
+            for name in ("COLUMNS", "LINES", "NO_COLOR"):
+                patch.delenv(name, raising=False)
+            function()
+        return printed.result()
+
+    return call
+
+
+def rows_of(text):
+    return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text))
+
+
+@pytest.mark.parametrize("columns", [40, 47, 80, 133, 200])  # `test_one_line.py` tests a line at all widths
+@pytest.mark.parametrize("metrics", [0, 20])
+def test_the_bar_takes_one_line_in_narrow_and_wide_terminals(
+    columns, metrics, terminal, every_batch_is_drawn, monkeypatch
+):
+    class Model(BoringModel):
+        def training_step(self, batch, batch_idx):
+            for number in range(metrics):
+                self.log(f"train/metric_{number}", 0.5, prog_bar=number % 2 == 0, on_step=True, on_epoch=number > 5)
+            return super().training_step(batch, batch_idx)
+
+    def train():
+        settings = {"max_epochs": 3, "limit_train_batches": 4, "limit_val_batches": 3, "enable_progress_bar": True}
+        train_in_process(BarProgress(), Throughput(SamplingPlan()), model=Model(), loops=True, **settings)
+
+    monkeypatch.setattr(BarProgress, "refresh", lambda self, hard=False: self.progress and self.progress.refresh())
+    text = terminal(columns, train)
+    assert "\x1b[1A" not in text, "the bar takes more than one line"
+    bars = [row for row in rows_of(text) if row.startswith(("epoch ", "validation "))]
+    assert max(map(len, bars)) < columns
+    assert any(row.startswith("epoch 3/3  ━") for row in bars) and any("step 12" in row for row in bars)
+    assert any(row.startswith("epoch 2/3 validation") for row in bars)
+    assert any(row.rstrip().endswith(" s left") for row in bars)
+
+
+def shown(kind, **options):
+    """Returns all lines that a bar draws in a terminal with 250 columns."""
+    stream = io.StringIO()
+    bar = kind(console_kwargs={"width": 250, "force_terminal": True, "file": stream})
+    settings = {"enable_progress_bar": True, "max_epochs": 2, "limit_train_batches": 3, **options}
+    train_in_process(bar, Throughput(SamplingPlan()), loops=True, **settings)
+    reconfigure()
+    return rows_of(stream.getvalue())
+
+
+def test_the_line_has_epoch_step_speed_time_left_and_the_metrics_as_in_lightnings_bar(every_batch_is_drawn):
+    class ModelWithMetrics(BoringModel):
+        def training_step(self, batch, batch_idx):
+            self.log("loss", 0.25, prog_bar=True)
+            self.log("both", 0.5, prog_bar=True, on_step=True, on_epoch=True)
+            self.log("hidden", 0.75)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val", 2.0, prog_bar=True)
+
+    own, stock = (shown(kind, model=ModelWithMetrics()) for kind in (BarProgress, RichProgressBar))
     assert re.match(
         r"epoch 2/2  ━+  step 6  loss: 0\.250  both_step: 0\.500  val: 2\.000  both_epoch: 0\.500  hidden: 0\.750  "
         r"batch 3/3  [\d,.]+ samples/s  \d+ s left *$",
-        last,
+        [line for line in own if line.startswith("epoch 2/2  ")][-1],
     )
-
-
-def test_metrics_of_the_bar_equal_those_of_lightnings_bar(every_batch_is_drawn):
-    texts = {}
-    for kind in (BarProgress, RichProgressBar):
-        lines = [line for line in shown(kind, model=ModelWithMetrics()) if "both_epoch" in line]
-        texts[kind] = re.findall(r"(?:loss|both_step|both_epoch|val): \S+", lines[-1])
-    assert texts[BarProgress] == texts[RichProgressBar] and len(texts[BarProgress]) == 4
+    lasts = [[line for line in lines if "both_epoch" in line][-1] for lines in (own, stock)]
+    own_metrics, metrics = (re.findall(r"(?:loss|both_step|both_epoch|val): \S+", last) for last in lasts)
+    assert own_metrics == metrics and len(metrics) == 4
 
 
 def test_a_module_that_logs_nothing_has_a_bar(every_batch_is_drawn):
-    lines = shown(BarProgress, model=BoringModel())
-    assert any(re.match(r"epoch 2/2  ━+  step 6  batch 3/3 ", line) for line in lines)
+    assert any(re.match(r"epoch 2/2  ━+  step 6  batch 3/3 ", line) for line in shown(BarProgress))
 
 
 def test_metrics_that_are_no_numbers_and_names_that_the_terminal_cannot_encode_end_no_training(
@@ -149,66 +145,44 @@ def test_metrics_that_are_no_numbers_and_names_that_the_terminal_cannot_encode_e
             return super().training_step(batch, batch_idx)
 
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    lines = shown(BarProgress, model=Model())
-    assert any("gr??e?[31m: 0.250" in line for line in lines)
+    assert any("gr??e?[31m: 0.250" in line for line in shown(BarProgress, model=Model()))
 
 
-def test_the_bar_is_redrawn_at_intervals(monkeypatch):
+def test_the_bar_is_redrawn_at_intervals(tick_after_every_batch, monkeypatch):
     calls = []
     monkeypatch.setattr(BarProgress, "_read_metrics", lambda *arguments: calls.append(1) or [])
-    for module in ("hooks", "fast.epoch"):
-        monkeypatch.setattr(f"rankzero.training.{module}.TICK_SECONDS", 0)
-    monkeypatch.setattr(bar_module, "REDRAW_SECONDS", 1000.0)
-    monkeypatch.setattr(bar_module, "EVENT_SECONDS", 1000.0)
+    for name in ("REDRAW_SECONDS", "EVENT_SECONDS"):
+        monkeypatch.setattr(bar_module, name, 1000.0)
     shown(BarProgress, max_epochs=20)
     assert len(calls) == 2  # in the first epoch, and at the end
 
 
+def at_end(function, bar=None, **settings):
+    """Trains with a bar, and returns the result of a function of the bar and the Trainer at the end."""
+    results = []
+
+    class AtEnd(Callback):
+        def on_train_end(self, trainer, pl_module):
+            results.append(function(trainer.progress_bar_callback, trainer))
+
+    bar = bar or BarProgress(console_kwargs={"file": io.StringIO()})
+    train_in_process(bar, AtEnd(), loops=True, enable_progress_bar=True, **settings)
+    return results[0]
+
+
 def test_steps_fill_the_bar_if_the_length_of_the_epoch_is_unknown():
-    class Steps(Callback):
-        def on_train_end(self, trainer, pl_module):
-            bar = trainer.progress_bar_callback
-            self.fractions = [bar._fraction(trainer, 3, float("inf")), bar._fraction(trainer, 3, 6)]
+    def fractions(bar, trainer):
+        return bar._fraction(trainer, 3, float("inf")), bar._fraction(trainer, 3, 6)
 
-    steps = Steps()
-    settings = {"max_steps": 8, "max_epochs": -1, "limit_train_batches": 4, "enable_progress_bar": True}
-    train_in_process(BarProgress(console_kwargs={"file": io.StringIO()}), steps, loops=True, **settings)
-    reconfigure()
-    assert steps.fractions == [1.0, 0.5]
+    assert at_end(fractions, max_steps=8, max_epochs=-1, limit_train_batches=4) == (1.0, 0.5)
 
 
-def test_ended_validations_are_removed_from_the_bar():
-    class Tasks(Callback):
-        def on_train_end(self, trainer, pl_module):
-            self.count = len(trainer.progress_bar_callback.progress.tasks)
-
-    tasks = Tasks()
-    settings = {"max_epochs": 10, "limit_train_batches": 1, "limit_val_batches": 1, "enable_progress_bar": True}
-    train_in_process(BarProgress(console_kwargs={"file": io.StringIO()}), tasks, loops=True, **settings)
-    reconfigure()
-    assert tasks.count <= 2  # the training, and the validation before it
-
-
-@pytest.mark.parametrize("method", ["validate", "test", "predict"])
-def test_an_evaluation_ends_with_a_full_bar(method):
-    stream = io.StringIO()
-    trainer = Trainer(
-        callbacks=[BarProgress(console_kwargs={"width": 80, "force_terminal": True, "file": stream})],
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_model_summary=False,
-        **{f"limit_{'val' if method == 'validate' else method}_batches": 2},
-    )  # fmt: skip
-    getattr(trainer, method)(BoringModel())
-    reconfigure()
-    name = {"validate": "validation", "predict": "prediction"}.get(method, method)
-    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
-    assert re.search(rf"{name}  ━+  batch 2/2", text)
-
-
-def test_other_ranks_draw_no_bar():
-    bar = BarProgress()
-    bar.disable()
-    train_in_process(bar, enable_progress_bar=True, loops=True, max_epochs=1, limit_train_batches=2)
-    assert bar.progress is None
+def test_ended_validations_are_removed_from_the_bar_and_other_ranks_draw_none():
+    settings = {"max_epochs": 10, "limit_train_batches": 1, "limit_val_batches": 1}
+    assert at_end(lambda bar, _: len(bar.progress.tasks), **settings) <= 2  # the training, and the validation before it
+    disabled = BarProgress()
+    disabled.disable()
+    assert at_end(lambda bar, _: bar.progress, disabled, max_epochs=1, limit_train_batches=2) is None
 
 
 def test_loss_and_another_metric_are_important():

@@ -6,14 +6,10 @@ from rankzero.tracking.progress.choice import progress_callbacks, without_progre
 from rankzero.tracking.progress.plain_lines import PlainProgress
 
 
-@pytest.mark.parametrize("launcher", ["local", "torchrun", "env", "mpi", "pbs", "slurm"])
-def test_a_job_prints_plain_lines_also_in_a_pseudo_terminal(monkeypatch, launcher):
+def test_a_job_prints_plain_lines_also_in_a_pseudo_terminal_and_a_closed_stdout_has_no_bar(monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    (callback,) = progress_callbacks({}, [], launcher)
-    assert isinstance(callback, BarProgress if launcher in ("local", "torchrun", "env") else PlainProgress)
-
-
-def test_a_closed_stdout_has_no_bar(monkeypatch):
+    found = {name: progress_callbacks({}, [], name) for name in ("local", "torchrun", "env", "mpi", "pbs", "slurm")}
+    assert [type(callback) for (callback,) in found.values()] == [*[BarProgress] * 3, *[PlainProgress] * 3]
     monkeypatch.setattr("sys.stdout", None)
     (callback,) = progress_callbacks({}, [], "local")
     assert isinstance(callback, PlainProgress)
@@ -23,14 +19,12 @@ class OwnBar(BarProgress):
     """A user's bar."""
 
 
-@pytest.mark.parametrize("bar", [RichProgressBar, OwnBar])
-def test_a_users_bar_replaces_ours(bar):
-    assert progress_callbacks({}, [bar()], "local") == []
-
-
-@pytest.mark.parametrize("arguments", [{"enable_progress_bar": False}, {"barebones": True}])
-def test_disabled_progress_has_no_callback(arguments):
-    assert progress_callbacks(arguments, [], "local") == []
+@pytest.mark.parametrize(
+    ("arguments", "bars"),
+    [({}, [RichProgressBar]), ({}, [OwnBar]), ({"enable_progress_bar": False}, []), ({"barebones": True}, [])],
+)
+def test_a_users_bar_replaces_ours_and_disabled_progress_has_no_callback(arguments, bars):
+    assert progress_callbacks(arguments, [bar() for bar in bars], "local") == []
 
 
 def test_a_quiet_run_keeps_what_the_user_requested():

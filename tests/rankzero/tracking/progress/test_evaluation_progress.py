@@ -1,43 +1,40 @@
+import io
+import re
 from math import inf
 from types import SimpleNamespace
 
 import pytest
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.trainer.states import TrainerFn
+from rich import reconfigure
 
+from rankzero.tracking.progress.bar import BarProgress
 from rankzero.tracking.progress.evaluation_progress import (
     EvaluationProgress,
     batches_text,
     evaluation_batches,
     evaluation_label,
 )
+from rankzero.tracking.progress.plain_lines import PlainProgress
 from running import train_in_process
-
-
-def trainer_with(function, sanity_checking=False):
-    return SimpleNamespace(
-        sanity_checking=sanity_checking,
-        state=SimpleNamespace(fn=function),
-        current_epoch=1,
-        max_epochs=3,
-        num_sanity_val_batches=[1],
-        num_val_batches=[2],
-        num_test_batches=[3],
-        num_predict_batches=[4],
-    )
+from stock import SILENT
 
 
 @pytest.mark.parametrize(
-    ("trainer", "label", "batches"),
+    ("function", "is_check", "label", "batches"),
     [
-        (trainer_with(TrainerFn.FITTING, sanity_checking=True), "validation before training", [1]),
-        (trainer_with(TrainerFn.FITTING), "epoch 2/3 validation", [2]),
-        (trainer_with(TrainerFn.VALIDATING), "validation", [2]),
-        (trainer_with(TrainerFn.TESTING), "test", [3]),
-        (trainer_with(TrainerFn.PREDICTING), "prediction", [4]),
+        (TrainerFn.FITTING, True, "validation before training", [1]),
+        (TrainerFn.FITTING, False, "epoch 2/3 validation", [2]),
+        (TrainerFn.VALIDATING, False, "validation", [2]),
+        (TrainerFn.TESTING, False, "test", [3]),
+        (TrainerFn.PREDICTING, False, "prediction", [4]),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_each_evaluation_has_a_name_and_its_own_number_of_batches(trainer, label, batches):
+def test_each_evaluation_has_a_name_and_its_own_number_of_batches(function, is_check, label, batches):
+    numbers = {f"num_{name}_batches": [n] for n, name in enumerate(("sanity_val", "val", "test", "predict"), start=1)}
+    state = SimpleNamespace(fn=function)
+    trainer = SimpleNamespace(sanity_checking=is_check, state=state, current_epoch=1, max_epochs=3, **numbers)
     assert (evaluation_label(trainer), evaluation_batches(trainer)) == (label, batches)
 
 
@@ -62,3 +59,22 @@ def test_batches_of_the_validation_before_training_and_within_it_are_shown():
         ("epoch 1/1 validation", 1, 0),
         ("epoch 1/1 validation", 2, 0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("method", "limit", "name"),
+    [("validate", "val", "validation"), ("test", "test", "test"), ("predict", "predict", "prediction")],
+)
+def test_an_evaluation_ends_with_a_full_bar_or_prints_a_line_for_each_batch(method, limit, name, capsys):
+    def evaluate(callback):
+        settings = {**SILENT, "enable_progress_bar": True, f"limit_{limit}_batches": 2}
+        getattr(Trainer(callbacks=[callback], **settings), method)(BoringModel())
+
+    stream = io.StringIO()
+    evaluate(BarProgress(console_kwargs={"width": 80, "force_terminal": True, "file": stream}))
+    reconfigure()
+    assert re.search(rf"{name}  ━+  batch 2/2", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()))
+    capsys.readouterr()
+    evaluate(PlainProgress(interval_seconds=0, clock=lambda: 0.0))
+    lines = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if " batch " in line]
+    assert lines == [f"{name} batch 1/2", f"{name} batch 2/2"]

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
-from lightning.pytorch.demos.boring_classes import BoringModel
 
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements.throughput import Throughput
@@ -15,6 +14,8 @@ from rankzero.training.callbacks.time_limit import TimeLimit
 from rankzero.training.callbacks.wall_time import WallTime
 from rankzero.training.hooks import LoopCallback
 from running import train_in_process
+
+pytestmark = pytest.mark.usefixtures("tick_after_every_batch")
 
 
 class Simulation(LoopCallback):
@@ -61,14 +62,8 @@ class Simulation(LoopCallback):
         return [at + estimate - self.now for at, estimate in self.estimates[1:]]
 
 
-@pytest.fixture(autouse=True)
-def tick_after_every_batch(monkeypatch):
-    for module in ("hooks", "fast.epoch"):
-        monkeypatch.setattr(f"rankzero.training.{module}.TICK_SECONDS", 0)
-
-
-def simulate(*callbacks, **options):
-    simulation = Simulation()
+def simulate(*callbacks, simulation=None, **options):
+    simulation = simulation or Simulation()
     settings = {"max_epochs": 4, "limit_train_batches": 10, "num_sanity_val_steps": 0, "loops": True, **options}
     train_in_process(simulation, *callbacks, **settings)
     return simulation
@@ -109,38 +104,27 @@ def test_time_left_of_a_run_resumed_in_mid_epoch_is_exact(tmp_path, step):
     assert resumed.errors[after_validation:] == pytest.approx([0] * (39 - step - after_validation), abs=0.01)
 
 
-def test_max_time_is_a_time_limit():
-    assert 7100 < limits_with(Timer(duration={"hours": 2})).seconds <= 7200
-
-
-def test_the_time_limit_of_the_job_includes_the_last_save():
-    limits = limits_with(wall_time=WallTime(1000.0, margin_seconds=10.0, clock=lambda: 100.0))
-    assert limits.seconds == 900 - 10 - 5
-
-
-def limits_with(*callbacks, wall_time=None):
-    """Returns the limits in a run with these callbacks and this time limit."""
-
-    class AddLimit(Callback):
-        def on_fit_start(self, trainer, pl_module):
-            if wall_time is not None:
-                trainer.fit_loop.extra_subscribers.append(TimeLimit(SimpleNamespace(), wall_time, None))
-
+def test_limits_of_the_trainer_are_read_and_the_time_limit_of_the_job_includes_the_last_save():
     class Limited(Simulation):
         def on_train_start(self, trainer, pl_module):
             super().on_train_start(trainer, pl_module)
             self.limits.append(self.progress._limits)
             trainer.fit_loop.extra_subscribers.clear()
 
-    simulation = Limited()
-    train_in_process(AddLimit(), simulation, *callbacks, max_epochs=1, limit_train_batches=1, loops=True)
-    return simulation.limits[0]
+    class AddLimit(Callback):
+        def on_fit_start(self, trainer, pl_module):
+            wall_time = WallTime(1000.0, margin_seconds=10.0, clock=lambda: 100.0)
+            trainer.fit_loop.extra_subscribers.append(TimeLimit(SimpleNamespace(), wall_time, None))
 
+    def limits_with(*callbacks):
+        settings = {"max_epochs": 3, "limit_train_batches": 8, "limit_val_batches": 3}
+        return simulate(*callbacks, simulation=Limited(), **settings).limits[0]
 
-def test_limits_of_the_trainer_are_read():
-    limits = simulate(max_epochs=3, limit_train_batches=8, limit_val_batches=3).limits[0]
+    limits = limits_with()
     assert (limits.epochs, limits.steps, limits.epoch_batches, limits.validation_batches) == (3, inf, 8, 3)
     assert limits.validates and not isfinite(limits.seconds)
+    assert 7100 < limits_with(Timer(duration={"hours": 2})).seconds <= 7200
+    assert limits_with(AddLimit()).seconds == 900 - 10 - 5
 
 
 def test_training_speed_includes_all_ranks_and_no_validation(monkeypatch):
@@ -154,9 +138,8 @@ def test_training_speed_includes_all_ranks_and_no_validation(monkeypatch):
         def on_validation_batch_start(self, *arguments):
             now[0] += 50
 
-    simulation = Simulation()
-    options = {"max_epochs": 2, "limit_train_batches": 4, "loops": True}
-    train_in_process(Throughput(SamplingPlan()), Seconds(), simulation, model=BoringModel(), **options)
+    settings = {"max_epochs": 2, "limit_train_batches": 4, "num_sanity_val_steps": 2}
+    simulation = simulate(Throughput(SamplingPlan()), Seconds(), **settings)
     assert simulation.progress.samples_per_second == pytest.approx(0.5)  # the loader has a batch size of one
 
 
@@ -169,8 +152,8 @@ def test_pauses_for_drawing_do_not_change_the_time_left():
                 simulation.now += pause
                 throughput.paused_seconds += pause
 
-        options = {"max_epochs": 2, "limit_train_batches": 4, "loops": True}
-        train_in_process(throughput, Drawing(), simulation, model=BoringModel(), **options)
+        settings = {"max_epochs": 2, "limit_train_batches": 4}
+        simulate(throughput, Drawing(), simulation=simulation, **settings)
         return [seconds for _, seconds in simulation.estimates]
 
     assert estimates(pause=100.0) == estimates(pause=0.0) != []

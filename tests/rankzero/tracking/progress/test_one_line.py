@@ -5,22 +5,16 @@ from rich.console import Console
 
 from rankzero.tracking.progress.one_line import Line, Part, fitting
 
-PARTS = [
-    Part("epoch 3/20", 0),
-    Part("", 2),
-    Part("step 58", 3),
-    Part("train/loss: 0.123", 4),
-    Part("710 samples/s", 5),
-    Part("43 s left", 1),
-]
+IMPORTANCE = {"epoch 3/20": 0, "": 2, "step 58": 3, "train/loss: 0.123": 4, "710 samples/s": 5, "43 s left": 1}
+PARTS = [Part(text, importance) for text, importance in IMPORTANCE.items()]
 
 
-def rendered(line, columns, **settings):
-    console = Console(file=io.StringIO(), width=columns, **settings)
+def rendered(line, columns):
+    console = Console(file=io.StringIO(), width=columns)
     return ["".join(segment.text for segment in row).rstrip() for row in console.render_lines(line)]
 
 
-def test_less_important_parts_are_left_out_first():
+def test_less_important_parts_are_left_out_first_unless_more_important_ones_do_not_fit():
     texts = [[part.text for part in fitting(PARTS, columns)] for columns in (200, 60, 40, 30, 12)]
     assert texts == [
         ["epoch 3/20", "", "step 58", "train/loss: 0.123", "710 samples/s", "43 s left"],
@@ -29,9 +23,6 @@ def test_less_important_parts_are_left_out_first():
         ["epoch 3/20", "", "43 s left"],
         ["epoch 3/20"],
     ]
-
-
-def test_a_part_that_fits_replaces_a_more_important_one_that_does_not():
     parts = [Part("epoch 1", 0), Part("x" * 50, 1), Part("step 3", 2)]
     assert [part.text for part in fitting(parts, 20)] == ["epoch 1", "step 3"]
 
@@ -46,11 +37,7 @@ def test_a_line_is_never_wrapped_and_keeps_the_last_column_free(parts):
         assert Console(width=columns).measure(rows[0]).maximum <= max(1, columns - 1), f"{columns} columns"
 
 
-def test_the_bar_is_filled_in_proportion():
-    assert rendered(Line([Part("a", 0), Part("", 1)], 0.5), 23) == ["a  ━━━━━━━━━━"]
-    assert rendered(Line([Part("a", 0), Part("", 1)], 0.0), 23) == ["a"]
-    assert rendered(Line([Part("a", 0), Part("", 1)], 7.0), 23) == ["a  " + 19 * "━"]
-
-
-def test_a_line_without_a_fraction_has_no_bar():
+def test_the_bar_is_filled_in_proportion_and_left_out_without_a_fraction():
+    for fraction, text in ((0.5, "a  ━━━━━━━━━━"), (0.0, "a"), (7.0, "a  " + 19 * "━")):
+        assert rendered(Line([Part("a", 0), Part("", 1)], fraction), 23) == [text]
     assert rendered(Line([Part("a", 0), Part("", 1), Part("b", 2)], None), 40) == ["a  b"]
