@@ -15,33 +15,28 @@ from rankzero.tracking.measurements.series import (
 )
 
 
-class Rows:
-    """Stands for rows of all ranks that arrive when `has_arrived` is set."""
-
-    has_arrived = False
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    @property
-    def is_complete(self):
-        return self.has_arrived
-
-    def wait(self):
-        return self.rows
-
-
 class Ranks:
-    """Stands for a strategy: the values of rank one are twice those of rank zero."""
+    """Stands for a strategy: values of rank one are twice those of rank zero; they arrive if `has_arrived` is set."""
 
     root_device = torch.device("cpu")
 
     def __init__(self):
-        self.begun = 0
+        self.begun, self.has_arrived = 0, False
 
     def begin_gather_rows(self, row):
         self.begun += 1
-        self.rows = Rows(torch.stack([row, 2 * row]))
+        return Rows(self, torch.stack([row, 2 * row]))
+
+
+class Rows:
+    def __init__(self, ranks, rows):
+        self.ranks, self.rows = ranks, rows
+
+    @property
+    def is_complete(self):
+        return self.ranks.has_arrived
+
+    def wait(self):
         return self.rows
 
 
@@ -50,15 +45,14 @@ def test_values_arrive_in_the_order_of_their_tags():
     exchange = Exchange(ranks, 2)
     exchange.begin({LOSS_SUM: torch.tensor(3.0), GRADIENT_NORM: 4.0, DETAILS_REQUESTED: 0.0, DATA_WAIT: 5.0})
     assert exchange.is_begun and not exchange.is_complete
-    ranks.rows.has_arrived = True
+    ranks.has_arrived = True
     assert exchange.is_complete
     rows = exchange.finish()
-    assert not exchange.is_begun
+    assert not exchange.is_begun and ranks.begun == 1
     assert [row[EXCHANGED.index(LOSS_SUM)] for row in rows] == [3.0, 6.0]
     assert [row[EXCHANGED.index(DATA_WAIT)] for row in rows] == [5.0, 10.0]
     assert isnan(rows[0][EXCHANGED.index("workload/host_memory_gib")])
     assert combine(rows)[LOSS_SUM] == 9.0 and combine(rows)[GRADIENT_NORM] == 8.0
-    assert ranks.begun == 1
 
 
 def test_a_single_process_on_the_cpu_exchanges_nothing():

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -9,13 +11,9 @@ from rankzero.distributed.monitoring.activity import BACKWARD, DATA, FORWARD, Ac
 from rankzero.tracking.measurements.flop_count import FlopCount, can_count
 
 
-class Record:
-    total_samples = 0
-
-
 def count(module, step, phase=FORWARD):
     """Counts the operations of a forward pass in the given phase, and of a backward pass."""
-    activity, record = Activity(), Record()
+    activity, record = Activity(), SimpleNamespace(total_samples=0)
     counter = FlopCount(module, activity, record)
     with counter:
         activity.enter(phase)
@@ -30,22 +28,19 @@ def network():
     return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 3 * 3, 10))
 
 
-@pytest.mark.parametrize("is_frozen", [False, True])
-def test_passes_of_frozen_and_transposed_layers_are_counted_as_torch_counts_them(is_frozen):
-    model, inputs = network(), torch.rand(4, 3, 8, 8)
-    if is_frozen:
-        model = nn.Sequential(nn.ConvTranspose2d(3, 8, 3), nn.Conv2d(8, 2, 1))
-        model[0].requires_grad_(False)
+def frozen_network():
+    return nn.Sequential(nn.ConvTranspose2d(3, 8, 3).requires_grad_(False), nn.Conv2d(8, 2, 1))
+
+
+@pytest.mark.parametrize("make_model", [network, frozen_network])
+def test_passes_also_of_frozen_and_transposed_layers_are_counted_once_as_torch_counts_them(make_model):
+    model, inputs = make_model(), torch.rand(4, 3, 8, 8)
     with FlopCounterMode(display=False) as stock:
         model(inputs).sum().backward()
     assert count(model, lambda: model(inputs)).flops == stock.get_total_flops() > 0
     assert not any(layer._forward_hooks for layer in model.modules())  # none remains after the batch
-
-
-def test_a_repeated_forward_pass_is_counted_once():
-    model, inputs = network(), torch.rand(4, 3, 8, 8)
     repeated = count(model, lambda: checkpoint(model, inputs, use_reentrant=False))
-    assert repeated.flops == count(model, lambda: model(inputs)).flops
+    assert repeated.flops == stock.get_total_flops()
 
 
 def test_operations_are_counted_per_sample_and_only_in_the_passes():
@@ -53,15 +48,6 @@ def test_operations_are_counted_per_sample_and_only_in_the_passes():
     assert count(layer, lambda: layer(torch.rand(4, 5))).per_sample == 2 * 2 * 5 * 7
     counter = count(layer, lambda: layer(torch.rand(4, 5)), phase=DATA)
     assert counter.flops == 0 and counter.per_sample is None
-
-
-def test_a_compiled_module_is_not_counted():
-    compiled, in_place, function = BoringModel(), BoringModel(), BoringModel()
-    assert can_count(compiled)
-    compiled.layer = torch.compile(compiled.layer, backend="eager")
-    in_place.layer.compile(backend="eager")
-    function.function = torch.compile(function.layer.forward, backend="eager")
-    assert not can_count(compiled) and not can_count(in_place) and not can_count(function)
 
 
 class Factorized(nn.Linear):
@@ -95,15 +81,14 @@ def test_counting_does_not_compute_the_weights_of_parametrized_layers_again():
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        nn.MultiheadAttention(8, 2),
-        nn.LSTM(8, 8),
-        nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)),
-    ],
-)
-def test_models_with_other_operations_are_not_counted(layer):
-    module = BoringModel()
-    module.other = layer
-    assert not can_count(module)
+def test_compiled_modules_and_those_with_other_operations_are_not_counted():
+    assert can_count(BoringModel())
+    compiled, in_place, function = BoringModel(), BoringModel(), BoringModel()
+    compiled.layer = torch.compile(compiled.layer, backend="eager")
+    in_place.layer.compile(backend="eager")
+    function.function = torch.compile(function.layer.forward, backend="eager")
+    spectral_norm = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+    others = [BoringModel() for _ in range(3)]
+    for module, layer in zip(others, (nn.MultiheadAttention(8, 2), nn.LSTM(8, 8), spectral_norm), strict=True):
+        module.other = layer
+    assert [can_count(module) for module in (compiled, in_place, function, *others)] == [False] * 6

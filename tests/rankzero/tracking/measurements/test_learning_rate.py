@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -5,6 +7,7 @@ from reported import scalars_of
 
 from rankzero import Trainer
 from rankzero.tracking.measurements.learning_rate import learning_rates
+from stock import QUIET
 
 
 def optimizer_with(*rates):
@@ -25,9 +28,10 @@ def test_each_parameter_group_has_its_own_series(optimizers, expected):
 
 
 def fit(module, **settings):
-    quiet = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False, "name": "x"}
-    Trainer(**{"log_every_n_steps": 2, "limit_train_batches": 6, "max_epochs": 1, **quiet, **settings}).fit(module)
-    return module
+    """Trains in the working directory, and returns the curves of the run."""
+    settings = {"log_every_n_steps": 2, "limit_train_batches": 6, "max_epochs": 1, **QUIET, **settings}
+    Trainer(name="x", **settings).fit(module)
+    return scalars_of(Path("runs/x"))
 
 
 class Scheduled(BoringModel):
@@ -39,15 +43,20 @@ class Scheduled(BoringModel):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
 
-@pytest.mark.parametrize("profiler", [None, "simple"])  # with a profiler, Lightning's own loop trains
-def test_the_rate_is_that_of_the_step_at_which_it_is_logged(script_folder, profiler):
-    fit(Scheduled(), profiler=profiler)
-    assert scalars_of(script_folder / "runs/x")["train/lr"] == {step: 0.5**step for step in (1, 3, 5)}
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({}, (1, 3, 5)),
+        ({"profiler": "simple"}, (1, 3, 5)),  # with a profiler, Lightning's own loop trains
+        ({"accumulate_grad_batches": 3, "log_every_n_steps": 1}, (0, 1)),
+    ],
+)
+def test_the_rate_is_that_of_the_step_at_which_it_is_logged(script_folder, settings, steps):
+    assert fit(Scheduled(), **settings)["train/lr"] == {step: 0.5**step for step in steps}
 
 
-def test_the_rate_is_that_of_the_accumulated_step(script_folder):
-    fit(Scheduled(), accumulate_grad_batches=3, log_every_n_steps=1)
-    assert scalars_of(script_folder / "runs/x")["train/lr"] == {0: 1.0, 1: 0.5}
+def test_log_every_n_steps_of_zero_logs_nothing(script_folder):
+    assert "train/lr" not in fit(BoringModel(), log_every_n_steps=0)
 
 
 class TwoOptimizers(BoringModel):
@@ -73,20 +82,9 @@ class TwoOptimizers(BoringModel):
         return [torch.optim.SGD(self.parameters(), lr=rate) for rate in (0.2, 0.1)]
 
 
-def test_all_series_of_two_optimizers_have_the_same_steps(script_folder):
-    fit(TwoOptimizers())
-    logged = scalars_of(script_folder / "runs/x")
-    assert logged["train/lr"] == pytest.approx(dict.fromkeys((1, 3, 5), 0.2))
-    assert logged["train/lr-1"] == pytest.approx(dict.fromkeys((1, 3, 5), 0.1))
-    assert logged["loss"].keys() == logged["train/lr"].keys() == logged["weights/gradient_norm"].keys()
-
-
-def test_a_resumed_run_of_two_optimizers_has_one_curve(script_folder):
+def test_all_series_of_two_optimizers_have_the_same_steps_also_in_a_resumed_run(script_folder):
     fit(TwoOptimizers(), log_every_n_steps=1, max_steps=6)  # three batches
-    fit(TwoOptimizers(), log_every_n_steps=1)
-    assert list(scalars_of(script_folder / "runs/x")["loss"]) == list(range(6))
-
-
-def test_log_every_n_steps_of_zero_logs_nothing(script_folder):
-    fit(BoringModel(), log_every_n_steps=0)
-    assert "train/lr" not in scalars_of(script_folder / "runs/x")
+    logged = fit(TwoOptimizers(), log_every_n_steps=1)
+    assert logged["train/lr"] == pytest.approx(dict.fromkeys(range(6), 0.2))
+    assert logged["train/lr-1"] == pytest.approx(dict.fromkeys(range(6), 0.1))
+    assert list(logged["loss"]) == list(logged["train/lr"]) == list(logged["weights/gradient_norm"])

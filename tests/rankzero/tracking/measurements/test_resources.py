@@ -28,11 +28,8 @@ def test_batches_that_loader_processes_have_prepared_are_counted(is_persistent):
     loader._iterator = None
     del batches
     assert math.isnan(prepared_batches(trainer))
-
-
-def test_a_loader_without_processes_prepares_no_batches():
     trainer, loader = trainer_with(DataLoader(torch.arange(4)))
-    next(iter(loader))
+    next(iter(loader))  # without processes
     assert math.isnan(prepared_batches(trainer))
 
 

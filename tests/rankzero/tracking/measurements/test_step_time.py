@@ -13,31 +13,16 @@ from rankzero.distributed.monitoring.activity import (
     VALIDATION,
     Activity,
 )
+from rankzero.tracking.measurements import step_time as step_time_module
 from rankzero.tracking.measurements.step_time import MAX_EVENTS, StepTime
-
-
-class Clock:
-    """Clock that a test moves."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(activity_module, "monotonic", clock)
+    """A clock that a test moves."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(activity_module, "monotonic", lambda: clock.now)
     return clock
-
-
-def trainer_on(device):
-    loop = SimpleNamespace(epoch_loop=SimpleNamespace(_batches_that_stepped=0))
-    return SimpleNamespace(
-        strategy=SimpleNamespace(root_device=torch.device(device), model=None), global_step=0, fit_loop=loop
-    )
 
 
 def take_step(activity, clock, trainer, **milliseconds):
@@ -53,7 +38,9 @@ def take_step(activity, clock, trainer, **milliseconds):
 
 def measured(device="cpu"):
     """Returns an activity, a trainer on a device, and the measurement of its steps."""
-    activity, trainer = Activity(), trainer_on(device)
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(_batches_that_stepped=0))
+    strategy = SimpleNamespace(root_device=torch.device(device), model=None)
+    activity, trainer = Activity(), SimpleNamespace(strategy=strategy, global_step=0, fit_loop=loop)
     return activity, trainer, StepTime(activity, trainer)
 
 
@@ -92,12 +79,9 @@ def test_communication_after_the_backward_pass_is_a_part_of_its_own(clock, monke
         def _get_ddp_logging_data(self):
             return {"backward_comm_time_end": 9_000_000, "backward_compute_time_end": 3_000_000}
 
-    from rankzero.tracking.measurements import step_time as step_time_module
-
     monkeypatch.setattr(step_time_module, "DistributedDataParallel", Wrapped)
-    activity, trainer = Activity(), trainer_on("cpu")
+    activity, trainer, step_time = measured()
     trainer.strategy.model = Wrapped()
-    step_time = StepTime(activity, trainer)
     take_step(activity, clock, trainer, **PARTS)
     activity.enter(HOOK)
     times = step_time.take()
@@ -130,8 +114,7 @@ def events(clock, monkeypatch):
 
 
 def test_a_measurement_ends_if_no_optimizer_step_is_counted(events):
-    activity = Activity()
-    step_time = StepTime(activity, trainer_on("cuda:0"))
+    activity, _, step_time = measured("cuda:0")
     step_time.measure_step()
     for _ in range(2 * MAX_EVENTS):
         activity.enter(FORWARD)
@@ -159,8 +142,5 @@ def test_an_accelerators_phases_are_measured_by_events(clock, events):
         activity.begin_batch(int(is_last_batch))
     trainer.global_step = 1
     assert not activity.listeners
-    times = step_time.take()
-    assert times["wall_time/forward_ms"] == pytest.approx(10)
-    assert times["wall_time/backward_ms"] == pytest.approx(20)
-    assert times["wall_time/optimizer_ms"] == pytest.approx(3)
-    assert times["wall_time/step_ms"] == pytest.approx(533)
+    times, expected = step_time.take(), {"forward": 10, "backward": 20, "optimizer": 3, "step": 533}
+    assert {name: times[f"wall_time/{name}_ms"] for name in expected} == pytest.approx(expected)

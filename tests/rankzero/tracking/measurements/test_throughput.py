@@ -19,12 +19,16 @@ def train(throughput, *callbacks):
     train_in_process(throughput, *callbacks, limit_train_batches=4, max_epochs=1, loops=True)
 
 
-def test_samples_of_a_managed_order_are_counted():
+def test_samples_of_a_managed_order_are_counted_and_the_next_attempt_continues_the_count():
     plan = SamplingPlan(world_size=2)
     plan.training_orders = [ElasticBatchSampler(25, 8, world_size=2)]
-    throughput = Throughput(plan)
-    train(throughput)
-    assert throughput.samples == 25
+    first, second = Throughput(plan), Throughput(SamplingPlan())
+    first.load_state_dict({"samples": 100})
+    train(first)
+    assert (first.samples, first.attempt_samples) == (125, 25)
+    second.load_state_dict(first.state_dict())
+    train(second)
+    assert (second.samples, second.attempt_samples) == (129, 4)
 
 
 def test_batches_of_an_unmanaged_order_are_counted_and_validation_is_no_training_time(now):
@@ -52,11 +56,3 @@ def test_a_pause_does_not_count_as_training_time(now):
         now[0] = 50.0
     now[0] = 52.0
     assert throughput.training_seconds == 3
-
-
-def test_sample_count_continues_in_the_next_attempt():
-    first, second = Throughput(SamplingPlan()), Throughput(SamplingPlan())
-    first.load_state_dict({"samples": 100})
-    second.load_state_dict(first.state_dict())
-    train(second)
-    assert (second.samples, second.attempt_samples) == (104, 4)

@@ -10,25 +10,15 @@ from rankzero.tracking.progress.time_left import Limits, Pace, Position
 
 @dataclass
 class Simulation:
-    """A run whose clock advances by fixed durations.
-
-    Attributes:
-        limits: Limits of the run.
-        batches_of: Returns the number of batches in an epoch.
-        start: Epoch and batch at which this attempt begins.
-        batch_seconds: Seconds of a batch; the first one takes 100 times as long.
-        validation_seconds: Seconds of a validation, which runs at the end of each epoch.
-        end_seconds: Seconds of the end of an epoch.
-        accumulates: Number of batches in a step.
-    """
+    """A run whose clock advances by fixed durations, with a validation at the end of each epoch."""
 
     limits: Limits
     batches_of: object = lambda epoch: 10
-    start: tuple = (0, 0)
-    batch_seconds: float = 1.0
+    start: tuple = (0, 0)  # epoch and batch at which this attempt begins
+    batch_seconds: float = 1.0  # the first batch takes 100 times as long
     validation_seconds: float = 0.0
     end_seconds: float = 0.0
-    accumulates: int = 1
+    accumulates: int = 1  # number of batches in a step
 
     def run(self):
         """Returns a list of (seconds that the run really needed, time left that was stated) after each batch."""
@@ -89,12 +79,9 @@ def test_time_left_of_a_steady_run_is_exact_after_the_first_epoch(name):
         assert estimate == pytest.approx(actual, rel=0.01, abs=run.batch_seconds * 1.01)
 
 
-def test_the_slow_first_batch_is_not_extrapolated():
+def test_the_slow_first_batch_is_not_extrapolated_and_no_time_is_stated_before_a_second_was_measured():
     (_, first), (_, second), *_ = RUNS["epochs"].run()
     assert first is None and second == pytest.approx(48)
-
-
-def test_no_time_is_stated_before_a_second_was_measured():
     estimates = RUNS["fast batches"].run()
     assert [estimate for _, estimate in estimates[:900]] == [None] * 900
     assert estimates[1002][1] is not None
@@ -121,43 +108,7 @@ def test_a_slower_run_is_noticed():
     assert estimate == pytest.approx(96_000 * 4, rel=0.01)
 
 
-INTERVALS = {
-    "four in each epoch": (Limits(epochs=3, validates=True, epoch_batches=100, validation_interval=25), 12 - 2),
-    "every second epoch": (Limits(epochs=5, validates=True, epoch_batches=100, validation_epochs=2), 2),
-    "every 70 batches over epochs": (
-        Limits(epochs=3, validates=True, epoch_batches=100, validation_interval=70, validation_epochs=None),
-        300 // 70,
-    ),
-    "none": (Limits(epochs=3, epoch_batches=100), 0),
-}
-
-
-@pytest.mark.parametrize("name", INTERVALS)
-def test_only_validations_that_are_still_due_count(name):
-    limits, validations = INTERVALS[name]
-    pace, _ = simulated_pace(validation_seconds=1000.0)
-    position = Position(0, 60, 60, 60)
-    left = pace.seconds_left(position, limits)
-    assert left == pytest.approx((limits.epochs * 100 - 60) * 1.0 + validations * 1000.0)
-
-
-def test_validations_at_intervals_of_time_continue_at_the_measured_rate():
-    limits = Limits(epochs=3, validates=True, epoch_batches=100, validation_interval=None)
-    pace, _ = simulated_pace(validation_seconds=30.0)  # one validation in 60 batches, of which 59 were measured
-    assert pace.seconds_left(Position(0, 60, 60, 60), limits) == pytest.approx(240 + 240 * 30 / 59)
-
-
-def test_time_left_decreases_during_a_validation():
-    limits = replace(VALIDATES, epoch_batches=100)
-    pace, now = simulated_pace(validation_seconds=40.0)
-    pace.begin_validation(Position(0, 60, 60, 60))
-    now[0] += 30.0
-    before = pace.seconds_left(Position(0, 60, 60, 60), limits)
-    now[0] += 5.0
-    assert before - pace.seconds_left(Position(0, 60, 60, 60), limits) == pytest.approx(5.0)
-
-
-def simulated_pace(validation_seconds):
+def simulated_pace(validation_seconds=0.0):
     """Returns the pace after 60 batches of a second and one validation, and its clock."""
     now = [0.0]
     pace = Pace(Position(0, 0, 0, 0), lambda: now[0])
@@ -171,21 +122,52 @@ def simulated_pace(validation_seconds):
     return pace, now
 
 
-def test_the_limit_that_comes_first_counts():
-    pace, _ = simulated_pace(0.0)
-    position = Position(0, 60, 60, 60)
-    limits = Limits(epochs=10, epoch_batches=100)
-    assert pace.seconds_left(position, limits) == pytest.approx(940)
-    assert pace.seconds_left(position, replace(limits, steps=100)) == pytest.approx(40)
-    assert pace.seconds_left(position, replace(limits, seconds=30.0)) == 30.0
-    assert pace.seconds_left(position, replace(limits, seconds=3000.0)) == pytest.approx(940)
-    assert pace.seconds_left(position, replace(limits, seconds=-3.0)) == 0.0
+AFTER_60 = Position(0, 60, 60, 60)
+HUNDREDS = Limits(epochs=3, epoch_batches=100, validates=True)
+"""Limits of epochs with a hundred batches."""
 
 
-def test_an_unlimited_run_has_no_time_left_except_with_a_time_limit():
-    pace, _ = simulated_pace(0.0)
-    position = Position(0, 60, 60, 60)
-    assert pace.seconds_left(position, Limits(epoch_batches=100)) is None
-    assert pace.seconds_left(position, Limits(epoch_batches=100, seconds=30.0)) == 30.0
-    assert pace.seconds_left(position, Limits(epochs=3, epoch_batches=inf)) is None
-    assert pace.seconds_left(position, Limits(steps=80, epoch_batches=inf)) == pytest.approx(20)
+@pytest.mark.parametrize(
+    ("limits", "validations"),
+    [
+        (replace(HUNDREDS, validation_interval=25), 12 - 2),
+        (replace(HUNDREDS, epochs=5, validation_epochs=2), 2),
+        (replace(HUNDREDS, validation_interval=70, validation_epochs=None), 300 // 70),
+        (replace(HUNDREDS, validates=False), 0),
+        (replace(HUNDREDS, validation_interval=None), 240 / 59),  # one in 60 batches, of which 59 were measured
+    ],
+    ids=["four in each epoch", "every second epoch", "every 70 batches over epochs", "none", "at intervals of time"],
+)
+def test_only_validations_that_are_still_due_count(limits, validations):
+    pace, _ = simulated_pace(validation_seconds=1000.0)
+    assert pace.seconds_left(AFTER_60, limits) == pytest.approx(limits.epochs * 100 - 60 + validations * 1000)
+
+
+def test_time_left_decreases_during_a_validation():
+    pace, now = simulated_pace(validation_seconds=40.0)
+    pace.begin_validation(AFTER_60)
+    now[0] += 30.0
+    before = pace.seconds_left(AFTER_60, replace(VALIDATES, epoch_batches=100))
+    now[0] += 5.0
+    assert before - pace.seconds_left(AFTER_60, replace(VALIDATES, epoch_batches=100)) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "seconds"),
+    [
+        ({"epochs": 10}, 940),
+        ({"epochs": 10, "steps": 100}, 40),
+        ({"epochs": 10, "seconds": 30.0}, 30),
+        ({"epochs": 10, "seconds": 3000.0}, 940),
+        ({"epochs": 10, "seconds": -3.0}, 0),
+        ({}, None),
+        ({"seconds": 30.0}, 30),
+        ({"epochs": 3, "epoch_batches": inf}, None),
+        ({"steps": 80, "epoch_batches": inf}, 20),
+    ],
+    ids=str,
+)
+def test_the_limit_that_comes_first_counts_and_an_unlimited_run_has_no_time_left(limits, seconds):
+    pace, _ = simulated_pace()
+    left = pace.seconds_left(AFTER_60, Limits(**{"epoch_batches": 100, **limits}))
+    assert left == (None if seconds is None else pytest.approx(seconds))
