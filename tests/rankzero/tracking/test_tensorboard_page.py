@@ -12,8 +12,9 @@ from rankzero import Trainer
 from rankzero.tracking.measurements.series import SERIES
 from rankzero.tracking.tensorboard_page import LAYOUT, attempt_text, hyper_parameters_of, table_text
 from running import script_process
+from stock import QUIET
 
-QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False, "log_every_n_steps": 2}
+PARTS = ("data_wait", "forward", "backward", "exposed_communication", "optimizer", "other")
 
 
 class Net(BoringModel):
@@ -26,8 +27,8 @@ class Net(BoringModel):
 
 def fit(epochs, model=Net, **settings):
     torch.manual_seed(0)  # the data of all attempts is the same
-    settings |= {"limit_train_batches": 4, "limit_val_batches": 1, "name": "x"}
-    Trainer(max_epochs=epochs, **settings, **QUIET).fit(model())
+    settings |= {"limit_train_batches": 4, "limit_val_batches": 1, "log_every_n_steps": 2, **QUIET}
+    Trainer(max_epochs=epochs, name="x", **settings).fit(model())
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +59,14 @@ def test_hyperparameters_are_stored_beside_the_curves_without_a_second_directory
     folder, events = attempts
     content = events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
     values = metadata.parse_session_start_info_plugin_data(content).hparams
-    assert values["gradient_clip_val"].number_value == 0.5 and values["processes"].number_value == 1
-    assert values["global_batch_size"].number_value == 1
+    expected = {"gradient_clip_val": 0.5, "processes": 1, "global_batch_size": 1}
+    assert {name: values[name].number_value for name in expected} == expected
     assert "Net" in values["model.class_path"].string_value
     assert metadata.EXPERIMENT_TAG not in events.summary_metadata  # it would hide those of other models
     assert all(path.is_file() for path in folder.iterdir())
 
 
-def test_series_have_descriptions_and_no_group_precedes_those_of_the_model(attempts):
+def test_series_have_descriptions_a_layout_and_no_group_that_precedes_those_of_the_model(attempts):
     _, events = attempts
     assert events.summary_metadata["train/loss"].summary_description == SERIES["train/loss"].description
     assert events.summary_metadata["wall_time/step_ms"].summary_description.startswith("Milliseconds")
@@ -73,30 +74,29 @@ def test_series_have_descriptions_and_no_group_precedes_those_of_the_model(attem
     assert tags[0] == "train/loss" and "epoch" not in tags
     groups = list(dict.fromkeys(tag.partition("/")[0] for tag in tags))
     assert groups == ["train", "val", "wall_time", "weights", "workload", "x_axis"]
-
-
-def test_the_layout_of_the_charts_is_stored(attempts):
-    for event in attempts[1].Tensors("custom_scalars__config__"):
-        layout = Layout.FromString(make_ndarray(event.tensor_proto).item())
+    layouts = events.Tensors("custom_scalars__config__")
+    for layout in [Layout.FromString(make_ndarray(event.tensor_proto).item()) for event in layouts]:
         assert [category.title for category in layout.category] == list(LAYOUT)
+    assert layouts
 
 
-def tags_in(chart):
-    """Returns the tags that a chart contains, of all series and of typical tags of users' modules."""
+@pytest.mark.parametrize(
+    ("chart", "expected"),
+    [
+        ("loss", {"train/loss", "train/mean_loss", "val_loss", "val/loss", "loss_step"}),
+        ("metrics", {"accuracy", "val/accuracy", "train_acc", "train/f1"}),
+        ("learning rate", {"train/lr", "train/lr-1"}),
+        ("samples per second", {"train/samples_per_second"}),
+        ("parts of a step (ms)", {f"wall_time/{part}_ms" for part in PARTS}),
+        ("waiting for data (ms per step)", {"world/data_wait_ms/rank_001"}),
+    ],
+)
+def test_charts_contain_the_series_of_any_module(chart, expected):
     patterns = next(kinds[1] for charts in LAYOUT.values() for title, kinds in charts.items() if title == chart)
     users = ("val_loss", "val/loss", "accuracy", "val/accuracy", "loss_step", "train_acc", "train/f1")
     ranks = ("world/first_gradient_ms/rank_001", "world/data_wait_ms/rank_001")
     tags = [*(tag for tag in SERIES if "/" in tag), "train/mean_loss", "train/lr", "train/lr-1", *ranks, *users]
-    return {tag for tag in tags if any(re.match(pattern, tag) for pattern in patterns)}
-
-
-def test_charts_contain_the_series_of_any_module():
-    assert tags_in("loss") == {"train/loss", "train/mean_loss", "val_loss", "val/loss", "loss_step"}
-    assert tags_in("metrics") == {"accuracy", "val/accuracy", "train_acc", "train/f1"}
-    assert tags_in("learning rate") == {"train/lr", "train/lr-1"}
-    assert tags_in("samples per second") == {"train/samples_per_second"}
-    assert len(tags_in("parts of a step (ms)")) == 6
-    assert tags_in("waiting for data (ms per step)") == {"world/data_wait_ms/rank_001"}
+    assert {tag for tag in tags if any(re.match(pattern, tag) for pattern in patterns)} == expected
 
 
 def test_secrets_are_not_logged(script_folder):
@@ -117,10 +117,7 @@ def test_secrets_are_omitted_from_hyperparameters_and_texts():
     assert "hidden" not in attempt_text(1, 0, {"command": ["fit.py", "--model.api_key", "hidden"]})
 
 
-def test_an_attempt_is_described_without_a_known_command():
+def test_an_attempt_is_described_without_a_known_command_and_a_vertical_bar_stays_in_its_row_of_a_table():
     assert attempt_text(2, 7, {}) == "Attempt 2 began after step 7 on an unknown host."
     assert attempt_text(2, 7, {"hosts": {"a": 1}, "commit": "abc"}) == "Attempt 2 began after step 7 on a, commit abc."
-
-
-def test_values_with_a_vertical_bar_stay_in_their_row_of_a_table():
     assert table_text({"a": "x|y", "b": None}).splitlines()[2:] == ["| a | x\\|y |"]

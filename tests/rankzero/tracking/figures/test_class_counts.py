@@ -50,11 +50,13 @@ def test_counts_and_curves_equal_those_of_torchmetrics(classes):
     assert torch.equal(counts.micro_average.false_positives, metric.confmat[:, 0, 1])
 
 
-def test_ignored_targets_are_not_counted():
+def test_ignored_targets_are_not_counted_and_probabilities_that_are_not_numbers_are():
     counts = ClassCounts(3)
     counts.add(torch.eye(3), torch.tensor([0, IGNORED_TARGET, 1]))
     counts.add(torch.eye(3), torch.full((3,), IGNORED_TARGET))
     assert counts.samples.tolist() == [1, 1, 0] and counts.correct.tolist() == [1, 0, 0]
+    counts.add(torch.full((2, 3), torch.nan), torch.tensor([0, 1]))
+    assert counts.samples.tolist() == [2, 2, 0]
 
 
 @pytest.mark.parametrize("target", [-1, 3])
@@ -74,9 +76,3 @@ def test_packed_counts_can_be_summed():
 def test_too_many_classes_have_no_matrix(monkeypatch):
     monkeypatch.setattr(class_counts, "MAX_MATRIX_CLASSES", 12)
     assert not counted(13).matrix.numel() and counted(13).samples.sum() == 58
-
-
-def test_probabilities_that_are_not_numbers_are_counted_without_an_error():
-    counts = ClassCounts(3)
-    counts.add(torch.full((2, 3), torch.nan), torch.tensor([0, 1]))
-    assert counts.samples.sum() == 2

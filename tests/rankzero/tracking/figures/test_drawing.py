@@ -68,13 +68,10 @@ def test_any_values_of_a_regression_are_drawn(values):
 @pytest.mark.parametrize("count", [1, 16])
 def test_images_are_drawn_with_and_without_labels(count):
     images = torch.rand(count, 3, 6, 4)
-    assert png(drawing.draw_grid("title", images, [])).startswith(b"\x89PNG")
-    assert png(drawing.draw_grid("title", images, ["a\nb"] * count)).startswith(b"\x89PNG")
-
-
-def test_inputs_of_unknown_classes_are_labeled_by_numbers():
+    for labels in ([], ["a\nb"] * count):
+        assert png(drawing.draw_grid("title", images, labels)).startswith(b"\x89PNG")
     recorder = Recorder()
-    drawing.draw_inputs(recorder, torch.zeros(2, 1, 3, 3, dtype=torch.uint8), [0, -5], ["cat"])
+    drawing.draw_inputs(recorder, torch.zeros(2, 1, 3, 3, dtype=torch.uint8), [0, -5], ["cat"])  # an unknown class
     assert set(recorder.sizes) == {"training_inputs"}
 
 

@@ -33,10 +33,12 @@ def test_other_outputs_are_ignored(returned):
     assert read_outputs(returned) is None
 
 
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x, CLASSES), lambda x: {"meta": "a", "data": [x]}])
-def test_images_are_found_in_nested_batches(wrap):
+def test_images_are_found_in_nested_batches_and_classes_by_their_length():
     images = torch.rand(4, 3, 5, 5)
-    assert torch.equal(find_images(wrap(images)), images)
+    for batch in (images, (images, CLASSES), {"meta": "a", "data": [images]}):
+        assert torch.equal(find_images(batch), images)
+    assert torch.equal(find_classes({"x": torch.rand(4), "y": CLASSES}, 4), CLASSES)
+    assert find_classes((torch.rand(4, 2), torch.rand(4)), 4) is None
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (4, 2, 5, 5), (4, 3, 5, 5, 5), (0, 3, 5, 5)])
@@ -44,8 +46,3 @@ def test_other_tensors_are_no_images(shape):
     assert find_images((torch.rand(shape), CLASSES)) is None
     assert find_images(torch.zeros(4, 3, 5, 5, dtype=torch.int64)) is None
     assert find_images(torch.rand(4, 1, 5, 5), 8) is None  # the outputs have another number
-
-
-def test_classes_are_found_by_their_length():
-    assert torch.equal(find_classes({"x": torch.rand(4), "y": CLASSES}, 4), CLASSES)
-    assert find_classes((torch.rand(4, 2), torch.rand(4)), 4) is None

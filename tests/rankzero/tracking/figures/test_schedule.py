@@ -20,14 +20,16 @@ def test_first_and_last_validations_are_drawn_and_others_if_drawing_takes_one_pe
         assert schedule.is_due(is_last=False) == is_due and schedule.is_due(is_last=True)
 
 
-class Validations(Callback):
-    """Records which validations are the last one."""
+def fit(*callbacks, **settings):
+    """Trains, and returns for each validation whether it is known to be the last one."""
+    seen = []
 
-    def __init__(self):
-        self.seen = []
+    class Validations(Callback):
+        def on_validation_start(self, trainer, pl_module):
+            seen.append(is_last_validation(trainer))
 
-    def on_validation_start(self, trainer, pl_module):
-        self.seen.append(is_last_validation(trainer))
+    train_in_process(*callbacks, Validations(), loops=True, num_sanity_val_steps=0, **settings)
+    return seen
 
 
 class Endless(IterableDataset):
@@ -47,10 +49,9 @@ class Endless(IterableDataset):
     ],
 )
 def test_the_last_validation_is_known_without_a_length(settings, seen):
-    validations, model = Validations(), BoringModel()
+    model = BoringModel()
     model.train_dataloader = lambda: DataLoader(Endless())
-    train_in_process(validations, model=model, loops=True, num_sanity_val_steps=0, **settings)
-    assert validations.seen == seen
+    assert fit(model=model, **settings) == seen
 
 
 def test_a_requested_stop_that_min_epochs_prevents_makes_no_validation_the_last():
@@ -58,10 +59,7 @@ def test_a_requested_stop_that_min_epochs_prevents_makes_no_validation_the_last(
         def on_train_epoch_start(self, trainer, module):
             trainer.should_stop = True
 
-    validations = Validations()
-    settings = {"num_sanity_val_steps": 0, "limit_train_batches": 2, "min_epochs": 3, "max_epochs": 5}
-    train_in_process(StopEarly(), validations, loops=True, **settings)
-    assert validations.seen == [False] * 3
+    assert fit(StopEarly(), limit_train_batches=2, min_epochs=3, max_epochs=5) == [False] * 3
 
 
 @pytest.mark.parametrize(
@@ -78,6 +76,4 @@ def test_a_requested_stop_that_min_epochs_prevents_makes_no_validation_the_last(
     ],
 )
 def test_exactly_the_last_validation_is_known_to_be_the_last(settings, count):
-    validations = Validations()
-    train_in_process(validations, loops=True, num_sanity_val_steps=0, limit_train_batches=10, **settings)
-    assert validations.seen == [False] * (count - 1) + [True]
+    assert fit(limit_train_batches=10, **settings) == [False] * (count - 1) + [True]

@@ -22,8 +22,7 @@ def gather(worst):
 
 
 def test_the_samples_with_the_largest_losses_are_kept():
-    logits, targets, images = data()
-    worst = WorstSamples()
+    worst, (logits, targets, images) = WorstSamples(), data()
     for part in torch.arange(COUNT).split(9):
         worst.add(logits[part], targets[part], images[part])
     losses = F.cross_entropy(logits, targets, reduction="none")
@@ -36,8 +35,7 @@ def test_the_samples_with_the_largest_losses_are_kept():
 
 
 def test_a_loss_that_is_not_a_number_is_the_largest_and_ignored_samples_are_not_kept():
-    worst = WorstSamples()
-    logits, _, images = data()
+    worst, (logits, _, images) = WorstSamples(), data()
     logits[2] = torch.nan
     worst.add(logits[:4], torch.tensor([0, IGNORED_TARGET, 1, 2]), images[:4])
     kept = [int(sample.image[0, 0, 0]) for sample in gather(worst)]
@@ -46,11 +44,9 @@ def test_a_loss_that_is_not_a_number_is_the_largest_and_ignored_samples_are_not_
 
 @pytest.mark.parametrize("second", [None, torch.zeros(COUNT, 1, 4, 4)])
 def test_images_of_different_shapes_are_not_kept(second):
-    worst = WorstSamples()
-    logits, targets, images = data()
-    worst.add(logits, targets, images)
-    worst.add(logits, targets, second)
-    worst.add(logits, targets, images)
+    worst, (logits, targets, images) = WorstSamples(), data()
+    for added in (images, second, images):
+        worst.add(logits, targets, added)
     assert worst.shape == (0, 0, 0) and not worst.samples
 
 

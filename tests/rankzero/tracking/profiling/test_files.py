@@ -8,11 +8,8 @@ from rankzero.tracking.profiling.recording import Part, Recording
 
 
 def test_the_track_has_a_range_for_each_step_that_contains_its_parts():
-    parts = [
-        Part(6, DATA, 1_000_000, 2_000_000),
-        Part(6, FORWARD, 2_000_000, 5_000_500),
-        Part(7, DATA, 6_000_000, 7_000_000),
-    ]
+    times = (6, DATA, 1_000_000, 2_000_000), (6, FORWARD, 2_000_000, 5_000_500), (7, DATA, 6_000_000, 7_000_000)
+    parts = [Part(*arguments) for arguments in times]
     events = [event for event in track_of(parts, 1_000_000) if event["ph"] == "X"]
     assert [(event["name"], event["ts"], event["dur"]) for event in events] == [
         ("step 6", 0, 4000.498),
@@ -41,9 +38,8 @@ def recorded(steps):
 def test_the_parts_of_a_recording_follow_one_another():
     recording = recorded(2)
     parts = list(recording.parts)
-    assert [(part.step, part.phase) for part in parts] == [
-        (step, phase) for step in (1, 2) for phase in (DATA, FORWARD, BACKWARD, HOOK, CHECKPOINT)
-    ]
+    phases = (DATA, FORWARD, BACKWARD, HOOK, CHECKPOINT)
+    assert [(part.step, part.phase) for part in parts] == [(step, phase) for step in (1, 2) for phase in phases]
     assert all(part.end == following.begin for part, following in pairwise(parts))
     assert recording.steps == [1, 2]
 

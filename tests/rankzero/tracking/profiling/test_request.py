@@ -5,18 +5,17 @@ from rankzero.tracking.profiling.request import ProfileRequest
 
 
 @pytest.mark.parametrize(
-    ("profile", "ranks", "request_"),
+    ("profile", "ranks", "request_", "spelling"),
     [
-        ("10steps", None, ProfileRequest(10, None, (0,))),
-        ("1step@200", "2,0,2", ProfileRequest(1, 200, (0, 2))),
-        ("010steps@0", "all", ProfileRequest(10, 0, (0, 1, 2))),
+        ("10steps", None, ProfileRequest(10, None, (0,)), "10steps"),
+        ("1step@200", "2,0,2", ProfileRequest(1, 200, (0, 2)), "1steps@200"),
+        ("010steps@0", "all", ProfileRequest(10, 0, (0, 1, 2)), "10steps@0"),
+        ("10steps@200", None, ProfileRequest(10, 200, (0,)), "10steps@200"),
     ],
 )
-def test_steps_and_ranks_are_read(profile, ranks, request_):
+def test_steps_and_ranks_are_read_and_spelled_as_the_user_types_them(profile, ranks, request_, spelling):
     assert ProfileRequest.read(profile, ranks, 3) == request_
-
-
-def test_nothing_is_requested_by_default():
+    assert str(request_) == f"--profile {spelling}"
     assert ProfileRequest.read(None, None, 3) is None
 
 
@@ -33,8 +32,3 @@ def test_ranks_that_cannot_be_profiled_are_refused(profile, ranks, world, found,
         ProfileRequest.read(profile, ranks, world)
     assert refusal.value.asked == f"--profile_ranks {ranks}"
     assert found in refusal.value.found and refusal.value.instead == instead
-
-
-@pytest.mark.parametrize("profile", ["10steps", "10steps@200"])
-def test_a_request_is_spelled_as_the_user_types_it(profile):
-    assert str(ProfileRequest.read(profile, None, 1)) == f"--profile {profile}"
