@@ -43,41 +43,24 @@ def write_run(
     path.mkdir(parents=True)
     moment = time.time() - age
     started = datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="seconds")
-    entries = [
-        {"number": number + 1, "started": started, "host": "node1", "job": None, "step": 0}
-        for number in range(attempts)
-    ]
+    attempt = {"started": started, "host": "node1", "job": None, "step": 0}
+    entries = [{"number": number, **attempt} for number in range(1, attempts + 1)]
     (path / "run.json").write_text(json.dumps({"id": "0" * 32, "created": started, "attempts": entries}))
     os.utime(path / "run.json", (moment, moment))
     if config is not None:
         (path / "config.yaml").write_text(yaml.safe_dump(config))
     if status is not None:
         content = {
-            "run": path.name,
-            "status": status,
-            "epochs": 3,
-            "steps": 69,
-            "samples": 4311,
-            "world_size": 1,
-            "metrics": METRICS if metrics is None else metrics,
-            "samples_per_second": 1500.0,
-            "seconds": 12.5,
-            "attempts": attempts,
-            "another_attempt": False,
-            "max_epochs": 3,
-            **summary,
-        }
+            "run": path.name, "status": status, "epochs": 3, "steps": 69, "samples": 4311, "world_size": 1,
+            "metrics": METRICS if metrics is None else metrics, "samples_per_second": 1500.0, "seconds": 12.5,
+            "attempts": attempts, "another_attempt": False, "max_epochs": 3, **summary,
+        }  # fmt: skip
         (path / "summary.json").write_text(json.dumps(content))
     return path
 
 
 def write_lock(run: Path, **changes: Any) -> Path:
-    """Writes the lock of a run as its owner does, and returns the file.
-
-    Args:
-        run: The directory of the run.
-        changes: Entries of the owner that differ from those of this process.
-    """
+    """Writes the lock of a run as its owner does, with `changes` of the owner, and returns the file."""
     file = run.parent / f".{run.name}.lock"
     file.parent.mkdir(exist_ok=True)
     file.write_text(json.dumps(asdict(replace(Owner.this(Launch()), **changes))))
@@ -103,14 +86,7 @@ def locked(run: Path, **settings: Any) -> Iterator[None]:
 
 
 def write_curves(run: Path, curves: dict[str, dict[int, float]], seconds_per_step: float = 1.0, start: float = 1e9):
-    """Writes a TensorBoard file of a run.
-
-    Args:
-        run: The directory of the run.
-        curves: Tag -> step -> value.
-        seconds_per_step: Time between two steps.
-        start: Time of step 0 in seconds since 1970.
-    """
+    """Writes a TensorBoard file of a run with curves (tag -> step -> value); step 0 is at the time `start`."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -122,9 +98,6 @@ def write_curves(run: Path, curves: dict[str, dict[int, float]], seconds_per_ste
         writer = RecordWriter(file)
         writer.write(Event(wall_time=start, file_version="brain.Event:2").SerializeToString())
         for step, tag, value in points:
-            event = Event(
-                wall_time=start + step * seconds_per_step,
-                step=step,
-                summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)]),
-            )
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            event = Event(wall_time=start + step * seconds_per_step, step=step, summary=summary)
             writer.write(event.SerializeToString())

@@ -10,58 +10,25 @@ from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 
 ENVIRONMENT = {
-    "command": ["python", "launch/fit.py", "--epochs", "9", "--devices", "2"],
-    "is_script": False,
-    "folder": "/home/user/work",
-    "commit": "0123456789abcdef0123456789abcdef01234567",
-    "launcher": "local",
-    "launcher_evidence": "--devices 2",
-    "hosts": {"node-1": 1, "node-2": 1},
-    "device": "NVIDIA H100 80GB HBM3",
-    "backend": "nccl",
-    "threads": 8,
-    "python": "3.11.9",
-    "torch": "2.10.0",
-    "cuda": "12.8",
-    "lightning": "2.6.6",
-    "rankzero": "0.2.0",
-    "platform": "Linux-6.1",
-}
+    "command": ["python", "launch/fit.py", "--epochs", "9", "--devices", "2"], "is_script": False,
+    "folder": "/home/user/work", "commit": "0123456789abcdef0123456789abcdef01234567",
+    "launcher": "local", "launcher_evidence": "--devices 2", "hosts": {"node-1": 1, "node-2": 1},
+    "device": "NVIDIA H100 80GB HBM3", "backend": "nccl", "threads": 8, "python": "3.11.9", "torch": "2.10.0",
+    "cuda": "12.8", "lightning": "2.6.6", "rankzero": "0.2.0", "platform": "Linux-6.1",
+}  # fmt: skip
 
 SUMMARY = {
-    "run": "x",
-    "status": "finished",
-    "reason": None,
-    "epochs": 3,
-    "steps": 300,
-    "samples": 4311,
-    "world_size": 2,
-    "nodes": 2,
-    "devices": 1,
-    "launcher": "local",
-    "accelerator": "cuda",
-    "backend": "nccl",
-    "metrics": {"val/loss": 0.25, "val/accuracy": 0.9167},
-    "samples_per_second": 19459.4,
-    "seconds": 7325.5,
-    "ledger": [f"epoch {epoch}: 1,437 of 1,437 samples, each once" for epoch in (1, 2, 3)],
-    "slow_ranks": [],
-    "attempts": 1,
-    "another_attempt": False,
-    "checkpoint": "checkpoints/step-00000300",
-    "best": "checkpoints/step-00000200",
-    "max_epochs": 3,
-    "max_steps": -1,
-}
+    "run": "x", "status": "finished", "reason": None, "epochs": 3, "steps": 300, "samples": 4311,
+    "world_size": 2, "nodes": 2, "devices": 1, "launcher": "local", "accelerator": "cuda", "backend": "nccl",
+    "metrics": {"val/loss": 0.25, "val/accuracy": 0.9167}, "samples_per_second": 19459.4, "seconds": 7325.5,
+    "ledger": [f"epoch {epoch}: 1,437 of 1,437 samples, each once" for epoch in (1, 2, 3)], "slow_ranks": [],
+    "attempts": 1, "another_attempt": False, "checkpoint": "checkpoints/step-00000300",
+    "best": "checkpoints/step-00000200", "max_epochs": 3, "max_steps": -1,
+}  # fmt: skip
 
 PARTS_MS = {
-    "data_wait": 1.5,
-    "forward": 12.0,
-    "backward": 24.0,
-    "exposed_communication": 6.0,
-    "optimizer": 3.0,
-    "other": 0.5,
-}
+    "data_wait": 1.5, "forward": 12.0, "backward": 24.0, "exposed_communication": 6.0, "optimizer": 3.0, "other": 0.5
+}  # fmt: skip
 
 
 def write_curves(

@@ -22,25 +22,12 @@ LAYERS = (
 MAX_ENTRIES, MAX_ROOT_ENTRIES, MAX_LINES = 13, 12, 300
 
 WITHOUT_TORCH = (
-    "rankzero",
-    "rankzero.__main__",
-    "rankzero.commands.start",
-    "rankzero.commands.explain",
-    "rankzero.commands.fast_imports",
-    "rankzero.commands.preflight",
-    "rankzero.commands.submit",
-    "rankzero.commands.list",
-    "rankzero.commands.compare",
-    "rankzero.cli.arguments",
-    "rankzero.runs.directory",
-    "rankzero.distributed.environments.detect",
-    "rankzero.distributed.process.spawn",
-    "rankzero.distributed.rendezvous.client",
-    "rankzero.distributed.scheduler.job",
-    "rankzero.distributed.scheduler.requeue",
-    "rankzero.training.callbacks.wall_time",
-    "lightning_modules",
-    "data_modules",
+    *("lightning_modules", "data_modules", "rankzero", "rankzero.__main__", "rankzero.cli.arguments"),
+    *("rankzero.commands.start", "rankzero.commands.explain", "rankzero.commands.fast_imports"),
+    *("rankzero.commands.preflight", "rankzero.commands.submit", "rankzero.commands.list", "rankzero.commands.compare"),
+    *("rankzero.distributed.environments.detect", "rankzero.distributed.process.spawn"),
+    *("rankzero.distributed.rendezvous.client", "rankzero.distributed.scheduler.job"),
+    *("rankzero.distributed.scheduler.requeue", "rankzero.runs.directory", "rankzero.training.callbacks.wall_time"),
 )
 
 FILES = sorted(ROOT.rglob("*.py"))
@@ -80,11 +67,8 @@ def upward_imports(files: list[Path]) -> list[str]:
     ]
 
 
-def test_no_module_imports_from_a_layer_above_its_own():
+def test_no_module_imports_from_a_layer_above_its_own_and_the_check_would_find_it(tmp_path, monkeypatch):
     assert upward_imports(FILES) == []
-
-
-def test_the_layer_check_finds_an_upward_import(tmp_path, monkeypatch):
     file = tmp_path / "rankzero" / "sampling" / "plan.py"
     file.parent.mkdir(parents=True)
     file.write_text("def late():\n    from rankzero.trainer import Trainer\n")
@@ -103,45 +87,33 @@ def test_no_package_imports_private_names_of_another_package():
     assert found == []
 
 
-@pytest.mark.parametrize("package", ["launch", "lightning_modules", "data_modules"])
+@pytest.mark.parametrize("package", OTHER_PACKAGES)
 def test_models_and_data_import_no_package_of_the_repository_and_launch_only_rankzero(package):
-    packages = {"launch", "rankzero", "lightning_modules", "data_modules", "tests"} - {package}
+    packages = {*OTHER_PACKAGES, "rankzero", "tests"} - {package}
     found = {name.split(".")[0] for file in (REPOSITORY / package).rglob("*.py") for name in imports(file)}
     assert found & packages == ({"rankzero"} if package == "launch" else set())
 
 
-def entries(folder: Path) -> list[str]:
-    """Returns the entries of a folder; `__init__.py` counts only at the root."""
-    ignored = {"__pycache__"} if folder == ROOT else {"__pycache__", "__init__.py"}
-    return [path.name for path in folder.iterdir() if path.name not in ignored]
+def test_folders_and_files_stay_within_their_limits():
+    def entries(folder):
+        ignored = {"__pycache__"} if folder == ROOT else {"__pycache__", "__init__.py"}  # counts only at the root
+        return len([path for path in folder.iterdir() if path.name not in ignored])
+
+    folders = {file.parent for file in FILES} - {ROOT}
+    assert entries(ROOT) <= MAX_ROOT_ENTRIES
+    assert [folder.name for folder in folders if entries(folder) > MAX_ENTRIES] == []
+    assert [module_of(file) for file in FILES if len(file.read_text().splitlines()) > MAX_LINES] == []
 
 
-def test_folders_stay_within_the_entry_limit():
-    assert len(entries(ROOT)) <= MAX_ROOT_ENTRIES
-    folders = {file.parent for file in FILES if file.parent != ROOT}
-    assert {folder.name: len(entries(folder)) for folder in folders if len(entries(folder)) > MAX_ENTRIES} == {}
-
-
-def test_files_stay_within_the_line_limit():
-    lengths = {module_of(file): len(file.read_text().splitlines()) for file in FILES}
-    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
-
-
-def test_files_named_in_the_source_exist():
-    existing = [f"/{file.relative_to(REPOSITORY)}" for file in REPOSITORY.glob("[!.]*/**/*.py")] + [
-        "/train.py"
-    ]  # a user's script
+def test_files_named_in_the_source_exist_and_pyproject_lists_every_package():
+    existing = [f"/{file.relative_to(REPOSITORY)}" for file in REPOSITORY.glob("[!.]*/**/*.py")]
+    existing.append("/train.py")  # a user's script
     named = {(module_of(file), name) for file in FILES for name in re.findall(r"[\w/]+\.py\b", file.read_text())}
-    assert {
-        (module, name) for module, name in named if not any(path.endswith(f"/{name}") for path in existing)
-    } == set()
-
-
-def test_pyproject_lists_every_package():
+    missing = [(module, name) for module, name in named if not any(path.endswith(f"/{name}") for path in existing)]
+    assert missing == []
     text = (REPOSITORY / "pyproject.toml").read_text()
     folders = {file.parent for file in FILES}
-    missing = [name for folder in folders if f'"{(name := module_of(folder))}"' not in text]
-    assert missing == []
+    assert [name for folder in folders if f'"{(name := module_of(folder))}"' not in text] == []
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
@@ -150,17 +122,15 @@ def test_imports_neither_torch_nor_lightning(module):
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
 
-def test_only_distributed_and_generators_read_environment_variables():
-    readers = {module_of(file) for file in FILES if "os.environ" in file.read_text() or "getenv" in file.read_text()}
+def test_only_distributed_and_generators_read_environment_variables_and_only_commands_import_models_and_data():
+    def reads_environment(file):
+        return "os.environ" in file.read_text() or "getenv" in file.read_text()
+
+    readers = {module_of(file) for file in FILES if reads_environment(file)}
     outside_distributed = {name for name in readers if not name.startswith("rankzero.distributed.")}
     assert outside_distributed == {"rankzero.sampling.generators"}  # PL_GLOBAL_SEED, which Lightning sets
     other_files = [file for name in OTHER_PACKAGES for file in (REPOSITORY / name).rglob("*.py")]
-    assert other_files and not [
-        file for file in other_files if "os.environ" in file.read_text() or "getenv" in file.read_text()
-    ]
-
-
-def test_only_commands_import_models_and_data():
+    assert other_files and not [file for file in other_files if reads_environment(file)]
     packages = {*OTHER_PACKAGES, "tests"}
     importing = {file for file in FILES if packages & {name.split(".")[0] for name in imports(file)}}
     assert {file.parent.name for file in importing} == {"commands"}

@@ -21,11 +21,8 @@ def test_every_dependency_is_pinned_to_its_lower_bound(tmp_path):
 def test_every_imported_package_is_a_declared_dependency():
     declared = {Requirement(line).name.lower() for line in requires("rankzero")}
     text = "\n".join(file.read_text() for folder in SOURCE_FOLDERS for file in (REPOSITORY / folder).rglob("*.py"))
-    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE)) - {
-        "rankzero",
-        *SOURCE_FOLDERS,
-        *sys.stdlib_module_names,
-    }
+    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", text, re.MULTILINE))
+    imported -= {"rankzero", *SOURCE_FOLDERS, *sys.stdlib_module_names}
     owners = packages_distributions()
     names = {name: {owner.lower().replace("_", "-") for owner in owners.get(name, ())} for name in imported}
     assert not {name for name, packages in names.items() if packages and not packages & declared}

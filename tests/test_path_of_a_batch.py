@@ -3,7 +3,6 @@
 import re
 import sys
 from pathlib import Path
-from typing import ClassVar
 
 from rankzero.training.hooks import LoopCallback
 from running import REPOSITORY, fit_in_process
@@ -13,22 +12,21 @@ MAX_FILES_TO_READ, MAX_FILES_ENTERED = 8, 15
 SOURCES = [REPOSITORY / name for name in ("launch", "project/rankzero", "lightning_modules", "data_modules")]
 
 
+ENTERED = set()
+"""Source files whose code runs during a step that logs no value."""
+
+
 class Trace(LoopCallback):
-    """Records the source files whose code runs during a step that logs no value."""
-
-    entered: ClassVar[set[str]] = set()
-
     def on_step_done(self, trainer):
         if trainer.global_step == 22:
             sys.setprofile(self.record_call)
         elif trainer.global_step == 23:
             sys.setprofile(None)
 
-    @classmethod
-    def record_call(cls, frame, event, argument):
+    def record_call(self, frame, event, argument):
         file = Path(frame.f_code.co_filename)
         if event == "call" and any(file.is_relative_to(folder) for folder in SOURCES):
-            cls.entered.add(str(file.relative_to(REPOSITORY)))
+            ENTERED.add(str(file.relative_to(REPOSITORY)))
 
 
 def test_contributing_lists_at_most_eight_files_for_one_batch():
@@ -39,11 +37,11 @@ def test_contributing_lists_at_most_eight_files_for_one_batch():
 
 
 def test_a_steady_step_enters_at_most_fifteen_files(cwd, monkeypatch):
-    monkeypatch.setattr(Trace, "entered", set())
     module = type(sys)("traced")
     module.Trace = Trace
     monkeypatch.setitem(sys.modules, "traced", module)
+    ENTERED.clear()
     toy = ("--model", "MLP", "--data", "Toy", "--data.count", "2048", "--epochs", "1", "--trainer.callbacks")
     assert fit_in_process(*toy, "traced.Trace") == 0
-    assert "project/rankzero/training/step.py" in Trace.entered
-    assert len(Trace.entered) <= MAX_FILES_ENTERED, sorted(Trace.entered)
+    assert "project/rankzero/training/step.py" in ENTERED
+    assert len(ENTERED) <= MAX_FILES_ENTERED, sorted(ENTERED)
