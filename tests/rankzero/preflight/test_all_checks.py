@@ -20,6 +20,7 @@ from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check
 from rankzero.preflight.report import Report
 from rankzero.sampling.generators import draw
 from rankzero.sampling.plan import SamplingPlan
+from stock import QUIET
 
 
 def test_the_thresholds_of_all_checks_are_numbers_or_modes():
@@ -29,9 +30,7 @@ def test_the_thresholds_of_all_checks_are_numbers_or_modes():
 
 
 def trainer(**settings):
-    return Trainer(
-        accelerator="cpu", max_steps=2, enable_progress_bar=False, enable_model_summary=False, logger=False, **settings
-    )
+    return Trainer(max_steps=2, logger=False, **QUIET, **settings)
 
 
 class Recorded(BoringModel):
@@ -48,14 +47,11 @@ class Recorded(BoringModel):
         self.calls.append(draw())
 
 
-def fit(mode):
-    model = Recorded()
-    trainer(preflight=mode, seed=1, name=mode).fit(model)
-    return model.calls
-
-
 def test_a_full_preflight_on_one_process_trains_a_copy(script_folder, capsys):
-    assert fit("full") == fit("off")
+    models = {mode: Recorded() for mode in ("full", "off")}
+    for mode, model in models.items():
+        trainer(preflight=mode, seed=1, name=mode).fit(model)
+    assert models["full"].calls == models["off"].calls
     printed = capsys.readouterr().out
     assert "verdict: fit to train" in printed and "skipped  links            there is only one process" in printed
     with pytest.raises(RequestError, match='preflight="fast"'):
@@ -63,13 +59,20 @@ def test_a_full_preflight_on_one_process_trains_a_copy(script_folder, capsys):
 
 
 def test_a_failed_preflight_refuses_the_run(script_folder, monkeypatch):
-    monkeypatch.setattr(
-        all_checks, "check_steps", lambda *_: Check("training steps", FAIL, "a step of the model fails")
-    )
+    failed = Check("training steps", FAIL, "a step of the model fails")
+    monkeypatch.setattr(all_checks, "check_steps", lambda *_: failed)
     model = Recorded()
     with pytest.raises(RequestError, match='preflight="full"'):
         trainer(preflight="full").fit(model)
     assert model.calls == [] and not (script_folder / "runs").exists()
+
+
+def session_of(coordinator):
+    return Session(RequestedWorld(), coordinator, WorldInfo("cpu", size=2), "")
+
+
+def planned_run(plan=None):
+    return PlannedRun(BoringModel(), None, plan or SamplingPlan(), {}, Path("runs"), 3, {})
 
 
 CASES = [("environment", OK), ("environment", WARN), ("environment", FAIL), ("launcher", FAIL)]
@@ -77,8 +80,7 @@ CASES = [("environment", OK), ("environment", WARN), ("environment", FAIL), ("la
 
 def compare(coordinator):
     """Returns the refusal and the output of a comparison for each case: a check and its status."""
-    session = Session(RequestedWorld(), coordinator, WorldInfo("cpu", size=2), "")
-    fine, results = Check("other", OK, "fine"), []
+    session, fine, results = session_of(coordinator), Check("other", OK, "fine"), []
     for name, status in CASES:
         check = Check(name, status, "torch differs between ranks", ["torch: 1; 2"], ["install the same"])
         printed, refusal = io.StringIO(), None
@@ -91,10 +93,6 @@ def compare(coordinator):
                 refusal = [error.asked, error.found, error.instead]
         results.append((refusal, printed.getvalue()))
     return results
-
-
-def planned_run(plan=None):
-    return PlannedRun(BoringModel(), None, plan or SamplingPlan(), {}, Path("runs"), 3, {})
 
 
 def test_a_failed_comparison_refuses_the_run_on_all_ranks_and_a_warning_is_printed_once(on_ranks):
@@ -132,11 +130,10 @@ def check_with_a_missing_rank(coordinator, ended):
         while not ended.exists():
             time.sleep(0.01)
         return None
-    session = Session(RequestedWorld(), coordinator, WorldInfo("cpu", size=2), "")
     report = Report(prints=False)
     coordinator.timeout = 0.5
     try:
-        check_all(session, planned_run(), NetworkOptions(), report)
+        check_all(session_of(coordinator), planned_run(), NetworkOptions(), report)
     except AnotherRankFailed:
         return report.checks["launcher"].summary
     finally:
@@ -151,9 +148,8 @@ def test_a_rank_that_stops_responding_fails_the_check_in_progress(on_ranks, tmp_
 
 def check_with_own_options(coordinator):
     rank, report = coordinator.launch.rank, Report(prints=False)
-    session = Session(RequestedWorld(), coordinator, WorldInfo("cpu", size=2), "")
     run = planned_run(SamplingPlan(rank=rank, world_size=2))
-    code = check_all(session, run, NetworkOptions(pairs=("off", "all")[rank]), report)
+    code = check_all(session_of(coordinator), run, NetworkOptions(pairs=("off", "all")[rank]), report)
     return code, {check.name: check.status for check in report.checks.values()}
 
 

@@ -18,32 +18,27 @@ def test_the_time_of_a_step_is_interpolated_between_the_measured_sizes(count, se
 
 
 def measure(coordinator, cases):
-    """Measures collectives for each case: both thresholds, the name of a collective to corrupt, and hosts."""
+    """Measures collectives for each case: both thresholds, the hosts, and the name of a collective to corrupt."""
     launch, checks = coordinator.launch, []
-    for warn_gbps, fail_gbps, corrupted, hosts in cases:
+    for warn_gbps, fail_gbps, hosts, *corrupted in cases:
         coordinator.launch = launch._replace(num_nodes=hosts)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(bandwidth, "SIZES", (1 << 10, 1 << 16))
             patch.setattr(bandwidth, "SECONDS_PER_SIZE", 0.01)
-            if corrupted:
-                patch.setattr(dist, corrupted, lambda *_: None)
-            arguments = torch.device("cpu"), warn_gbps, fail_gbps, 100_000, "MLP"
-            checks.append(check_collectives(coordinator, *arguments))
+            for name in corrupted:
+                patch.setattr(dist, name, lambda *_: None)
+            device = torch.device("cpu")
+            checks.append(check_collectives(coordinator, device, warn_gbps, fail_gbps, 100_000, "MLP"))
     return checks
 
 
-LIMITS = {
-    (0, 0, "", 2): OK,
-    (1e6, 0, "", 2): WARN,
-    (1e6, 1e6, "", 2): FAIL,
-    (0, 1e6, "", 2): FAIL,
-    (0, 1e6, "", 1): WARN,
-}
+LIMITS = {(0, 0, 2): OK, (1e6, 0, 2): WARN, (1e6, 1e6, 2): FAIL, (0, 1e6, 2): FAIL, (0, 1e6, 1): WARN}
+"""Threshold of a warning, threshold of a failure, and number of hosts -> status."""
 CORRUPTED = ["all_gather", "broadcast", "all_reduce"]
 
 
 def test_the_bus_bandwidth_is_compared_with_the_thresholds_and_wrong_results_are_named(on_ranks):
-    for checks in on_ranks(measure, 2, [*LIMITS, *((0, 0, name, 1) for name in CORRUPTED)]):
+    for checks in on_ranks(measure, 2, [*LIMITS, *((0, 0, 1, name) for name in CORRUPTED)]):
         for check, status in zip(checks, LIMITS.values(), strict=False):
             assert check.status == status and not check.blocks
             rows = check.values["all_reduce"]
@@ -58,7 +53,7 @@ def test_the_bus_bandwidth_is_compared_with_the_thresholds_and_wrong_results_are
 
 
 def test_the_bus_bandwidth_of_three_ranks_is_four_thirds_of_the_algorithm_bandwidth(on_ranks):
-    for (check,) in on_ranks(measure, 3, [(0, 0, "", 1)]):
+    for (check,) in on_ranks(measure, 3, [(0, 0, 1)]):
         row = check.values["all_reduce"][0]
         assert row["bus_gbps"] == pytest.approx(row["algorithm_gbps"] * 4 / 3)
 
@@ -72,5 +67,5 @@ def measure_with_little_memory(coordinator):
 
 def test_the_buffers_fit_into_the_available_memory_of_each_machine(on_ranks):
     first, second = on_ranks(measure_with_little_memory, 2)
-    assert [row["bytes"] for row in first.values["all_reduce"]] == [row["bytes"] for row in second.values["all_reduce"]]
-    assert first.values["all_reduce"][-1]["bytes"] < 1 << 22
+    sizes, others = ([row["bytes"] for row in check.values["all_reduce"]] for check in (first, second))
+    assert sizes == others and sizes[-1] < 1 << 22

@@ -7,33 +7,28 @@ from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN
 from rankzero.preflight.links import _slow_hosts, all_rounds, check_links, ring_rounds, slow_links
 
 
-def assert_each_rank_at_most_once_in_a_round(rounds):
+def ranks_of(rounds):
+    """Returns the ranks of all rounds as pairs; fails if a rank is more than once in a round."""
     for pairs in rounds:
         ranks = [rank for pair in pairs for rank in pair]
         assert len(ranks) == len(set(ranks))
+    return sorted(tuple(sorted(pair)) for pairs in rounds for pair in pairs)
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
 def test_all_rounds_contain_each_pair_once_and_each_rank_at_most_once_in_a_round(count):
-    rounds = all_rounds(range(count))
-    assert sorted(tuple(sorted(pair)) for pairs in rounds for pair in pairs) == list(combinations(range(count), 2))
-    assert_each_rank_at_most_once_in_a_round(rounds)
+    assert ranks_of(all_rounds(range(count))) == list(combinations(range(count), 2))
 
 
 @pytest.mark.parametrize(("ends", "pairs"), [([0, 4], 1), ([0, 4, 8], 3), ([0, 4, 8, 12], 4), (range(7), 7)])
 def test_a_ring_connects_each_host_with_the_next(ends, pairs):
-    rounds = ring_rounds(list(ends))
-    assert sum(map(len, rounds)) == pairs
-    assert_each_rank_at_most_once_in_a_round(rounds)
+    assert len(ranks_of(ring_rounds(list(ends)))) == pairs
 
 
-def test_slow_links_are_those_below_the_threshold_or_half_of_the_median():
+def test_links_below_the_threshold_or_half_of_the_median_are_slow_and_a_host_with_only_slow_links_is_named():
     assert slow_links({(0, 1): 10.0, (1, 2): 10.0, (2, 3): 3.0, (3, 0): 0.1}, 1.0) == [(3, 0), (2, 3)]
     assert slow_links({(0, 1): 0.1}, 1.0) == [(0, 1)]
     assert slow_links({(0, 1): 2.0, (1, 2): 1.5}, 1.0) == []
-
-
-def test_a_host_with_only_slow_links_is_named():
     gbps = {(0, 1): 0.1, (0, 2): 0.1, (1, 2): 10.0}
     assert _slow_hosts([(0, 1), (0, 2)], gbps, ["n1", "n2", "n3"]) == ["n1"]
     assert _slow_hosts([(0, 1)], {(0, 1): 0.1}, ["n1", "n2"]) == []
@@ -43,12 +38,11 @@ def measure(coordinator, cases):
     """Measures the links for each case: mode, lowest rate without a warning, lowest without a failure, hosts."""
     members, checks = coordinator.members, []
     for mode, warn_gbps, fail_gbps, hosts in cases:
-        names = [f"n{member.rank}" if hosts > 1 else "n0" for member in members]
         nodes = [member.rank if hosts > 1 else 0 for member in members]
+        coordinator.hosts = [f"n{node}" for node in nodes]
         coordinator.members = [
-            member._replace(host=name, node_rank=node) for member, name, node in zip(members, names, nodes, strict=True)
+            member._replace(host=f"n{node}", node_rank=node) for member, node in zip(members, nodes, strict=True)
         ]
-        coordinator.hosts = names
         checks.append(check_links(coordinator, torch.device("cpu"), mode, warn_gbps, fail_gbps))
     return checks
 

@@ -12,10 +12,17 @@ def read(file):
     return content, {check["name"]: check["status"] for check in content["checks"]}
 
 
+def report_of(*checks, prints=True, **settings):
+    """Returns a report of checks, whose arguments are given."""
+    report = Report(prints=prints, **settings)
+    for arguments in checks:
+        report.add(Check(*arguments))
+    return report
+
+
 def test_the_file_lists_every_check_after_the_first_one(tmp_path):
     file = tmp_path / "new folder" / "preflight.json"
-    report = Report(prints=True, file=file, thresholds={"warn_gbps": 1.0})
-    report.add(Check("launcher", OK, "slurm"))
+    report_of(("launcher", OK, "slurm"), file=file, thresholds={"warn_gbps": 1.0})
     content, statuses = read(file)
     assert statuses == {"launcher": OK, **dict.fromkeys(CHECK_NAMES[1:], SKIPPED)}
     assert content["thresholds"] == {"warn_gbps": 1.0} and not content["fit_to_train"]
@@ -32,39 +39,30 @@ def test_the_file_lists_every_check_after_the_first_one(tmp_path):
 def test_the_verdict_names_failed_checks_and_warnings_and_lists_each_advice_once(
     tmp_path, capsys, statuses, code, text
 ):
-    report = Report(prints=True, file=tmp_path / "preflight.json")
-    for name, status in zip(CHECK_NAMES, statuses, strict=False):
-        report.add(Check(name, status, "summary", (), () if status == OK else ["do this"]))
-    assert report.verdict() == code
+    named = zip(CHECK_NAMES, statuses, strict=False)
+    checks = [(name, status, "summary", (), () if status == OK else ["do this"]) for name, status in named]
+    assert report_of(*checks, file=tmp_path / "preflight.json").verdict() == code
     lines = capsys.readouterr().out.splitlines()
     assert lines[lines.index(text) :] == [text, *["  - do this"] * (set(statuses) != {OK})]
     assert read(tmp_path / "preflight.json")[0]["fit_to_train"] is (code == Exit.FINISHED)
 
 
 def test_a_skipped_check_names_the_failure_before_it(capsys):
-    report = Report(prints=True)
-    report.add(Check("gloo messages", FAIL, "no message arrived"))
-    report.add(Check("data", FAIL, "missing"))
-    report.verdict()
+    report_of(("gloo messages", FAIL, "no message arrived"), ("data", FAIL, "missing")).verdict()
     printed = capsys.readouterr().out
     assert "skipped  links            gloo messages failed" in printed
     assert "skipped  training steps   data failed" in printed and "skipped  launcher         not reached" in printed
 
 
 def test_the_check_in_progress_follows_the_last_one():
-    report = Report(prints=False)
-    assert report.next_name == "launcher"
-    report.add(Check("environment", OK, ""))
-    assert report.next_name == "gloo messages"
-    report.add(Check(CHECK_NAMES[-1], OK, ""))
-    assert report.next_name == CHECK_NAMES[-1]
+    added = [], [("environment", OK, "")], [("environment", OK, ""), (CHECK_NAMES[-1], OK, "")]
+    found = [report_of(*checks, prints=False).next_name for checks in added]
+    assert found == ["launcher", "gloo messages", CHECK_NAMES[-1]]
 
 
 def test_a_file_that_cannot_be_written_is_reported_once_and_other_ranks_write_nothing(tmp_path, capsys):
     for prints, file in ((True, tmp_path), (False, tmp_path / "preflight.json")):
-        report = Report(prints=prints, file=file)
-        report.add(Check("launcher", OK, "slurm"))
-        assert report.verdict() == Exit.FINISHED
+        assert report_of(("launcher", OK, "slurm"), prints=prints, file=file).verdict() == Exit.FINISHED
         captured = capsys.readouterr()
         assert captured.err.count("could not be written") == prints and (captured.out != "") == prints
     assert not file.exists()

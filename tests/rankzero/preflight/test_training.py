@@ -1,5 +1,5 @@
 import shutil
-from collections import namedtuple
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,8 +7,6 @@ import torch
 from rankzero.preflight import training
 from rankzero.preflight.check import FAIL, OK, WARN
 from rankzero.preflight.training import check_data, check_steps, check_workers
-
-Usage = namedtuple("Usage", "total used free")
 
 
 @pytest.mark.parametrize(
@@ -28,12 +26,11 @@ def test_the_data_of_all_ranks_is_compared(fingerprints, errors, status, text):
 
 
 def run_check_workers(coordinator, cases):
-    own_cores = {coordinator.launch.rank * 2, coordinator.launch.rank * 2 + 1}
-    checks = []
+    checks, rank = [], coordinator.launch.rank
     for workers, free, *_ in cases:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shutil, "disk_usage", lambda folder, free=free: Usage(free, 0, free))
-            patch.setattr(training, "usable_cores", lambda: frozenset(own_cores))
+            patch.setattr(shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
+            patch.setattr(training, "usable_cores", lambda: frozenset({2 * rank, 2 * rank + 1}))
             checks.append(check_workers(coordinator, workers, 4 * 10**6))
     return checks
 

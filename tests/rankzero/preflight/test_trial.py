@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, IterableDataset, random_split
 
 from rankzero.distributed.devices import WorldInfo
@@ -42,16 +43,31 @@ class Data(LightningDataModule):
 
 
 class Model(BoringModel):
-    """Uses the data module of its Trainer, and counts its steps."""
+    """Uses the data module of its Trainer, or batches of two loaders, and records the sizes of its batches."""
 
     def __init__(self):
         super().__init__()
         self.sizes = []
 
     def training_step(self, batch, batch_idx):
-        assert self.trainer.datamodule.calls
+        if isinstance(batch, torch.Tensor):
+            assert self.trainer.datamodule.calls
+        else:
+            batch, second = batch.values() if isinstance(batch, dict) else batch
+            assert len(batch) == len(second)
         self.sizes.append(len(batch))
         return super().training_step(batch, batch_idx)
+
+
+def with_schedule(make_schedule, **settings):
+    """Returns a class of models with a schedule of the learning rate."""
+
+    class Scheduled(Model):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": make_schedule(self, optimizer), **settings}}
+
+    return Scheduled
 
 
 def start(model, data, max_epochs=3, **sizes):
@@ -66,11 +82,9 @@ def test_hooks_are_called_once_and_see_the_rank_of_the_run():
     model, data = Model(), Data()
     trial, loaded = start(model, data, batch_size=5)
     result = trial.train()
-    assert [call for call in data.calls if call != "on_after_batch_transfer"] == [
-        "setup fit as rank 1 of 4",
-        "train_dataloader",
-    ]
-    assert data.calls.count("on_after_batch_transfer") == 6 and model.sizes == [5] * 6  # three epochs of 40 / (4 * 5)
+    loading = ["setup fit as rank 1 of 4", "train_dataloader"]
+    assert data.calls == [*loading, *["on_after_batch_transfer"] * 6]
+    assert model.sizes == [5] * 6  # three epochs of 40 / (4 * 5)
     assert loaded["prefetched_bytes"] == loaded["workers"] == 0 and loaded["data"]["samples"] == "40"
     assert result["seconds"] > 0 and result["peak_bytes"] > 1e7
 
@@ -85,27 +99,13 @@ def test_only_the_first_rank_of_a_machine_prepares_data():
         assert data.calls == ["prepare_data"]
 
 
-class Pairs(BoringModel):
-    """Trains with batches of two loaders, of which it uses the first."""
-
-    def __init__(self):
-        super().__init__()
-        self.sizes = []
-
-    def training_step(self, batch, batch_idx):
-        first, second = batch.values() if isinstance(batch, dict) else batch
-        assert len(first) == len(second)
-        self.sizes.append(len(first))
-        return super().training_step(first, batch_idx)
-
-
 def loaders(size):
     return [DataLoader(torch.randn(40, 32), batch_size=size) for _ in range(2)]
 
 
 @pytest.mark.parametrize("data", [dict(zip("ab", loaders(3), strict=True)), CombinedLoader(loaders(3), "min_size")])
 def test_a_trial_accepts_loaders_instead_of_a_data_module(data):
-    model = Pairs()
+    model = Model()
     trial, loaded = start(model, data)
     assert loaded["workers"] == 0 and trial.train()["seconds"] > 0
     assert model.sizes == [3] * 12  # three epochs of 40 / (4 * 3)
@@ -131,60 +131,38 @@ def test_an_error_of_the_model_or_an_interrupt_is_raised_and_can_be_repeated(err
     assert signal.getsignal(signal.SIGINT) == handler
 
 
-class OneCycle(Model):
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, 0.1, epochs=self.trainer.max_epochs, steps_per_epoch=10
-        )
-        return [optimizer], [schedule]
+SIGTERM_HANDLER = signal.getsignal(signal.SIGTERM)
 
 
-class Plateau(Model):
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val/loss"}}
+class UsesItsTrainer(Model):
+    """Fails if its step sees something else than in a run, or if a hook is called that a trial leaves out."""
 
+    def configure_callbacks(self):
+        raise AssertionError("a callback of the model was built, which might write checkpoints")
 
-class NeedsValidation(Model):
-    def on_train_epoch_end(self):
-        raise KeyError(self.trainer.callback_metrics["val/loss"])
-
-
-class WritesToItsLogger(Model):
     def training_step(self, batch, batch_idx):
+        assert self.all_gather(batch).shape == (4, *batch.shape)
+        assert not self.trainer.is_global_zero and self.trainer.world_size == 4
+        assert signal.getsignal(signal.SIGTERM) == SIGTERM_HANDLER
         self.logger.experiment.add_scalar("x", 1.0, batch_idx)
         assert Path(self.trainer.log_dir).is_dir() and Path(self.logger.log_dir).is_dir()
         return super().training_step(batch, batch_idx)
 
-
-class SavesCheckpoints(Model):
-    def configure_callbacks(self):
-        raise AssertionError("a callback of the model was built")
+    def on_train_epoch_end(self):
+        raise KeyError(self.trainer.callback_metrics["val/loss"])
 
 
-class Gathers(Model):
-    def training_step(self, batch, batch_idx):
-        assert self.all_gather(batch).shape == (4, *batch.shape)
-        assert not self.trainer.is_global_zero and self.trainer.world_size == 4
-        return super().training_step(batch, batch_idx)
+MODELS = {
+    "the Trainer": UsesItsTrainer,
+    "max_epochs": with_schedule(
+        lambda model, optimizer: OneCycleLR(optimizer, 0.1, epochs=model.trainer.max_epochs, steps_per_epoch=10)
+    ),
+    "a metric of the validation": with_schedule(lambda _, optimizer: ReduceLROnPlateau(optimizer), monitor="val/loss"),
+}
 
 
-SIGTERM_HANDLER = signal.getsignal(signal.SIGTERM)
-
-
-class SeesTheHandlerOfSigterm(Model):
-    def training_step(self, batch, batch_idx):
-        assert signal.getsignal(signal.SIGTERM) == SIGTERM_HANDLER
-        return super().training_step(batch, batch_idx)
-
-
-MODELS = OneCycle, Plateau, NeedsValidation, WritesToItsLogger, SavesCheckpoints, Gathers, SeesTheHandlerOfSigterm
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_a_model_that_trains_in_a_run_is_tried_without_error(model):
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_a_model_that_uses_parts_of_a_run_is_tried_without_error(model):
     trial, _ = start(model(), Data())
     assert trial.train()["seconds"] > 0
 
@@ -198,7 +176,7 @@ def test_fast_steps_are_tried_for_a_second(monkeypatch):
     assert len(model.sizes) == 64 > STEPS and sum(trial._timer.seconds) == SECONDS
 
 
-def test_a_data_set_without_a_length_is_tried_for_thirty_steps():
+def test_a_data_set_without_a_length_is_tried_for_thirty_steps_and_others_for_no_more_than_those_of_the_run():
     class Stream(IterableDataset):
         def __iter__(self):
             return iter(torch.randn(40, 32))
@@ -206,30 +184,17 @@ def test_a_data_set_without_a_length_is_tried_for_thirty_steps():
     trial, _ = start(BoringModel(), DataLoader(Stream(), batch_size=2))
     trial.train()
     assert len(trial._timer.seconds) == STEPS
-
-
-def test_a_trial_has_no_more_steps_than_its_run():
-    """A schedule of the learning rate may end with the run; a step after its end is an error."""
-
-    class EndsWithTheRun(Model):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=15)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    model = EndsWithTheRun()
+    # A schedule of the learning rate may end with the run; a step after its end is an error.
+    model = with_schedule(lambda _, optimizer: OneCycleLR(optimizer, 0.1, total_steps=15), interval="step")()
     trial, _ = start(model, Data(), batch_size=2)
     assert trial.train()["seconds"] > 0 and len(model.sizes) == 15
 
 
-def test_each_step_gets_its_own_copy_of_the_batch():
+def test_each_step_gets_its_own_copy_of_the_batch_and_a_rank_without_samples_has_no_time():
     batch = {"x": torch.ones(2)}
     first, second = _Repeated(batch, 2)
     first["x"].zero_()
     assert second["x"].tolist() == batch["x"].tolist() == [1, 1]
-
-
-def test_a_rank_without_samples_has_no_time():
     trial, _ = start(Model(), Data(), global_batch_size=1)
     assert trial.train() == {"seconds": None, "peak_bytes": 0}
 
