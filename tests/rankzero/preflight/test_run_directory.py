@@ -2,7 +2,6 @@ import shutil
 
 import pytest
 
-from rankzero.distributed.timers import TIMERS
 from rankzero.preflight import run_directory
 from rankzero.preflight.check import FAIL, OK, WARN
 from rankzero.preflight.run_directory import check_run_directory
@@ -26,18 +25,6 @@ def test_folders_are_checked_for_space_and_permission_and_no_file_or_new_folder_
         assert unwritable.status == FAIL and "cannot write in " in unwritable.summary
         assert "--root DIR" in unwritable.advice[0]
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
-
-
-def run_separate(coordinator, folder):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TIMERS, "shared_file", 0.2)
-        return check_run_directory(coordinator, folder / str(coordinator.launch.rank), 1000, keep=3)
-
-
-def test_different_folders_on_two_ranks_are_named(on_ranks, tmp_path):
-    for check in on_ranks(run_separate, 2, tmp_path):
-        (line,) = check.details
-        assert check.status == FAIL and "on rank 1 (" in line and "is not the same folder as on rank 0" in line
 
 
 def run_unreadable(coordinator, folder):

@@ -3,6 +3,7 @@ import re
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
+from reported import PARTS_MS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams import metadata
@@ -13,8 +14,6 @@ from rankzero.tracking.measurements.series import SERIES
 from rankzero.tracking.tensorboard_page import LAYOUT, attempt_text, hyper_parameters_of, table_text
 from running import script_process
 from stock import QUIET
-
-PARTS = ("data_wait", "forward", "backward", "exposed_communication", "optimizer", "other")
 
 
 class Net(BoringModel):
@@ -87,7 +86,7 @@ def test_series_have_descriptions_a_layout_and_no_group_that_precedes_those_of_t
         ("metrics", {"accuracy", "val/accuracy", "train_acc", "train/f1"}),
         ("learning rate", {"train/lr", "train/lr-1"}),
         ("samples per second", {"train/samples_per_second"}),
-        ("parts of a step (ms)", {f"wall_time/{part}_ms" for part in PARTS}),
+        ("parts of a step (ms)", {f"wall_time/{part}_ms" for part in PARTS_MS}),
         ("waiting for data (ms per step)", {"world/data_wait_ms/rank_001"}),
     ],
 )
