@@ -16,21 +16,21 @@ def test_rankzeros_code_covers_all_its_files():
     assert len(code) == len(list(Path(rankzero.__file__).parent.rglob("*.py")))
 
 
-def add_module(monkeypatch, name, file):
-    module = types.ModuleType(name)
-    module.__file__ = str(file)
-    monkeypatch.setitem(sys.modules, name, module)
-
-
 def test_the_users_code_covers_imported_modules_outside_of_libraries(tmp_path, monkeypatch):
-    (tmp_path / "my_model.py").write_text("x = 1\n")
-    add_module(monkeypatch, "my_model", tmp_path / "my_model.py")
-    add_module(monkeypatch, "__main__", f"{sysconfig.get_path('scripts')}/rankzero")
-    add_module(monkeypatch, "my_extension", "/home/me/my_extension.cpython-311-x86_64-linux-gnu.so")
+    def add_module(name, file):
+        module = types.ModuleType(name)
+        module.__file__ = str(file)
+        monkeypatch.setitem(sys.modules, name, module)
+
+    own = tmp_path / "my_model.py"
+    own.write_text("x = 1\n")
+    add_module("my_model", own)
+    add_module("__main__", f"{sysconfig.get_path('scripts')}/rankzero")
+    add_module("my_extension", "/home/me/my_extension.cpython-311-x86_64-linux-gnu.so")
     before = user_code()
     assert {"my_model", "lightning_modules", "data_modules"} <= set(before)
     assert not {"torch", "json", "rankzero", "builtins", "__main__", "my_extension"} & set(before)
-    (tmp_path / "my_model.py").write_text("x = 2\n")
+    own.write_text("x = 2\n")
     assert user_code()["my_model"] != before["my_model"]
 
 

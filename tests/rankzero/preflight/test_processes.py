@@ -28,7 +28,7 @@ def run_check_processes(coordinator, seconds):
 
 
 def test_all_processes_are_listed(on_ranks):
-    (check, _) = on_ranks(run_check_processes, 2, 1.25)
+    check, _ = on_ranks(run_check_processes, 2, 1.25)
     assert check.summary == "all 2 processes on 1 host have connected, after 1.2 s"
     assert [row["rank"] for row in check.values["ranks"]] == [0, 1]
     assert all(f"rank {rank} on " in line and ", cpu, process " in line for rank, line in enumerate(check.details))

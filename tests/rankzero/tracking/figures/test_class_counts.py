@@ -12,11 +12,8 @@ from rankzero.tracking.figures.class_counts import IGNORED_TARGET, THRESHOLDS, C
 
 
 def batches(classes, sizes=(50, 7, 1)):
-    generator = torch.Generator().manual_seed(0)
-    return [
-        (3 * torch.randn(size, classes, generator=generator), torch.randint(classes, (size,), generator=generator))
-        for size in sizes
-    ]
+    torch.manual_seed(0)
+    return [(3 * torch.randn(size, classes), torch.randint(classes, (size,))) for size in sizes]
 
 
 def counted(classes):
@@ -24,10 +21,6 @@ def counted(classes):
     for logits, targets in batches(classes):
         counts.add(logits, targets)
     return counts
-
-
-def numbers_of(curve):
-    return curve.true_positives, curve.false_positives, curve.false_negatives, curve.true_negatives
 
 
 @pytest.mark.parametrize("classes", [2, 10, 13])
@@ -43,7 +36,8 @@ def test_counts_and_curves_equal_those_of_torchmetrics(classes):
     metric.update(logits.softmax(1), targets)
     for number, curve in enumerate(counts.curves):
         expected = metric.confmat[:, number].flatten(1).flip(1).T[[0, 2, 1, 3]]
-        assert all(map(torch.equal, numbers_of(curve), expected))
+        found = curve.true_positives, curve.false_positives, curve.false_negatives, curve.true_negatives
+        assert all(map(torch.equal, found, expected))
     metric = BinaryPrecisionRecallCurve(thresholds=THRESHOLDS)
     metric.update(logits.softmax(1).flatten(), torch.nn.functional.one_hot(targets, classes).flatten())
     assert torch.equal(counts.micro_average.true_positives, metric.confmat[:, 1, 1])
@@ -65,14 +59,11 @@ def test_targets_that_are_no_classes_raise_an_error(target):
         ClassCounts(3).add(torch.eye(3), torch.tensor([0, 1, target]))
 
 
-def test_packed_counts_can_be_summed():
+def test_packed_counts_can_be_summed_and_too_many_classes_have_no_matrix(monkeypatch):
     first, second = counted(4), counted(4)
     total = first.packed() + second.packed()
     first.unpack(total)
     assert torch.equal(first.matrix, 2 * second.matrix)
     assert torch.equal(first.micro_average.true_positives, 2 * second.micro_average.true_positives)
-
-
-def test_too_many_classes_have_no_matrix(monkeypatch):
     monkeypatch.setattr(class_counts, "MAX_MATRIX_CLASSES", 12)
     assert not counted(13).matrix.numel() and counted(13).samples.sum() == 58

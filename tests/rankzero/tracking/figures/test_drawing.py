@@ -28,9 +28,9 @@ class Recorder:
 
 
 def counts_of(classes, samples=300):
-    generator, counts = torch.Generator().manual_seed(0), ClassCounts(classes)
-    targets = torch.randint(classes, (samples,), generator=generator)
-    counts.add(torch.randn(samples, classes, generator=generator), targets)
+    torch.manual_seed(0)
+    counts = ClassCounts(classes)
+    counts.add(torch.randn(samples, classes), torch.randint(classes, (samples,)))
     return counts
 
 

@@ -11,6 +11,7 @@ def gather(selection):
 
 def test_few_pairs_are_all_kept():
     selection, values = PairSelection(1, 0), torch.randn(30, 2)
+    assert gather(selection).total == 0
     for part in values.split(7):
         selection.add(part, -part)
     pairs = gather(selection)
@@ -18,17 +19,12 @@ def test_few_pairs_are_all_kept():
     assert torch.equal(pairs.predicted.sort().values, values.double().flatten().sort().values)
 
 
-def test_many_pairs_are_selected_evenly_without_the_global_generator():
-    state = torch.get_rng_state()
-    selection = PairSelection(1, 0)
+def test_many_pairs_are_selected_evenly_without_the_global_generator_and_each_rank_keeps_a_part():
+    state, selection = torch.get_rng_state(), PairSelection(1, 0)
     for part in torch.arange(100_000.0).split(7_001):
         selection.add(part, part)
     pairs = gather(selection)
     assert len(pairs.true) == MAX_PAIRS == len(set(pairs.true.tolist())) and pairs.total == 100_000
     assert abs(float(pairs.true.mean()) - 50_000) < 3_000
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_each_of_many_ranks_keeps_a_part():
     assert PairSelection(8, 3).limit == 250 and PairSelection(3, 0).limit == 667
-    assert gather(PairSelection(1, 0)).total == 0

@@ -31,9 +31,8 @@ class Net(LightningModule):
     def __init__(self, manual=False, name=None, outputs="tensor"):
         super().__init__()
         torch.manual_seed(0)
-        self.layer, self.name, self.outputs = nn.Linear(3, 1), name, outputs
+        self.layer, self.name, self.outputs, self.losses = nn.Linear(3, 1), name, outputs, defaultdict(list)
         self.automatic_optimization = not manual
-        self.losses = defaultdict(list)
 
     def training_step(self, batch, batch_idx):
         inputs, targets = batch
@@ -347,5 +346,5 @@ def test_the_time_of_a_step_is_that_of_all_optimizers(detailed, script_folder, m
         def configure_optimizers(self):
             return [torch.optim.SGD(self.parameters(), lr=0.01), torch.optim.SGD(self.parameters(), lr=0.01)]
 
-    milliseconds = fit(Two(), epochs=2)["wall_time/step_ms"].values()
-    assert len(milliseconds) == 4 and list(milliseconds) == pytest.approx([20] * 4)
+    first, *others = fit(Two(), epochs=2)["wall_time/step_ms"].values()
+    assert first >= 20 and others == pytest.approx([20] * 3)
