@@ -51,25 +51,19 @@ def test_the_loader_processes_of_a_host_are_compared_with_its_cores_and_its_shar
         assert checks[1].advice == ["--data.num_workers 2, or more cores per rank"]
 
 
-NO_GROUP = "Default process group has not been initialized, please make sure to call init_process_group."
-
-
-class FakeTrial:
-    """Returns a time, or raises an error."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, result):
-        self.result = result
-
-    def train(self):
-        if isinstance(self.result, str):
-            raise RuntimeError(self.result)
-        return {"seconds": self.result, "peak_bytes": 10**9}
-
-
 def run_check_steps(coordinator, cases):
-    return [check_steps(coordinator, FakeTrial(results[coordinator.launch.rank])) for results, *_ in cases]
+    def trial_of(result):
+        def train():
+            if isinstance(result, str):
+                raise RuntimeError(result)
+            return {"seconds": result, "peak_bytes": 10**9}
+
+        return SimpleNamespace(train=train, device=torch.device("cpu"))
+
+    return [check_steps(coordinator, trial_of(results[coordinator.launch.rank])) for results, *_ in cases]
+
+
+NO_GROUP = "Default process group has not been initialized, please make sure to call init_process_group."
 
 
 STEPS = [
@@ -81,6 +75,7 @@ STEPS = [
     ((0.010, None, 0.010), OK, None),
     ((None, None, None), WARN, None),
 ]
+"""The seconds or the error of each rank, and the status and details of the check."""
 
 
 def test_slow_and_failing_ranks_are_named(on_ranks):

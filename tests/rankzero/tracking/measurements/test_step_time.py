@@ -47,31 +47,20 @@ def measured(device="cpu"):
 PARTS = {"data_wait": 5.0, "forward": 10.0, "backward": 20.0, "optimizer": 3.0, "other": 2.0}
 
 
-def test_parts_of_a_step_are_means_over_the_steps_of_the_interval(clock):
+def test_parts_of_a_step_are_means_over_the_steps_of_the_interval_without_validation_and_checkpoints(clock):
     activity, trainer, step_time = measured()
     for factor in (1, 3):
         take_step(activity, clock, trainer, **{name: factor * duration for name, duration in PARTS.items()})
-    activity.enter(HOOK)
-    times = step_time.take()
-    assert {name: times[f"wall_time/{name}_ms"] for name in PARTS} == pytest.approx(
-        {name: 2 * duration for name, duration in PARTS.items()}
-    )
-    assert times["wall_time/step_ms"] == pytest.approx(80)
-    assert times["wall_time/exposed_communication_ms"] == 0
-
-
-def test_validation_checkpoints_and_earlier_intervals_are_no_part_of_a_step(clock):
-    activity, trainer, step_time = measured()
-    take_step(activity, clock, trainer, **PARTS)
     for phase in (VALIDATION, CHECKPOINT, HOOK):
         activity.enter(phase)
         clock.now += 7
     times = step_time.take()
-    assert times["wall_time/step_ms"] == pytest.approx(40)
+    expected = {name: 2 * duration for name, duration in PARTS.items()} | {"step": 80, "exposed_communication": 0}
+    assert {name: times[f"wall_time/{name}_ms"] for name in expected} == pytest.approx(expected)
     assert times["wall_time/checkpoint_blocked_s"] == pytest.approx(7)
     take_step(activity, clock, trainer, **{**PARTS, "forward": 1.0})
     activity.enter(HOOK)
-    assert step_time.take()["wall_time/forward_ms"] == pytest.approx(1)
+    assert step_time.take()["wall_time/forward_ms"] == pytest.approx(1)  # without earlier intervals
 
 
 def test_communication_after_the_backward_pass_is_a_part_of_its_own(clock, monkeypatch):
@@ -122,16 +111,13 @@ def test_a_measurement_ends_if_no_optimizer_step_is_counted(events):
     assert not activity.listeners and len(events) <= MAX_EVENTS + 2
 
 
-def test_parts_on_an_accelerator_are_unknown_before_a_step_was_measured(events):
-    activity, _, step_time = measured("cuda:0")
-    activity.begin_batch(0)
-    activity.enter(FORWARD)
-    activity.begin_batch(1)
+def test_an_accelerators_phases_are_measured_by_events_and_unknown_before(clock, events):
+    activity, trainer, step_time = measured("cuda:0")
+    for step in (0, 1):
+        activity.begin_batch(step)
+        activity.enter(FORWARD)
     times = step_time.take()
     assert {"wall_time/step_ms", "wall_time/data_wait_ms"} <= times.keys() and "wall_time/forward_ms" not in times
-
-
-def test_an_accelerators_phases_are_measured_by_events(clock, events):
     activity, trainer, step_time = measured("cuda:0")
     for is_last_batch in (False, True):  # of two batches per step
         step_time.measure_step()

@@ -32,11 +32,11 @@ class Net(BoringModel):
 
     def training_step(self, batch, batch_idx):
         loss = self.loss(self.dropout(self(batch)))
-        if self.automatic_optimization:
-            return loss
-        self.optimizers().zero_grad()
-        self.manual_backward(loss)
-        return self.optimizers().step()
+        if not self.automatic_optimization:
+            self.optimizers().zero_grad()
+            self.manual_backward(loss)
+            self.optimizers().step()
+        return loss
 
 
 class AtStep(Callback):

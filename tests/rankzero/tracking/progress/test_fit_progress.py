@@ -25,8 +25,7 @@ class Simulation(LoopCallback):
     """
 
     def __init__(self):
-        self.now, self.estimates, self.limits, self.progress = 0.0, [], [], None
-        self.epoch_ends, self.epoch_starts = [], []
+        self.now, self.progress, self.estimates, self.epoch_ends, self.epoch_starts = 0.0, None, [], [], []
 
     def on_train_start(self, trainer, pl_module):
         self.progress = FitProgress(trainer, lambda: self.now)
@@ -44,7 +43,6 @@ class Simulation(LoopCallback):
     def on_tick(self, trainer, batch, batch_idx):
         self.progress.tick()
         self.estimates.append((self.now, self.progress.seconds_left))
-        self.limits.append(self.progress._limits)
 
     def on_validation_start(self, trainer, pl_module):
         if self.progress is not None:
@@ -72,15 +70,9 @@ def simulate(*callbacks, simulation=None, **options):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"limit_train_batches": 0.25},
-        {"max_steps": 23, "max_epochs": -1},
-        {"max_steps": 23},
-        {"val_check_interval": 4},
-        {"val_check_interval": 7, "check_val_every_n_epoch": None},
-        {"check_val_every_n_epoch": 2},
-        {"accumulate_grad_batches": 2},
-        {"limit_val_batches": 0},
+        *({}, {"limit_train_batches": 0.25}, {"max_steps": 23, "max_epochs": -1}, {"max_steps": 23}),
+        *({"val_check_interval": 4}, {"val_check_interval": 7, "check_val_every_n_epoch": None}),
+        *({"check_val_every_n_epoch": 2}, {"accumulate_grad_batches": 2}, {"limit_val_batches": 0}),
     ],
     ids=str,
 )
@@ -108,7 +100,7 @@ def test_limits_of_the_trainer_are_read_and_the_time_limit_of_the_job_includes_t
     class Limited(Simulation):
         def on_train_start(self, trainer, pl_module):
             super().on_train_start(trainer, pl_module)
-            self.limits.append(self.progress._limits)
+            self.limits = self.progress._limits
             trainer.fit_loop.extra_subscribers.clear()
 
     class AddLimit(Callback):
@@ -118,7 +110,7 @@ def test_limits_of_the_trainer_are_read_and_the_time_limit_of_the_job_includes_t
 
     def limits_with(*callbacks):
         settings = {"max_epochs": 3, "limit_train_batches": 8, "limit_val_batches": 3}
-        return simulate(*callbacks, simulation=Limited(), **settings).limits[0]
+        return simulate(*callbacks, simulation=Limited(), **settings).limits
 
     limits = limits_with()
     assert (limits.epochs, limits.steps, limits.epoch_batches, limits.validation_batches) == (3, inf, 8, 3)
