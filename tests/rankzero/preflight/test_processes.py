@@ -5,22 +5,26 @@ from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN
 from rankzero.preflight.processes import check_imports, check_launcher, check_processes
 
 
-def run_check_launcher(coordinator):
-    checks = []
+def run_checks(coordinator):
+    """Returns the results of the launcher with a wrong and a right setting of rank 1, and those of three imports."""
+    rank, of_launcher = coordinator.launch.rank, []
     for interface in ("^lo", "lo"):
         with pytest.MonkeyPatch.context() as patch:
-            if coordinator.launch.rank == 1:
+            if rank == 1:
                 patch.setenv("GLOO_SOCKET_IFNAME", interface)
-            checks.append(check_launcher(coordinator, WorldInfo("cpu", size=2)))
-    return checks
+            of_launcher.append(check_launcher(coordinator, WorldInfo("cpu", size=2)))
+    of_imports = [check_imports(coordinator, seconds and seconds * (rank + 1)) for seconds in (5.0, 15.0, None)]
+    return of_launcher, of_imports
 
 
-def test_a_setting_of_one_rank_is_named_on_all_ranks(on_ranks):
-    results = on_ranks(run_check_launcher, 2)
-    for wrong, right in results:
+def test_a_setting_of_one_rank_and_the_slowest_import_are_named_on_all_ranks(on_ranks):
+    results = on_ranks(run_checks, 2)
+    for (wrong, right), (*known, unknown) in results:
         assert wrong.status == FAIL and "rank 1" in wrong.details[0] and "rank 0" not in wrong.details[0]
         assert right.status == OK and not right.details and "1 thread and " in right.summary
-    assert len(results[0][1].values["ranks"]) == 2  # the report of rank zero
+        assert [check.status for check in known] == [OK, WARN] and unknown.status == SKIPPED
+        assert all("the slowest: rank 1" in check.summary for check in known)
+    assert len(results[0][0][1].values["ranks"]) == 2  # the report of rank zero
 
 
 def run_check_processes(coordinator, seconds):
@@ -34,14 +38,3 @@ def test_all_processes_are_listed(on_ranks):
     assert all(f"rank {rank} on " in line and ", cpu, process " in line for rank, line in enumerate(check.details))
     (check,) = on_ranks(run_check_processes, 1, None)
     assert check.summary.startswith("one process on ")
-
-
-def run_check_imports(coordinator, times):
-    rank = coordinator.launch.rank
-    return [check_imports(coordinator, None if seconds is None else seconds * (rank + 1)) for seconds in times]
-
-
-def test_the_slowest_import_is_named_and_an_unknown_time_is_skipped(on_ranks):
-    for *known, unknown in on_ranks(run_check_imports, 2, [5.0, 15.0, None]):
-        assert [check.status for check in known] == [OK, WARN] and unknown.status == SKIPPED
-        assert all("the slowest: rank 1" in check.summary for check in known)

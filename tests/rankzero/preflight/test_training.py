@@ -25,9 +25,18 @@ def test_the_data_of_all_ranks_is_compared(fingerprints, errors, status, text):
     assert bool(check.advice) is (status != OK)
 
 
-def run_check_workers(coordinator, cases):
+WORKERS = [
+    (2, 10**7, OK, ""),
+    (3, 10**9, WARN, "has 6 loader processes on 4 cores"),
+    (2, 7 * 10**6, WARN, "has 7 MB free, and the loader processes of this host need up to 8 MB"),
+    (2, 3 * 10**6, FAIL, "has 3 MB free, and the loader processes of this host need up to 8 MB"),
+]
+"""Loader processes of a rank, free shared memory, and the status and details of the check."""
+
+
+def run_check_workers(coordinator):
     checks, rank = [], coordinator.launch.rank
-    for workers, free, *_ in cases:
+    for workers, free, *_ in WORKERS:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
             patch.setattr(training, "usable_cores", lambda: frozenset({2 * rank, 2 * rank + 1}))
@@ -35,37 +44,15 @@ def run_check_workers(coordinator, cases):
     return checks
 
 
-WORKERS = [
-    (2, 10**7, OK, ""),
-    (3, 10**9, WARN, "has 6 loader processes on 4 cores"),
-    (2, 7 * 10**6, WARN, "has 7 MB free, and the loader processes of this host need up to 8 MB"),
-    (2, 3 * 10**6, FAIL, "has 3 MB free, and the loader processes of this host need up to 8 MB"),
-]
-
-
 def test_the_loader_processes_of_a_host_are_compared_with_its_cores_and_its_shared_memory(on_ranks):
-    for checks in on_ranks(run_check_workers, 2, WORKERS):
+    for checks in on_ranks(run_check_workers, 2):
         for check, (_, _, status, text) in zip(checks, WORKERS, strict=True):
             assert check.status == status and (text in check.details[0] if text else not check.details)
             assert bool(check.advice) is (status != OK)
         assert checks[1].advice == ["--data.num_workers 2, or more cores per rank"]
 
 
-def run_check_steps(coordinator, cases):
-    def trial_of(result):
-        def train():
-            if isinstance(result, str):
-                raise RuntimeError(result)
-            return {"seconds": result, "peak_bytes": 10**9}
-
-        return SimpleNamespace(train=train, device=torch.device("cpu"))
-
-    return [check_steps(coordinator, trial_of(results[coordinator.launch.rank])) for results, *_ in cases]
-
-
 NO_GROUP = "Default process group has not been initialized, please make sure to call init_process_group."
-
-
 STEPS = [
     ((0.010, 0.011, 0.010), OK, None),
     ((0.010, 0.030, 0.010), WARN, "takes 30.0 ms, 3.0 times the median"),
@@ -78,8 +65,20 @@ STEPS = [
 """The seconds or the error of each rank, and the status and details of the check."""
 
 
+def run_check_steps(coordinator):
+    def trial_of(result):
+        def train():
+            if isinstance(result, str):
+                raise RuntimeError(result)
+            return {"seconds": result, "peak_bytes": 10**9}
+
+        return SimpleNamespace(train=train, device=torch.device("cpu"))
+
+    return [check_steps(coordinator, trial_of(results[coordinator.launch.rank])) for results, *_ in STEPS]
+
+
 def test_slow_and_failing_ranks_are_named(on_ranks):
-    for checks in on_ranks(run_check_steps, 3, STEPS):
+    for checks in on_ranks(run_check_steps, 3):
         for check, (_, status, text) in zip(checks, STEPS, strict=True):
             assert check.status == status
             assert not check.details if text is None else check.details[0].startswith("rank 1 ")

@@ -1,6 +1,5 @@
 """Collections of several ranks, compared with a direct computation."""
 
-import pytest
 import torch
 from torch.nn import functional as F
 
@@ -10,13 +9,17 @@ from rankzero.training.ddp import DataParallel
 from rankzero.training.strategies import OneProcess
 
 COUNT, CLASSES = 40, 4
-
-
-def data():
-    generator = torch.Generator().manual_seed(0)
-    logits = 2 * torch.randn(COUNT, CLASSES, generator=generator)
-    images = torch.arange(float(COUNT))[:, None, None, None].expand(COUNT, 3, 2, 2)
-    return logits, torch.randint(CLASSES, (COUNT,), generator=generator), images
+GENERATOR = torch.Generator().manual_seed(0)
+LOGITS = 2 * torch.randn(COUNT, CLASSES, generator=GENERATOR)
+TARGETS = torch.randint(CLASSES, (COUNT,), generator=GENERATOR)
+IMAGES = torch.arange(float(COUNT))[:, None, None, None].expand(COUNT, 3, 2, 2)
+OUTPUTS = {
+    "three": {"logits": torch.eye(3), "targets": torch.arange(3)},
+    "two": {"logits": torch.eye(2), "targets": torch.arange(2)},
+    "pairs": {"predictions": torch.ones(3), "targets": torch.ones(3)},
+    "error": {"logits": torch.eye(3), "targets": torch.full((3,), 7)},
+    "other": {"loss": 1.0},
+}
 
 
 def strategy_of(coordinator):
@@ -42,87 +45,69 @@ def exchange(coordinator, collection):
     return found.counts.matrix.tolist(), found.counts.micro_average.true_positives.tolist(), worst
 
 
-def share_of(coordinator, ends):
-    """Returns a collection, and the numbers of the samples from the previous rank's end to this rank's end."""
-    launch = coordinator.launch
-    begin = ends[launch.rank - 1] if launch.rank else 0
-    return Collection(launch.world_size, launch.rank), torch.arange(begin, ends[launch.rank])
-
-
-def classify(coordinator, ends):
-    collection, samples = share_of(coordinator, ends)
-    logits, targets, images = data()
-    for part in samples.split(7):
+def add_samples(collection, share):
+    for part in torch.arange(*share).split(7):
         if len(part):
-            collection.add({"logits": logits[part], "targets": targets[part]}, (images[part], targets[part]))
-    return exchange(coordinator, collection)
+            collection.add({"logits": LOGITS[part], "targets": TARGETS[part]}, {"x": IMAGES[part], "y": TARGETS[part]})
 
 
-def regress(coordinator, ends):
-    collection, samples = share_of(coordinator, ends)
+def add_values(collection, share):
+    samples = torch.arange(*share)
     collection.add({"predictions": samples + 1.0, "targets": samples.float()}, None)
-    return exchange(coordinator, collection)
 
 
-def differ(coordinator, kinds):
-    collection, _ = share_of(coordinator, (0, 0))
-    outputs = {
-        "three": {"logits": torch.eye(3), "targets": torch.arange(3)},
-        "two": {"logits": torch.eye(2), "targets": torch.arange(2)},
-        "pairs": {"predictions": torch.ones(3), "targets": torch.ones(3)},
-        "error": {"logits": torch.eye(3), "targets": torch.full((3,), 7)},
-        "other": {"loss": 1.0},
-    }
-    for name in kinds[coordinator.launch.rank]:
-        collection.add(outputs[name], None)
-    return exchange(coordinator, collection)
+def add_outputs(collection, kinds):
+    for kind in kinds:
+        collection.add(OUTPUTS[kind], None)
+
+
+def collect(coordinator, add, cases):
+    """Exchanges a collection for each case, to which `add` adds this rank's part of the case."""
+    rank, results = coordinator.launch.rank, []
+    for case in cases:
+        collection = Collection(2, rank)
+        add(collection, case[rank])
+        results.append(exchange(coordinator, collection))
+    return results
 
 
 def expected_classification():
-    logits, targets, _ = data()
     matrix = torch.zeros(CLASSES, CLASSES, dtype=torch.int64)
-    for true, predicted in zip(targets.tolist(), logits.argmax(1).tolist(), strict=True):
+    for true, predicted in zip(TARGETS.tolist(), LOGITS.argmax(1).tolist(), strict=True):
         matrix[true, predicted] += 1
-    own = logits.softmax(1).gather(1, targets[:, None])
+    own = LOGITS.softmax(1).gather(1, TARGETS[:, None])
     positives = [int((own >= threshold).sum()) for threshold in torch.linspace(0, 1, 100)]
-    worst = F.cross_entropy(logits, targets, reduction="none").argsort(descending=True)[:16].tolist()
-    return matrix.tolist(), positives, [(i, int(targets[i]), int(logits[i].argmax())) for i in worst]
+    worst = F.cross_entropy(LOGITS, TARGETS, reduction="none").argsort(descending=True)[:16].tolist()
+    return matrix.tolist(), positives, [(i, int(TARGETS[i]), int(LOGITS[i].argmax())) for i in worst]
 
 
-@pytest.mark.parametrize("ends", [(27, 40), (0, 40), (40, 40)])
-def test_a_classification_equals_a_direct_computation(on_ranks, ends):
-    for found in on_ranks(classify, len(ends), ends):
-        assert found == expected_classification()
+SHARES = [((0, end), (end, COUNT)) for end in (27, 0, 40)]
+"""First sample and end of the samples of both ranks; a rank may have none."""
 
 
-@pytest.mark.parametrize("ends", [(27, 40), (0, 40)])
-def test_a_regression_contains_the_values_of_all_ranks(on_ranks, ends):
-    for values, total in on_ranks(regress, 2, ends):
-        assert values == list(map(float, range(40))) and total == 40
+def test_collections_of_two_ranks_equal_a_direct_computation(on_ranks):
+    assert on_ranks(collect, 2, add_samples, SHARES) == [[expected_classification()] * 3] * 2
+    values = list(map(float, range(COUNT))), COUNT
+    assert on_ranks(collect, 2, add_values, SHARES[:2]) == [[values] * 2] * 2
 
 
-@pytest.mark.parametrize(
-    ("kinds", "message"),
-    [
-        ((["three"], ["two"]), "2 classes and 3 classes on different ranks"),
-        ((["pairs"], ["two"]), "2 classes and predictions on different ranks"),
-        ((["three"], ["error", "three"]), "rank 1 could not collect"),
-        ((["three", "two"], []), "logits for 3 and 2 classes"),
-        ((["three", "pairs"], ["three"]), "logits for some batches and predictions for others"),
-        ((["other"], []), None),
-    ],
-)
-def test_outputs_that_cannot_be_combined_are_reported_on_all_ranks_and_others_are_no_outputs(on_ranks, kinds, message):
-    first, second = on_ranks(differ, 2, kinds)
-    if message is None:
-        assert first is second is None
-    else:
-        assert message in first and (message in second or "see logs/rank-000.log" in second)
+UNEQUAL = {
+    "2 classes and 3 classes on different ranks": (["three"], ["two"]),
+    "2 classes and predictions on different ranks": (["pairs"], ["two"]),
+    "rank 1 could not collect": (["three"], ["error", "three"]),
+    "logits for 3 and 2 classes": (["three", "two"], []),
+    "logits for some batches and predictions for others": (["three", "pairs"], ["three"]),
+}
+
+
+def test_outputs_that_cannot_be_combined_are_reported_on_all_ranks_and_others_are_no_outputs(on_ranks):
+    (*first, of_others), (*second, others) = on_ranks(collect, 2, add_outputs, [*UNEQUAL.values(), (["other"], [])])
+    assert of_others is others is None
+    for message, found, found_on_other_rank in zip(UNEQUAL, first, second, strict=True):
+        assert message in found and (message in found_on_other_rank or "see logs/rank-000.log" in found_on_other_rank)
 
 
 def test_a_single_process_without_a_group_collects_everything():
     collection = Collection(1, 0)
-    logits, targets, images = data()
-    for part in torch.arange(COUNT).split(7):
-        collection.add({"logits": logits[part], "targets": targets[part]}, {"x": images[part]})
+    add_samples(collection, (0, COUNT))
     assert exchange(None, collection) == expected_classification()

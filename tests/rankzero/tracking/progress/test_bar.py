@@ -94,7 +94,8 @@ def test_the_bar_takes_one_line_in_narrow_and_wide_terminals(
     assert "\x1b[1A" not in text, "the bar takes more than one line"
     bars = [row for row in rows_of(text) if row.startswith(("epoch ", "validation "))]
     assert max(map(len, bars)) < columns
-    assert any(row.startswith("epoch 3/3  ━") for row in bars) and any("step 12" in row for row in bars)
+    assert any(re.match(r"epoch 3/3  ━+  step 12 ", row) for row in bars)
+    assert any(re.match(r"epoch 3/3  ━+  step 12  batch 4/4 ", row) for row in bars) or metrics or columns < 80
     assert any(row.startswith("epoch 2/3 validation") for row in bars)
     assert any(row.rstrip().endswith(" s left") for row in bars)
 
@@ -129,10 +130,6 @@ def test_the_line_has_epoch_step_speed_time_left_and_the_metrics_as_in_lightning
     lasts = [[line for line in lines if "both_epoch" in line][-1] for lines in (own, stock)]
     own_metrics, metrics = (re.findall(r"(?:loss|both_step|both_epoch|val): \S+", last) for last in lasts)
     assert own_metrics == metrics and len(metrics) == 4
-
-
-def test_a_module_that_logs_nothing_has_a_bar(every_batch_is_drawn):
-    assert any(re.match(r"epoch 2/2  ━+  step 6  batch 3/3 ", line) for line in shown(BarProgress))
 
 
 def test_metrics_that_are_no_numbers_and_names_that_the_terminal_cannot_encode_end_no_training(

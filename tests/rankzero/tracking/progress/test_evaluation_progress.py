@@ -10,14 +10,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rich import reconfigure
 
 from rankzero.tracking.progress.bar import BarProgress
-from rankzero.tracking.progress.evaluation_progress import (
-    EvaluationProgress,
-    batches_text,
-    evaluation_batches,
-    evaluation_label,
-)
+from rankzero.tracking.progress.evaluation_progress import batches_text, evaluation_batches, evaluation_label
 from rankzero.tracking.progress.plain_lines import PlainProgress
-from running import train_in_process
 from stock import SILENT
 
 
@@ -42,23 +36,6 @@ def test_the_loader_is_named_if_there_are_several_and_the_total_if_it_is_known()
     assert batches_text(3, [8], 0) == "batch 3/8" and batches_text(3, [inf], 0) == "batch 3"
     assert batches_text(3, [8, 9], 1) == "batch 3/9 of loader 2/2"
     assert batches_text(3, [8, inf], 1) == "batch 3 of loader 2/2"
-
-
-def test_batches_of_the_validation_before_training_and_within_it_are_shown():
-    class Shown(EvaluationProgress):
-        def __init__(self):
-            self.batches = []
-
-        def show_evaluation(self, trainer, batches, loader):
-            self.batches.append((evaluation_label(trainer), batches, loader))
-
-    shown = Shown()
-    train_in_process(shown, max_epochs=1, limit_train_batches=1, limit_val_batches=2, num_sanity_val_steps=1)
-    assert shown.batches == [
-        ("validation before training", 1, 0),
-        ("epoch 1/1 validation", 1, 0),
-        ("epoch 1/1 validation", 2, 0),
-    ]
 
 
 @pytest.mark.parametrize(
