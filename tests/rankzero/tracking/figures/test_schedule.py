@@ -3,7 +3,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader, IterableDataset
 
 from rankzero.tracking.figures.schedule import DrawingSchedule, is_last_validation
@@ -39,21 +38,6 @@ class Endless(IterableDataset):
         return iter(torch.zeros(10, 32))
 
 
-@pytest.mark.parametrize(
-    ("settings", "seen"),
-    [
-        ({"max_epochs": 3}, [False, False, True]),
-        ({"max_epochs": 3, "max_steps": 20}, [False, True]),
-        ({"max_epochs": 2, "val_check_interval": 5}, [False, False, False, True]),
-        ({"max_steps": 10_000, "max_epochs": 3}, [False, False, True]),
-    ],
-)
-def test_the_last_validation_is_known_without_a_length(settings, seen):
-    model = BoringModel()
-    model.train_dataloader = lambda: DataLoader(Endless())
-    assert fit(model=model, **settings) == seen
-
-
 def test_a_requested_stop_that_min_epochs_prevents_makes_no_validation_the_last():
     class StopEarly(Callback):
         def on_train_epoch_start(self, trainer, module):
@@ -65,6 +49,10 @@ def test_a_requested_stop_that_min_epochs_prevents_makes_no_validation_the_last(
 @pytest.mark.parametrize(
     ("settings", "count"),
     [
+        ({"data": "endless", "max_epochs": 3}, 3),
+        ({"data": "endless", "max_epochs": 3, "max_steps": 20}, 2),
+        ({"data": "endless", "max_epochs": 2, "val_check_interval": 5}, 4),
+        ({"data": "endless", "max_steps": 10_000, "max_epochs": 3}, 3),
         ({"max_epochs": 3}, 3),
         ({"max_epochs": 5, "check_val_every_n_epoch": 2}, 2),
         ({"max_epochs": 2, "val_check_interval": 3}, 6),
@@ -76,4 +64,7 @@ def test_a_requested_stop_that_min_epochs_prevents_makes_no_validation_the_last(
     ],
 )
 def test_exactly_the_last_validation_is_known_to_be_the_last(settings, count):
-    assert fit(limit_train_batches=10, **settings) == [False] * (count - 1) + [True]
+    has_length = settings.get("data") is None
+    data = None if has_length else DataLoader(Endless())
+    settings = {"limit_train_batches": 10 if has_length else 1.0, **settings, "data": data}
+    assert fit(**settings) == [False] * (count - 1) + [True]

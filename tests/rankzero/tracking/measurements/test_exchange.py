@@ -1,4 +1,5 @@
 from math import isnan
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,28 +17,17 @@ from rankzero.tracking.measurements.series import (
 
 
 class Ranks:
-    """Stands for a strategy: values of rank one are twice those of rank zero; they arrive if `has_arrived` is set."""
+    """Stands for a strategy: values of rank one are twice those of rank zero, and arrive when a test says so."""
 
     root_device = torch.device("cpu")
 
     def __init__(self):
-        self.begun, self.has_arrived = 0, False
+        self.begun = []
 
     def begin_gather_rows(self, row):
-        self.begun += 1
-        return Rows(self, torch.stack([row, 2 * row]))
-
-
-class Rows:
-    def __init__(self, ranks, rows):
-        self.ranks, self.rows = ranks, rows
-
-    @property
-    def is_complete(self):
-        return self.ranks.has_arrived
-
-    def wait(self):
-        return self.rows
+        rows = torch.stack([row, 2 * row])
+        self.begun.append(SimpleNamespace(is_complete=False, wait=lambda: rows))
+        return self.begun[-1]
 
 
 def test_values_arrive_in_the_order_of_their_tags():
@@ -45,10 +35,11 @@ def test_values_arrive_in_the_order_of_their_tags():
     exchange = Exchange(ranks, 2)
     exchange.begin({LOSS_SUM: torch.tensor(3.0), GRADIENT_NORM: 4.0, DETAILS_REQUESTED: 0.0, DATA_WAIT: 5.0})
     assert exchange.is_begun and not exchange.is_complete
-    ranks.has_arrived = True
+    (rows,) = ranks.begun
+    rows.is_complete = True
     assert exchange.is_complete
     rows = exchange.finish()
-    assert not exchange.is_begun and ranks.begun == 1
+    assert not exchange.is_begun
     assert [row[EXCHANGED.index(LOSS_SUM)] for row in rows] == [3.0, 6.0]
     assert [row[EXCHANGED.index(DATA_WAIT)] for row in rows] == [5.0, 10.0]
     assert isnan(rows[0][EXCHANGED.index("workload/host_memory_gib")])
@@ -59,7 +50,7 @@ def test_a_single_process_on_the_cpu_exchanges_nothing():
     ranks = Ranks()
     exchange = Exchange(ranks, 1)
     exchange.begin({LOSS_SUM: 3.0, DETAILS_REQUESTED: 0.0})
-    assert exchange.is_complete and ranks.begun == 0
+    assert exchange.is_complete and not ranks.begun
     values = combine(exchange.finish())
     assert values[LOSS_SUM] == 3.0 and isnan(values[GRADIENT_NORM])
 

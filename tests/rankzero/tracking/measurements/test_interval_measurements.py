@@ -1,7 +1,6 @@
 import csv
 import json
 import math
-import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankzero import Trainer
-from rankzero.distributed.monitoring import activity
 from rankzero.tracking.measurements import interval_measurements
 from running import script_process
 from stock import QUIET, Curves
@@ -326,25 +324,3 @@ def test_a_checkpoint_of_the_last_hook_of_an_interval_does_not_count_it_twice(sc
     second = fit(Net(), name="second", ckpt_path=script_folder / "saved/step=15.ckpt")["train/loss"]
     expected = {step: loss for step, loss in whole[1]["train/loss"].items() if step >= 15}
     assert second == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_time_of_a_step_is_that_of_all_optimizers(detailed, script_folder, monkeypatch):
-    now = [time.monotonic()]
-    monkeypatch.setattr(activity, "monotonic", lambda: now[0])
-
-    class Two(Net):
-        def __init__(self):
-            super().__init__(manual=True, outputs="none")
-
-        def training_step(self, batch, batch_idx):
-            now[0] += 0.02
-            for optimizer in self.optimizers():
-                optimizer.zero_grad()
-                self.manual_backward((self.layer(batch[0]) - batch[1]).square().mean())
-                optimizer.step()
-
-        def configure_optimizers(self):
-            return [torch.optim.SGD(self.parameters(), lr=0.01), torch.optim.SGD(self.parameters(), lr=0.01)]
-
-    first, *others = fit(Two(), epochs=2)["wall_time/step_ms"].values()
-    assert first >= 20 and others == pytest.approx([20] * 3)

@@ -1,3 +1,4 @@
+import time
 from pathlib import Path
 
 import pytest
@@ -6,6 +7,8 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from reported import scalars_of
 
 from rankzero import Trainer
+from rankzero.distributed.monitoring import activity
+from rankzero.tracking.measurements import interval_measurements
 from rankzero.tracking.measurements.learning_rate import learning_rates
 from stock import QUIET
 
@@ -82,9 +85,20 @@ class TwoOptimizers(BoringModel):
         return [torch.optim.SGD(self.parameters(), lr=rate) for rate in (0.2, 0.1)]
 
 
-def test_all_series_of_two_optimizers_have_the_same_steps_also_in_a_resumed_run(script_folder):
-    fit(TwoOptimizers(), log_every_n_steps=1, max_steps=6)  # three batches
-    logged = fit(TwoOptimizers(), log_every_n_steps=1)
-    assert logged["train/lr"] == pytest.approx(dict.fromkeys(range(6), 0.2))
-    assert logged["train/lr-1"] == pytest.approx(dict.fromkeys(range(6), 0.1))
-    assert list(logged["loss"]) == list(logged["train/lr"]) == list(logged["weights/gradient_norm"])
+def test_all_series_of_two_optimizers_have_the_same_steps_and_the_time_of_a_step_is_that_of_both(
+    script_folder, monkeypatch
+):
+    now = [time.monotonic()]
+    monkeypatch.setattr(activity, "monotonic", lambda: now[0])
+    monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
+
+    class Slow(TwoOptimizers):
+        def training_step(self, batch, batch_idx):
+            now[0] += 0.02
+            super().training_step(batch, batch_idx)
+
+    fit(Slow(), log_every_n_steps=1, max_steps=6)  # three batches
+    logged = fit(Slow(), log_every_n_steps=1)
+    for tag, value in {"train/lr": 0.2, "train/lr-1": 0.1, "wall_time/step_ms": 20}.items():
+        assert logged[tag] == pytest.approx(dict.fromkeys(range(6), value)), tag
+    assert list(logged["loss"]) == list(logged["weights/gradient_norm"]) == list(range(6))
