@@ -4,12 +4,9 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -20,25 +17,11 @@ from rankzero.runs.lock import Owner, RunLock
 METRICS = {"train/loss": 0.5, "val/accuracy": 0.9, "val/loss": 0.3}
 
 
-def write_run(
-    path: Path,
-    status: str | None = "finished",
-    attempts: int = 1,
-    age: float = 0.0,
-    metrics: dict[str, float | None] | None = None,
-    config: dict[str, Any] | None = None,
-    **summary: Any,
-) -> Path:
-    """Writes the files of a run and returns its directory.
+def write_run(path, status="finished", attempts=1, age=0.0, metrics=None, config=None, **summary):
+    """Writes the files of a run, and returns its directory.
 
-    Args:
-        path: The directory.
-        status: Status in `summary.json`; None for no summary.
-        attempts: Number of attempts.
-        age: Seconds since the start of the newest attempt.
-        metrics: Metrics in the summary.
-        config: Content of `config.yaml`.
-        summary: Further entries of the summary, which replace the usual ones.
+    The newest attempt has begun `age` seconds ago. Without a status, there is no summary; `summary` are further entries
+    of it, which replace the usual ones.
     """
     path.mkdir(parents=True)
     moment = time.time() - age
@@ -59,7 +42,7 @@ def write_run(
     return path
 
 
-def write_lock(run: Path, **changes: Any) -> Path:
+def write_lock(run, **changes):
     """Writes the lock of a run as its owner does, with `changes` of the owner, and returns the file."""
     file = run.parent / f".{run.name}.lock"
     file.parent.mkdir(exist_ok=True)
@@ -67,7 +50,7 @@ def write_lock(run: Path, **changes: Any) -> Path:
     return file
 
 
-def suspend(pid: int) -> None:
+def suspend(pid):
     """Suspends a process and waits until it is suspended."""
     os.kill(pid, signal.SIGSTOP)
     while process_state(pid)[0] != "T":
@@ -75,7 +58,7 @@ def suspend(pid: int) -> None:
 
 
 @contextmanager
-def locked(run: Path, **settings: Any) -> Iterator[None]:
+def locked(run, **settings):
     """Holds the lock of a run, as a process does that trains it; `settings` are those of the lock."""
     lock = RunLock(Launch(), **settings)
     lock.acquire(run)
@@ -85,7 +68,7 @@ def locked(run: Path, **settings: Any) -> Iterator[None]:
         lock.release()
 
 
-def write_curves(run: Path, curves: dict[str, dict[int, float]], seconds_per_step: float = 1.0, start: float = 1e9):
+def write_curves(run, curves, seconds_per_step=1.0, start=1e9):
     """Writes a TensorBoard file of a run with curves (tag -> step -> value); step 0 is at the time `start`."""
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary

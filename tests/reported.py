@@ -31,9 +31,7 @@ PARTS_MS = {
 }  # fmt: skip
 
 
-def write_curves(
-    run: RunDirectory, first_step: int = 0, last_step: int = 300, every: int = 10, attempt: int = 1
-) -> None:
+def write_curves(run, first_step=0, last_step=300, every=10, attempt=1):
     """Logs what one attempt with two ranks logs."""
     logger = DurableTensorBoardLogger(run)
     if attempt > 1:

@@ -1,26 +1,15 @@
 import re
 from math import isnan, nan
 
-from rankzero.tracking.measurements.series import (
-    ALWAYS_EXCHANGED,
-    DATA_WAIT,
-    EXCHANGED,
-    FIRST_GRADIENT,
-    GRADIENT_NORM,
-    LOSS_SUM,
-    MAX_RANKS,
-    RANK_SERIES,
-    SERIES,
-    combine,
-    values_of_ranks,
-)
+from rankzero.tracking.measurements import series
+from rankzero.tracking.measurements.series import DATA_WAIT, FIRST_GRADIENT, GRADIENT_NORM, LOSS_SUM, combine
 from running import REPOSITORY
 
 
 def row(**values):
     names = {"wait": DATA_WAIT, "gradient": FIRST_GRADIENT, "norm": GRADIENT_NORM, "loss": LOSS_SUM}
     by_tag = {names[name]: value for name, value in values.items()}
-    return [by_tag.get(tag, nan) for tag in EXCHANGED]
+    return [by_tag.get(tag, nan) for tag in series.EXCHANGED]
 
 
 def test_values_of_the_ranks_that_have_one_are_summed_averaged_or_the_largest_is_taken():
@@ -29,11 +18,11 @@ def test_values_of_the_ranks_that_have_one_are_summed_averaged_or_the_largest_is
     combined = combine([row(wait=1.0, loss=0.0), row(loss=0.0)])
     assert combined[DATA_WAIT] == 1.0 and isnan(combined[GRADIENT_NORM])
     assert isnan(combine([row(loss=nan), row(loss=6.0)])[LOSS_SUM])  # a sum is a number only if all parts are
-    assert list(combine([row(norm=2.0, loss=1.0)[: len(ALWAYS_EXCHANGED)]])) == list(ALWAYS_EXCHANGED)
+    assert list(combine([row(norm=2.0, loss=1.0)[: len(series.ALWAYS_EXCHANGED)]])) == list(series.ALWAYS_EXCHANGED)
 
 
 def test_each_rank_or_each_of_the_slowest_has_a_series_and_slow_ranks_are_marked():
-    values = values_of_ranks([row(wait=1.0, gradient=10.0), row(wait=2.0, gradient=30.0)], slow_ranks=[1])
+    values = series.values_of_ranks([row(wait=1.0, gradient=10.0), row(wait=2.0, gradient=30.0)], slow_ranks=[1])
     assert values == {
         "world/data_wait_ms/rank_000": 1.0,
         "world/data_wait_ms/rank_001": 2.0,
@@ -41,17 +30,17 @@ def test_each_rank_or_each_of_the_slowest_has_a_series_and_slow_ranks_are_marked
         f"{FIRST_GRADIENT}/rank_001": 30.0,
         f"{FIRST_GRADIENT}/slow_rank_001": 30.0,
     }
-    values = values_of_ranks([row(wait=float(rank)) for rank in range(100)], slow_ranks=[])
-    assert list(values) == [f"world/data_wait_ms/rank_{rank:03d}" for rank in range(100 - MAX_RANKS, 100)]
+    values = series.values_of_ranks([row(wait=float(rank)) for rank in range(100)], slow_ranks=[])
+    assert list(values) == [f"world/data_wait_ms/rank_{rank:03d}" for rank in range(100 - series.MAX_RANKS, 100)]
 
 
 def test_every_logged_series_is_documented_and_has_a_description_with_its_unit():
     units = {"ms": "Milliseconds", "s": "Seconds", "gib": "GiB", "mib": "MiB", "percent": "percentage", "norm": "norm"}
-    for tag, series in SERIES.items():
+    for tag, described in series.SERIES.items():
         if "/" in tag:
             unit = tag.rpartition("_")[2]
-            assert series.description and units.get(unit, "") in series.description, tag
+            assert described.description and units.get(unit, "") in described.description, tag
     text = (REPOSITORY / "docs/tensorboard.md").read_text()
     documented = set(re.findall(r"`((?:train|wall_time|weights|workload|world|x_axis)/\w+)", text))
-    logged = {tag for tag in SERIES if "/" in tag} | set(RANK_SERIES.values())
+    logged = {tag for tag in series.SERIES if "/" in tag} | set(series.RANK_SERIES.values())
     assert documented - {"train/lr", "train/mean_loss"} == logged
