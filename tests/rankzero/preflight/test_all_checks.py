@@ -105,21 +105,17 @@ def test_a_failed_comparison_refuses_the_run_on_all_ranks_and_a_warning_is_print
         assert failed == [(refusal, "") for refusal in refusals]
 
 
-def test_a_model_that_cannot_be_copied_is_not_tried_and_trains(script_folder, capsys):
+def test_a_model_that_cannot_be_copied_is_not_tried_and_a_data_module_of_an_earlier_trainer_is(script_folder, capsys):
     class Locked(Recorded):
         def __init__(self):
             super().__init__()
             self.lock = threading.Lock()
 
-    model = Locked()
+    model, data = Locked(), BoringDataModule()
     trainer(preflight="full").fit(model)
     printed = capsys.readouterr().out
     assert "skipped  data             the model and the data cannot be copied" in printed
     assert model.calls and "verdict: fit to train" in printed
-
-
-def test_a_data_module_of_an_earlier_trainer_is_copied(script_folder, capsys):
-    data = BoringDataModule()
     for name in ("first", "second"):
         trainer(preflight="full", name=name).fit(Recorded(), datamodule=data)
     assert capsys.readouterr().out.count("64 samples, the same on all ranks") == 2

@@ -1,9 +1,9 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
+from boring_models import Stream
 from lightning.pytorch import Callback
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from rankzero.tracking.figures.schedule import DrawingSchedule, is_last_validation
 from running import train_in_process
@@ -31,13 +31,6 @@ def fit(*callbacks, **settings):
     return seen
 
 
-class Endless(IterableDataset):
-    """Ten batches, without a length."""
-
-    def __iter__(self):
-        return iter(torch.zeros(10, 32))
-
-
 def test_a_requested_stop_that_min_epochs_prevents_makes_no_validation_the_last():
     class StopEarly(Callback):
         def on_train_epoch_start(self, trainer, module):
@@ -49,10 +42,10 @@ def test_a_requested_stop_that_min_epochs_prevents_makes_no_validation_the_last(
 @pytest.mark.parametrize(
     ("settings", "count"),
     [
-        ({"data": "endless", "max_epochs": 3}, 3),
-        ({"data": "endless", "max_epochs": 3, "max_steps": 20}, 2),
-        ({"data": "endless", "max_epochs": 2, "val_check_interval": 5}, 4),
-        ({"data": "endless", "max_steps": 10_000, "max_epochs": 3}, 3),
+        ({"data": "stream", "max_epochs": 3}, 3),
+        ({"data": "stream", "max_epochs": 3, "max_steps": 8}, 2),
+        ({"data": "stream", "max_epochs": 2, "val_check_interval": 2}, 4),
+        ({"data": "stream", "max_steps": 10_000, "max_epochs": 3}, 3),
         ({"max_epochs": 3}, 3),
         ({"max_epochs": 5, "check_val_every_n_epoch": 2}, 2),
         ({"max_epochs": 2, "val_check_interval": 3}, 6),
@@ -63,8 +56,7 @@ def test_a_requested_stop_that_min_epochs_prevents_makes_no_validation_the_last(
         ({"max_epochs": 2, "accumulate_grad_batches": 2, "val_check_interval": 5}, 4),
     ],
 )
-def test_exactly_the_last_validation_is_known_to_be_the_last(settings, count):
-    has_length = settings.get("data") is None
-    data = None if has_length else DataLoader(Endless())
-    settings = {"limit_train_batches": 10 if has_length else 1.0, **settings, "data": data}
-    assert fit(**settings) == [False] * (count - 1) + [True]
+def test_exactly_the_last_validation_is_known_to_be_the_last_also_without_a_length(settings, count):
+    if "data" in settings:
+        settings = {**settings, "data": DataLoader(Stream()), "limit_train_batches": 1.0}  # four batches, no length
+    assert fit(**{"limit_train_batches": 10, **settings}) == [False] * (count - 1) + [True]

@@ -200,9 +200,10 @@ def test_every_logger_receives_the_values_and_a_value_that_the_module_logs_as_ep
         assert logged <= rows[0].keys() and {row["epoch"] for row in rows} == {"", "0.5"}
 
 
-def test_nothing_is_measured_without_a_logger(script_folder):
+@pytest.mark.parametrize("settings", [{"logger": False}, {"log_every_n_steps": 0}])
+def test_nothing_is_measured_without_a_logger_or_an_interval(script_folder, settings):
     net = Net()
-    fit(net, logger=False)
+    assert not {"train/lr", "train/loss"} & fit(net, **settings).keys()
     record = net.trainer.fit_loop.epoch_loop.record
     assert not record.is_enabled and record.samples == 0
 

@@ -58,10 +58,6 @@ def test_the_rate_is_that_of_the_step_at_which_it_is_logged(script_folder, setti
     assert fit(Scheduled(), **settings)["train/lr"] == {step: 0.5**step for step in steps}
 
 
-def test_log_every_n_steps_of_zero_logs_nothing(script_folder):
-    assert "train/lr" not in fit(BoringModel(), log_every_n_steps=0)
-
-
 class TwoOptimizers(BoringModel):
     """Takes a step of both optimizers per batch."""
 
