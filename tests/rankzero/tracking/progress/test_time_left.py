@@ -14,40 +14,31 @@ class Simulation:
 
     limits: Limits
     batches_of: object = lambda epoch: 10
-    start: tuple = (0, 0)  # epoch and batch at which this attempt begins
     batch_seconds: float = 1.0  # the first batch takes 100 times as long
     validation_seconds: float = 0.0
     end_seconds: float = 0.0
-    accumulates: int = 1  # number of batches in a step
 
     def run(self):
         """Returns a list of (seconds that the run really needed, time left that was stated) after each batch."""
-        self.now, first_batch, estimates = 0.0, True, []
-        (first_epoch, batch), total = self.start, 0
-        pace = Pace(self.position(first_epoch, batch, total), lambda: self.now)
-        for epoch in range(first_epoch, int(min(self.limits.epochs, 1000))):
-            limits = replace(self.limits, epoch_batches=self.batches_of(epoch))
-            if epoch > first_epoch:
+        self.now, estimates, total = 0.0, [], 0
+        pace = Pace(Position(0, 0, 0, 0, has_validated=False), lambda: self.now)
+        for epoch in range(int(self.limits.epochs)):
+            batches = self.batches_of(epoch)
+            limits = replace(self.limits, epoch_batches=batches)
+            if epoch > 0:
                 pace.begin_epoch()
-            while batch < self.batches_of(epoch) and total // self.accumulates < self.limits.steps:
-                self.now += self.batch_seconds * (100 if first_batch else 1)
-                first_batch, batch, total = False, batch + 1, total + 1
-                position = self.position(epoch, batch, total)
-                if batch == self.batches_of(epoch):
-                    pace.end_batches(position)
-                else:
-                    pace.record(position)
+            for batch in range(1, batches + 1):
+                self.now += self.batch_seconds * (1 if total else 100)
+                total += 1
+                position = Position(epoch, batch, total, total, has_validated=False)
+                (pace.end_batches if batch == batches else pace.record)(position)
                 estimates.append((self.now, pace.seconds_left(position, limits)))
             if limits.validates:
                 pace.begin_validation(position)
                 self.now += self.validation_seconds
                 pace.end_validation()
             self.now += self.end_seconds
-            batch = 0
         return [(self.now - at, estimate) for at, estimate in estimates]
-
-    def position(self, epoch, batch, total):
-        return Position(epoch, batch, total, total // self.accumulates, has_validated=False)
 
 
 LIMITS = Limits(epochs=5, epoch_batches=10)
@@ -60,11 +51,6 @@ RUNS = {
     "one batch per epoch": Simulation(LIMITS, lambda epoch: 1),
     "ends of epochs": Simulation(LIMITS, end_seconds=7.0),
     "validations": Simulation(VALIDATES, validation_seconds=30.0, end_seconds=3.0),
-    "resumed before the end of an epoch": Simulation(VALIDATES, start=(1, 7), validation_seconds=30.0, end_seconds=5.0),
-    "steps": Simulation(Limits(steps=34, epoch_batches=10)),
-    "accumulated steps": Simulation(Limits(steps=17, epoch_batches=10), lambda epoch: 10, accumulates=2),
-    "steps before epochs": Simulation(replace(LIMITS, steps=34)),
-    "epochs before steps": Simulation(replace(LIMITS, steps=1000)),
 }
 
 
