@@ -44,11 +44,7 @@ def loader(count):
 
 
 def train(coordinator, folder, samples, failure=None):
-    """Trains for three epochs.
-
-    Returns:
-        The numbers of drawn samples, whether figures are still enabled, the epochs, and the number of warnings.
-    """
+    """Trains for three epochs; returns the numbers of drawn samples, if figures are enabled, epochs and warnings."""
     launch, drawn = coordinator.launch, []
 
     def draw(publisher, validation, names):
@@ -59,14 +55,9 @@ def train(coordinator, folder, samples, failure=None):
     drawing.draw_validation = draw  # in a process of its own
     plan = SamplingPlan(launch.rank, launch.world_size, global_batch_size=4)
     figures = RunFigures(RunDirectory(folder), Throughput(plan), Activity())
-    trainer = Trainer(
-        strategy=DataParallel(plan, coordinator, process_group_backend="gloo"),
-        plugins=[LaunchEnvironment(launch)],
-        max_epochs=3,
-        devices=1,
-        use_distributed_sampler=False,
-        **SILENT,
-    )
+    strategy = DataParallel(plan, coordinator, process_group_backend="gloo")
+    settings = {"devices": 1, "use_distributed_sampler": False, "plugins": [LaunchEnvironment(launch)], **SILENT}
+    trainer = Trainer(strategy=strategy, max_epochs=3, **settings)
     trainer.callbacks[:0] = [install(trainer, plan), figures]
     epoch_averages.install(trainer)
     if failure == "counting" and launch.rank == 1:

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rankzero.tracking.measurements import series
 from rankzero.tracking.measurements.exchange import Exchange
 from rankzero.tracking.measurements.series import (
     ALWAYS_EXCHANGED,
     DATA_WAIT,
-    DETAILS_REQUESTED,
     EXCHANGED,
     GRADIENT_NORM,
     LOSS_SUM,
@@ -33,7 +33,7 @@ class Ranks:
 def test_values_arrive_in_the_order_of_their_tags():
     ranks = Ranks()
     exchange = Exchange(ranks, 2)
-    exchange.begin({LOSS_SUM: torch.tensor(3.0), GRADIENT_NORM: 4.0, DETAILS_REQUESTED: 0.0, DATA_WAIT: 5.0})
+    exchange.begin({LOSS_SUM: torch.tensor(3.0), GRADIENT_NORM: 4.0, series.DETAILS_REQUESTED: 0.0, DATA_WAIT: 5.0})
     assert exchange.is_begun and not exchange.is_complete
     (rows,) = ranks.begun
     rows.is_complete = True
@@ -49,7 +49,7 @@ def test_values_arrive_in_the_order_of_their_tags():
 def test_a_single_process_on_the_cpu_exchanges_nothing():
     ranks = Ranks()
     exchange = Exchange(ranks, 1)
-    exchange.begin({LOSS_SUM: 3.0, DETAILS_REQUESTED: 0.0})
+    exchange.begin({LOSS_SUM: 3.0, series.DETAILS_REQUESTED: 0.0})
     assert exchange.is_complete and not ranks.begun
     values = combine(exchange.finish())
     assert values[LOSS_SUM] == 3.0 and isnan(values[GRADIENT_NORM])
@@ -61,6 +61,6 @@ def test_rank_zero_requests_details_one_exchange_ahead(world_size):
     has_details = []
     for request in (0.0, 1.0, 0.0, 0.0):
         has_details.append(exchange.has_details)
-        exchange.begin({DETAILS_REQUESTED: request})
+        exchange.begin({series.DETAILS_REQUESTED: request})
         assert len(exchange.finish()[0]) == len(EXCHANGED if has_details[-1] else ALWAYS_EXCHANGED)
     assert has_details == [True, False, True, False]

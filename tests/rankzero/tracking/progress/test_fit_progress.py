@@ -19,10 +19,7 @@ pytestmark = pytest.mark.usefixtures("tick_after_every_batch")
 
 
 class Simulation(LoopCallback):
-    """Advances a clock by 2 s in each batch and 5 s in each validation, and records the time left after each batch.
-
-    The time left is also recorded where an epoch ends and begins: between two batches no time passes but a validation.
-    """
+    """Advances a clock by 2 s in each batch and 5 s in each validation, and records the time left after each batch."""
 
     def __init__(self):
         self.now, self.progress, self.estimates, self.epoch_ends, self.epoch_starts = 0.0, None, [], [], []
@@ -82,7 +79,7 @@ def test_time_left_is_exact_once_a_validation_was_measured(options):
 
 
 def test_time_left_is_the_same_at_the_end_of_an_epoch_and_at_the_start_of_the_next():
-    simulation = simulate()
+    simulation = simulate()  # between two batches, no time passes but a validation
     assert simulation.epoch_starts[0] is None and simulation.epoch_starts[1:] == simulation.epoch_ends[:-1]
     assert simulation.epoch_starts[1:] == pytest.approx([3 * 25, 2 * 25, 25])
 
