@@ -23,6 +23,7 @@ class Simulation(LoopCallback):
 
     def __init__(self):
         self.now, self.progress, self.estimates, self.epoch_ends, self.epoch_starts = 0.0, None, [], [], []
+        self.validated_after = []
 
     def on_train_start(self, trainer, pl_module):
         self.progress = FitProgress(trainer, lambda: self.now)
@@ -49,12 +50,14 @@ class Simulation(LoopCallback):
     def on_validation_end(self, trainer, pl_module):
         if self.progress is not None:
             self.progress.end_validation()
+            self.validated_after.append(len(self.estimates))
 
     @property
     def errors(self):
-        """The differences between the stated and the actual time left, from the second batch on."""
+        """The differences between the stated and the actual time left, once a batch and a validation were measured."""
         assert self.estimates[0][1] is None, "the first batch is not measured"
-        return [at + estimate - self.now for at, estimate in self.estimates[1:]]
+        first = self.validated_after[0] if self.validated_after else 1
+        return [at + estimate - self.now for at, estimate in self.estimates[first:]]
 
 
 def simulate(*callbacks, simulation=None, **options):
@@ -68,14 +71,19 @@ def simulate(*callbacks, simulation=None, **options):
     "options",
     [
         *({}, {"limit_train_batches": 0.25}, {"max_steps": 23, "max_epochs": -1}, {"max_steps": 23}),
-        *({"val_check_interval": 4}, {"val_check_interval": 7, "check_val_every_n_epoch": None}),
-        *({"check_val_every_n_epoch": 2}, {"accumulate_grad_batches": 2}, {"limit_val_batches": 0}),
-        *({"max_steps": 11, "max_epochs": -1, "accumulate_grad_batches": 2}, {"max_steps": 1000}),
+        *({"val_check_interval": 4}, {"val_check_interval": 5}, {"accumulate_grad_batches": 2}),
+        *({"val_check_interval": 7, "check_val_every_n_epoch": None}, {"check_val_every_n_epoch": 2, "max_epochs": 5}),
+        *(
+            {"max_steps": 11, "max_epochs": -1, "accumulate_grad_batches": 2},
+            {"max_steps": 1000},
+            {"limit_val_batches": 0},
+        ),
     ],
     ids=str,
 )
 def test_time_left_is_exact_once_a_validation_was_measured(options):
-    assert simulate(**options).errors[-10:] == pytest.approx([0] * 10, abs=0.01)
+    errors = simulate(**options).errors
+    assert len(errors) >= 10 and errors == pytest.approx([0] * len(errors), abs=0.01)
 
 
 def test_time_left_is_the_same_at_the_end_of_an_epoch_and_at_the_start_of_the_next():
@@ -90,8 +98,7 @@ def test_time_left_of_a_run_resumed_in_mid_epoch_is_exact(tmp_path, step):
     simulate(checkpoint, max_epochs=2, enable_checkpointing=True)
     resumed = simulate(resume=tmp_path / f"step={step}.ckpt")
     assert len(resumed.estimates) == 40 - step
-    after_validation = 11 - step % 10
-    assert resumed.errors[after_validation:] == pytest.approx([0] * (39 - step - after_validation), abs=0.01)
+    assert len(resumed.errors) >= 20 and resumed.errors == pytest.approx([0] * len(resumed.errors), abs=0.01)
 
 
 def test_limits_of_the_trainer_are_read_and_the_time_limit_of_the_job_includes_the_last_save():

@@ -109,24 +109,12 @@ def simulated_pace(validation_seconds=0.0):
 
 
 AFTER_60 = Position(0, 60, 60, 60)
-HUNDREDS = Limits(epochs=3, epoch_batches=100, validates=True)
-"""Limits of epochs with a hundred batches."""
 
 
-@pytest.mark.parametrize(
-    ("limits", "validations"),
-    [
-        (replace(HUNDREDS, validation_interval=25), 12 - 2),
-        (replace(HUNDREDS, epochs=5, validation_epochs=2), 2),
-        (replace(HUNDREDS, validation_interval=70, validation_epochs=None), 300 // 70),
-        (replace(HUNDREDS, validates=False), 0),
-        (replace(HUNDREDS, validation_interval=None), 240 / 59),  # one in 60 batches, of which 59 were measured
-    ],
-    ids=["four in each epoch", "every second epoch", "every 70 batches over epochs", "none", "at intervals of time"],
-)
-def test_only_validations_that_are_still_due_count(limits, validations):
-    pace, _ = simulated_pace(validation_seconds=1000.0)
-    assert pace.seconds_left(AFTER_60, limits) == pytest.approx(limits.epochs * 100 - 60 + validations * 1000)
+def test_validations_at_intervals_of_time_continue_at_the_measured_rate():
+    limits = Limits(epochs=3, epoch_batches=100, validates=True, validation_interval=None)
+    pace, _ = simulated_pace(validation_seconds=30.0)  # one validation in 60 batches, of which 59 were measured
+    assert pace.seconds_left(AFTER_60, limits) == pytest.approx(240 + 240 * 30 / 59)
 
 
 def test_time_left_decreases_during_a_validation():
