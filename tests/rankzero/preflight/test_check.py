@@ -8,15 +8,12 @@ from rankzero.preflight.check import CHECK_NAMES, FAIL, WARN, Check, describe_ra
 HOSTS = ("n1", "n1", "n2", "n2")
 
 
-def test_differences_name_the_ranks_and_hosts_of_each_value_most_frequent_first():
+def test_differences_and_errors_name_the_ranks_and_hosts_of_each_value_most_frequent_first():
     assert differences([1, 1, 1, 1], HOSTS) == []
     assert differences(["2.15", "2.15", "2.15", "2.14"], HOSTS) == ["2.15 on ranks 0-2 (n1, n2)", "2.14 on rank 3 (n2)"]
     texts = differences(range(20), ["n1"] * 20)
     assert len(texts) == 9 and texts[-1] == "and 12 other values"
     assert describe_ranks(range(6), [f"n{rank}" for rank in range(6)]) == "ranks 0-5 (n0, n1, n2 and 3 more hosts)"
-
-
-def test_equal_errors_are_one_line():
     errors = {0: "OSError: full\ntraceback", 1: "OSError: full", 3: "ValueError: x"}
     assert error_lines(errors, HOSTS) == ["ranks 0-1 (n1): OSError: full", "rank 3 (n2): ValueError: x"]
     assert error_lines({rank: str(rank) for rank in range(20)}, ["n1"] * 20)[8:] == ["and 12 other errors"]
