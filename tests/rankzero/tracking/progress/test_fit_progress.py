@@ -121,7 +121,7 @@ def test_limits_of_the_trainer_are_read_and_the_time_limit_of_the_job_includes_t
     assert limits_with(AddLimit()).seconds == 900 - 10 - 5
 
 
-def test_training_speed_includes_all_ranks_and_no_validation(monkeypatch):
+def test_training_speed_counts_all_batches_and_no_validation(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("rankzero.tracking.measurements.throughput.time.perf_counter", lambda: now[0])
 
@@ -132,9 +132,10 @@ def test_training_speed_includes_all_ranks_and_no_validation(monkeypatch):
         def on_validation_batch_start(self, *arguments):
             now[0] += 50
 
-    settings = {"max_epochs": 2, "limit_train_batches": 4, "num_sanity_val_steps": 2}
-    simulation = simulate(Throughput(SamplingPlan()), Seconds(), **settings)
-    assert simulation.progress.samples_per_second == pytest.approx(0.5)  # the loader has a batch size of one
+    throughput = Throughput(SamplingPlan())
+    progress = simulate(throughput, Seconds(), max_epochs=2, limit_train_batches=4, num_sanity_val_steps=2).progress
+    assert (throughput.samples, throughput.seconds) == (8, 16)  # the loader has a batch size of one
+    assert progress.samples_per_second == throughput.samples_per_second == pytest.approx(0.5)
 
 
 def test_pauses_for_drawing_do_not_change_the_time_left():
@@ -146,8 +147,7 @@ def test_pauses_for_drawing_do_not_change_the_time_left():
                 simulation.now += pause
                 throughput.paused_seconds += pause
 
-        settings = {"max_epochs": 2, "limit_train_batches": 4}
-        simulate(throughput, Drawing(), simulation=simulation, **settings)
+        simulate(throughput, Drawing(), simulation=simulation, max_epochs=2, limit_train_batches=4)
         return [seconds for _, seconds in simulation.estimates]
 
     assert estimates(pause=100.0) == estimates(pause=0.0) != []
