@@ -129,18 +129,10 @@ def test_a_module_without_the_names_gets_nothing_and_exchanges_only_once(script_
 
 
 def test_only_due_validations_are_drawn(script_folder, monkeypatch):
-    drawn, seconds = [], count(1.0)
-
-    class Schedule(DrawingSchedule):
-        """Schedule in which each validation begins a second after the previous one and is drawn in 0.05 seconds."""
-
-        def __init__(self):
-            super().__init__(lambda: next(seconds))
-
-        def record(self, _):
-            super().record(0.05)
-
-    monkeypatch.setattr(callback, "DrawingSchedule", Schedule)
+    drawn, seconds, record = [], count(1.0), DrawingSchedule.record
+    # Each validation begins a second after the previous one, and is drawn in 0.05 seconds.
+    monkeypatch.setattr(callback, "DrawingSchedule", lambda: DrawingSchedule(lambda: next(seconds)))
+    monkeypatch.setattr(DrawingSchedule, "record", lambda schedule, _: record(schedule, 0.05))
     monkeypatch.setattr(drawing, "draw_validation", lambda publisher, *_: drawn.append(publisher.step))
     fit(epochs=10)
     assert drawn == [2, 17, 29]  # five seconds after the previous drawing, and at the end

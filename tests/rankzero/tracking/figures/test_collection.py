@@ -22,19 +22,10 @@ OUTPUTS = {
 }
 
 
-def strategy_of(coordinator):
-    plan = SamplingPlan()
-    if coordinator is None:
-        return OneProcess(plan, device="cpu")
-    strategy = DataParallel(plan, coordinator, process_group_backend="gloo")
-    strategy.parallel_devices = [torch.device("cpu")]
-    return strategy
-
-
-def exchange(coordinator, collection):
+def exchange(strategy, collection):
     """Returns plain values of the combined outputs, or the message of an error."""
     try:
-        found = collection.exchange(strategy_of(coordinator))
+        found = collection.exchange(strategy)
     except CollectionError as error:
         return str(error)
     if found is None:
@@ -64,10 +55,12 @@ def add_outputs(collection, kinds):
 def collect(coordinator, add, cases):
     """Exchanges a collection for each case, to which `add` adds this rank's part of the case."""
     rank, results = coordinator.launch.rank, []
+    strategy = DataParallel(SamplingPlan(), coordinator, process_group_backend="gloo")
+    strategy.parallel_devices = [torch.device("cpu")]
     for case in cases:
         collection = Collection(2, rank)
         add(collection, case[rank])
-        results.append(exchange(coordinator, collection))
+        results.append(exchange(strategy, collection))
     return results
 
 
@@ -110,4 +103,4 @@ def test_outputs_that_cannot_be_combined_are_reported_on_all_ranks_and_others_ar
 def test_a_single_process_without_a_group_collects_everything():
     collection = Collection(1, 0)
     add_samples(collection, (0, COUNT))
-    assert exchange(None, collection) == expected_classification()
+    assert exchange(OneProcess(SamplingPlan(), device="cpu"), collection) == expected_classification()
