@@ -7,7 +7,7 @@ import re
 import struct
 import termios
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 import torch
@@ -42,13 +42,11 @@ def terminal(monkeypatch):
     """Returns a function that calls another one with a pseudo-terminal of a width, and returns the printed text."""
 
     def read(end):
-        chunks = []
-        try:
+        text = b""
+        with suppress(OSError):  # Linux reports the end of a terminal as an error
             while chunk := os.read(end, 65536):
-                chunks.append(chunk)
-        except OSError:  # Linux reports the end of a terminal as an error
-            pass
-        return b"".join(chunks).decode()
+                text += chunk
+        return text.decode()
 
     def call(columns, function):
         with ExitStack() as stack, monkeypatch.context() as patch:

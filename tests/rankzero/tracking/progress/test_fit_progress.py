@@ -99,18 +99,17 @@ def test_time_left_of_a_run_resumed_in_mid_epoch_is_exact(tmp_path, step):
 
 
 def test_limits_of_the_trainer_are_read_and_the_time_limit_of_the_job_includes_the_last_save():
-    class Limited(Simulation):
-        def on_train_start(self, trainer, pl_module):
-            super().on_train_start(trainer, pl_module)
-            self.limits = self.progress._limits
-            trainer.fit_loop.extra_subscribers.clear()
+    def limits_with(*callbacks, wall_time=None):
+        class Limited(Simulation):
+            def on_fit_start(self, trainer, pl_module):
+                limits = [TimeLimit(SimpleNamespace(), wall_time, None)] if wall_time else []
+                trainer.fit_loop.extra_subscribers.extend(limits)
 
-    class AddLimit(Callback):
-        def on_fit_start(self, trainer, pl_module):
-            wall_time = WallTime(1000.0, margin_seconds=10.0, clock=lambda: 100.0)
-            trainer.fit_loop.extra_subscribers.append(TimeLimit(SimpleNamespace(), wall_time, None))
+            def on_train_start(self, trainer, pl_module):
+                super().on_train_start(trainer, pl_module)
+                self.limits = self.progress._limits
+                trainer.fit_loop.extra_subscribers.clear()
 
-    def limits_with(*callbacks):
         settings = {"max_epochs": 3, "limit_train_batches": 8, "limit_val_batches": 3}
         return simulate(*callbacks, simulation=Limited(), **settings).limits
 
@@ -118,7 +117,8 @@ def test_limits_of_the_trainer_are_read_and_the_time_limit_of_the_job_includes_t
     assert (limits.epochs, limits.steps, limits.epoch_batches, limits.validation_batches) == (3, inf, 8, 3)
     assert limits.validates and not isfinite(limits.seconds)
     assert 7100 < limits_with(Timer(duration={"hours": 2})).seconds <= 7200
-    assert limits_with(AddLimit()).seconds == 900 - 10 - 5
+    wall_time = WallTime(1000.0, margin_seconds=10.0, clock=lambda: 100.0)
+    assert limits_with(wall_time=wall_time).seconds == 900 - 10 - 5
 
 
 def test_training_speed_counts_all_batches_and_no_validation(monkeypatch):
