@@ -14,8 +14,16 @@ from running import REPOSITORY
 ROOT = REPOSITORY / "project" / "rankzero"
 
 LAYERS = (
-    *("commands", "trainer", "cli", "preflight", "tracking"),
-    *("training", "runs", "sampling", "distributed", "messages"),
+    "commands",
+    "trainer",
+    "cli",
+    "preflight",
+    "tracking",
+    "training",
+    "runs",
+    "sampling",
+    "distributed",
+    "messages",
 )
 """From top to bottom; a module never imports from a layer above its own."""
 
@@ -57,13 +65,12 @@ def module_of(file: Path) -> str:
 
 
 def upward_imports(files: list[Path]) -> list[str]:
+    pairs = [(module_of(file), name) for file in files for name in imports(file) if name.startswith("rankzero.")]
+    layers = [(layer(module), layer(name)) for module, name in pairs]
     return [
-        f"{module_of(file)} imports {name}"
-        for file in files
-        for name in imports(file)
-        if name.startswith("rankzero.")
-        and None not in (own_layer := layer(module_of(file)), imported_layer := layer(name))
-        if imported_layer < own_layer
+        f"{module} imports {name}"
+        for (module, name), (own, imported) in zip(pairs, layers, strict=True)
+        if None not in (own, imported) and imported < own
     ]
 
 

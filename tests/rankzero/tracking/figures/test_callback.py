@@ -19,8 +19,7 @@ from rankzero.training.strategies import OneProcess
 from running import script_process, small_figures
 from stock import QUIET, Curves, log_calls
 
-CLASSIFICATION = {"most_wrong", "confusion_matrix", "accuracy_by_class", "precision_recall"}
-ALL = CLASSIFICATION | {"training_inputs"}
+ALL = {"most_wrong", "confusion_matrix", "accuracy_by_class", "precision_recall", "training_inputs"}
 
 
 class Data(LightningDataModule):
@@ -66,8 +65,7 @@ def fit(module=None, epochs=2, **settings):
 
 
 def events_in(folder):
-    sizes = {"images": 0, "tensors": 0}
-    return EventAccumulator(str(folder / "runs/x/tensorboard"), size_guidance=sizes).Reload()
+    return EventAccumulator(str(folder / "runs/x/tensorboard"), size_guidance={"images": 0, "tensors": 0}).Reload()
 
 
 def files_in(folder):

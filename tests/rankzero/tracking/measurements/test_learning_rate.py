@@ -17,17 +17,11 @@ def optimizer_with(*rates):
     return torch.optim.SGD([{"params": [torch.zeros(1, requires_grad=True)], "lr": rate} for rate in rates])
 
 
-@pytest.mark.parametrize(
-    ("optimizers", "expected"),
-    [
-        ([], {}),
-        ([optimizer_with(0.5)], {"train/lr": 0.5}),
-        ([optimizer_with(0.5, torch.tensor(0.25))], {"train/lr": 0.5, "train/lr-1": 0.25}),
-        ([optimizer_with(0.5), optimizer_with(0.25)], {"train/lr": 0.5, "train/lr-1": 0.25}),
-    ],
-)
-def test_each_parameter_group_has_its_own_series(optimizers, expected):
-    assert learning_rates(optimizers) == expected
+def test_each_parameter_group_has_its_own_series():
+    one, two = {"train/lr": 0.5}, {"train/lr": 0.5, "train/lr-1": 0.25}
+    assert learning_rates([]) == {} and learning_rates([optimizer_with(0.5)]) == one
+    assert learning_rates([optimizer_with(0.5, torch.tensor(0.25))]) == two
+    assert learning_rates([optimizer_with(0.5), optimizer_with(0.25)]) == two
 
 
 def fit(module, **settings):

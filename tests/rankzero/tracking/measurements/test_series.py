@@ -23,13 +23,9 @@ def test_values_of_the_ranks_that_have_one_are_summed_averaged_or_the_largest_is
 
 def test_each_rank_or_each_of_the_slowest_has_a_series_and_slow_ranks_are_marked():
     values = series.values_of_ranks([row(wait=1.0, gradient=10.0), row(wait=2.0, gradient=30.0)], slow_ranks=[1])
-    assert values == {
-        "world/data_wait_ms/rank_000": 1.0,
-        "world/data_wait_ms/rank_001": 2.0,
-        f"{FIRST_GRADIENT}/rank_000": 10.0,
-        f"{FIRST_GRADIENT}/rank_001": 30.0,
-        f"{FIRST_GRADIENT}/slow_rank_001": 30.0,
-    }
+    waits = {"world/data_wait_ms/rank_000": 1.0, "world/data_wait_ms/rank_001": 2.0}
+    gradients = {"rank_000": 10.0, "rank_001": 30.0, "slow_rank_001": 30.0}
+    assert values == waits | {f"{FIRST_GRADIENT}/{name}": value for name, value in gradients.items()}
     values = series.values_of_ranks([row(wait=float(rank)) for rank in range(100)], slow_ranks=[])
     assert list(values) == [f"world/data_wait_ms/rank_{rank:03d}" for rank in range(100 - series.MAX_RANKS, 100)]
 
