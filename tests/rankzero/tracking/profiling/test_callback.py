@@ -245,17 +245,16 @@ def stop_and_fail(self, stop=profile.stop_trace):
     fail()
 
 
+def write_half(self, path):
+    Path(path).write_text('{"traceEvents": [')
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "function", "found"),
     [
         *((profile, name, fail, "it failed") for name in ("prepare_trace", "start_trace", "key_averages")),
         (profile, "stop_trace", stop_and_fail, "it failed"),
-        (
-            profile,
-            "export_chrome_trace",
-            lambda _, path: Path(path).write_text("{"),
-            "torch could not write its trace to ",
-        ),
+        (profile, "export_chrome_trace", write_half, "torch could not write its trace to "),
         (recording, "kineto_available", lambda: False, "this build of torch has no Kineto"),
     ],
 )
