@@ -14,16 +14,8 @@ from running import REPOSITORY
 ROOT = REPOSITORY / "project" / "rankzero"
 
 LAYERS = (
-    "commands",
-    "trainer",
-    "cli",
-    "preflight",
-    "tracking",
-    "training",
-    "runs",
-    "sampling",
-    "distributed",
-    "messages",
+    *("commands", "trainer", "cli", "preflight", "tracking"),
+    *("training", "runs", "sampling", "distributed", "messages"),
 )
 """From top to bottom; a module never imports from a layer above its own."""
 

@@ -30,17 +30,17 @@ def test_a_check_is_one_line_with_details_and_an_object_in_json():
 def gather_with_failures(coordinator, ended):
     """Gathers while rank 1 exits, is interrupted, and does not respond; returns the results of this rank."""
     rank, results = coordinator.launch.rank, []
-    for error in (SystemExit(0), KeyboardInterrupt()):
 
-        def work(error=error):
-            if rank == 1:
-                raise error
-            return "value"
+    def work(error):
+        if rank == 1:
+            raise error
+        return "value"
 
-        try:
-            results.append(gather(coordinator, work))
-        except KeyboardInterrupt:
-            results.append("interrupted")
+    results.append(gather(coordinator, lambda: work(SystemExit(0))))
+    try:
+        results.append(gather(coordinator, lambda: work(KeyboardInterrupt())))
+    except KeyboardInterrupt:
+        results.append("interrupted")
     if rank == 1:
         while not ended.exists():
             time.sleep(0.01)

@@ -44,7 +44,7 @@ def loader(count):
 
 
 def train(coordinator, folder, samples, failure=None):
-    """Trains for three epochs; returns the numbers of drawn samples, if figures are enabled, epochs and warnings."""
+    """Trains for three epochs; returns drawn samples, whether figures are enabled, epochs, and number of warnings."""
     launch, drawn = coordinator.launch, []
 
     def draw(publisher, validation, names):
