@@ -36,9 +36,7 @@ def test_the_file_lists_every_check_after_the_first_one(tmp_path):
         ((WARN, FAIL), Exit.FAILED, "verdict: not fit to train: rendezvous; warnings: launcher"),
     ],
 )
-def test_the_verdict_names_failed_checks_and_warnings_and_lists_each_advice_once(
-    tmp_path, capsys, statuses, code, text
-):
+def test_the_verdict_names_failures_and_warnings_and_each_advice_once(tmp_path, capsys, statuses, code, text):
     named = zip(CHECK_NAMES, statuses, strict=False)
     checks = [(name, status, "summary", (), () if status == OK else ["do this"]) for name, status in named]
     assert report_of(*checks, file=tmp_path / "preflight.json").verdict() == code

@@ -164,9 +164,7 @@ def test_details_are_logged_at_limited_intervals(script_folder, monkeypatch, ste
     assert logged["weights/gradient_norm"].keys() == logged["train/loss"].keys()
 
 
-def test_details_are_other_axes_parts_of_a_step_speed_operations_and_checkpoints(
-    detailed, script_folder, whole, monkeypatch
-):
+def test_details_of_an_interval_are_correct_and_consistent(detailed, script_folder, whole, monkeypatch):
     monkeypatch.setattr(interval_measurements, "peak_flops_per_second", lambda trainer: 2e12)
     logged = fit(Net(), save_every="5steps")
     samples, epochs = {4: 20, 9: 40, 14: 57, 19: 77, 24: 94, 29: 114, 34: 134}, (5, 10, 15, 20, 25, 30, 35)

@@ -76,9 +76,7 @@ class TwoOptimizers(BoringModel):
         return [torch.optim.SGD(self.parameters(), lr=rate) for rate in (0.2, 0.1)]
 
 
-def test_all_series_of_two_optimizers_have_the_same_steps_and_the_time_of_a_step_is_that_of_both(
-    script_folder, monkeypatch
-):
+def test_series_of_two_optimizers_have_the_same_steps_and_one_time_of_both(script_folder, monkeypatch):
     monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
     for settings in ({"max_steps": 6}, {}):  # three batches, then all
         model = TwoOptimizers()

@@ -35,6 +35,7 @@ def every_batch_is_drawn(tick_after_every_batch, monkeypatch):
     for name in ("REDRAW_SECONDS", "EVENT_SECONDS"):
         monkeypatch.setattr(bar_module, name, 0)
     monkeypatch.setattr(time_left, "MIN_SECONDS", 0)
+    monkeypatch.setattr(BarProgress, "refresh", lambda self, hard=False: self.progress and self.progress.refresh())
 
 
 @pytest.fixture
@@ -74,9 +75,7 @@ def rows_of(text):
 
 @pytest.mark.parametrize("columns", [40, 47, 80, 133, 200])  # `test_one_line.py` tests a line at all widths
 @pytest.mark.parametrize("metrics", [0, 20])
-def test_the_bar_takes_one_line_in_narrow_and_wide_terminals(
-    columns, metrics, terminal, every_batch_is_drawn, monkeypatch
-):
+def test_the_bar_takes_one_line_in_narrow_and_wide_terminals(columns, metrics, terminal, every_batch_is_drawn):
     class Model(BoringModel):
         def training_step(self, batch, batch_idx):
             for number in range(metrics):
@@ -87,7 +86,6 @@ def test_the_bar_takes_one_line_in_narrow_and_wide_terminals(
         settings = {"max_epochs": 3, "limit_train_batches": 4, "limit_val_batches": 3, "enable_progress_bar": True}
         train_in_process(BarProgress(), Throughput(SamplingPlan()), model=Model(), loops=True, **settings)
 
-    monkeypatch.setattr(BarProgress, "refresh", lambda self, hard=False: self.progress and self.progress.refresh())
     text = terminal(columns, train)
     assert "\x1b[1A" not in text, "the bar takes more than one line"
     bars = [row for row in rows_of(text) if row.startswith(("epoch ", "validation "))]
@@ -130,9 +128,7 @@ def test_the_line_has_epoch_step_speed_time_left_and_the_metrics_as_in_lightning
     assert own_metrics == metrics and len(metrics) == 4
 
 
-def test_metrics_that_are_no_numbers_and_names_that_the_terminal_cannot_encode_end_no_training(
-    every_batch_is_drawn, monkeypatch
-):
+def test_odd_metrics_and_names_that_the_terminal_cannot_encode_end_no_training(every_batch_is_drawn, monkeypatch):
     class Model(BoringModel):
         def training_step(self, batch, batch_idx):
             self.log("größe\x1b[31m", 0.25, prog_bar=True)

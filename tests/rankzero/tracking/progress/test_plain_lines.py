@@ -59,20 +59,19 @@ def heads(lines):
 
 
 @pytest.mark.parametrize(
-    ("options", "ends"),
+    ("options", "stops_after", "ends"),
     [
-        ({"max_epochs": 5}, ["epoch 1/5 done  step 2", "epoch 5/5 done  step 10"]),
-        ({"max_steps": 7, "max_epochs": -1}, ["epoch 1 done  step 2", "epoch 4 done  step 7"]),
-        ({"max_epochs": 50, "stops": 4}, ["epoch 1/50 done  step 2", "epoch 4/50 done  step 8"]),
+        ({"max_epochs": 5}, None, ["epoch 1/5 done  step 2", "epoch 5/5 done  step 10"]),
+        ({"max_steps": 7, "max_epochs": -1}, None, ["epoch 1 done  step 2", "epoch 4 done  step 7"]),
+        ({"max_epochs": 50}, 4, ["epoch 1/50 done  step 2", "epoch 4/50 done  step 8"]),
     ],
 )
-def test_within_the_interval_the_first_and_the_last_epoch_print_a_line_whatever_ends_the_run(lines_of, options, ends):
+def test_the_first_and_the_last_epoch_print_a_line_whatever_ends_the_run(lines_of, options, stops_after, ends):
     class Stop(LoggingModel):
         def on_train_epoch_end(self):
-            self.trainer.should_stop = self.trainer.current_epoch + 1 == options.get("stops")
+            self.trainer.should_stop = self.trainer.current_epoch + 1 == stops_after
 
-    settings = {name: value for name, value in options.items() if name != "stops"}
-    lines = lines_of(PlainProgress(interval_seconds=3600), model=Stop(), **settings)
+    lines = lines_of(PlainProgress(interval_seconds=3600), model=Stop(), **options)
     assert ["  ".join(line.split("  ")[:2]) for line in lines] == ends and "train/loss 0.25" in lines[-1]
 
 
