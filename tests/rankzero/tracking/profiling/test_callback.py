@@ -2,7 +2,7 @@ import gzip
 import io
 import json
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -189,26 +189,21 @@ def test_a_run_that_ends_before_the_profile_begins_reports_it(profile, script_fo
     assert not (script_folder / "runs/x/profile").exists()
 
 
-def test_a_step_contains_its_micro_batches(script_folder):
-    train(16, profile="2steps", accumulate_grad_batches=2)
+@pytest.mark.parametrize(
+    ("model", "settings", "micro_batches"),
+    [(Net, {"accumulate_grad_batches": 2}, 2), (partial(Net, manual=True), {}, 1), (Net, {"profiler": "simple"}, 1)],
+    ids=["micro-batches", "manual optimization", "Lightning's loop"],
+)
+def test_each_step_contains_its_parts(model, settings, micro_batches, script_folder):
+    train(16, model=model(), profile="2steps", **settings)
     events = trace_of(script_folder)
     steps = slices(events, "step ", on_track=True)
     assert numbers_of_steps(events) == [6, 7] and len(slices(events, "ProfilerStep")) == 2
     for step in steps:
-        assert [contains(step, part) for part in slices(events, "forward", on_track=True)].count(True) == 2
-        assert [contains(step, part) for part in slices(events, "optimizer", on_track=True)].count(True) == 1
-
-
-@pytest.mark.parametrize(("is_manual", "profiler"), [(True, None), (False, "simple")])
-def test_lightnings_own_loop_is_profiled(is_manual, profiler, script_folder):
-    train(model=Net(is_manual), profile="3steps", profiler=profiler)
-    events = trace_of(script_folder)
-    steps = slices(events, "step ", on_track=True)
-    assert numbers_of_steps(events) == [6, 7, 8]
-    for name in ("data wait", "forward", "backward", "optimizer"):
-        assert all(map(contains, steps, slices(events, name, on_track=True)))
-    ends = [step["ts"] + step["dur"] for step in steps]
-    assert all(end <= following["ts"] + ROUNDING for end, (_, following) in zip(ends, pairwise(steps), strict=False))
+        for name in ("data wait", "forward", "backward", "optimizer"):
+            inside = [part for part in slices(events, name, on_track=True) if contains(step, part)]
+            assert len(inside) == (1 if name == "optimizer" else micro_batches), name
+    assert steps[0]["ts"] + steps[0]["dur"] <= steps[1]["ts"] + ROUNDING
 
 
 def test_a_stop_in_a_profiled_step_writes_the_steps_before_it(script_folder):
