@@ -74,7 +74,7 @@ def simulate(*callbacks, simulation=None, **options):
         *({"max_steps": 23, "max_epochs": -1}, {"max_steps": 23}, {"max_steps": 1000}),
         *({"max_steps": 11, "max_epochs": -1, "accumulate_grad_batches": 2}, {"val_check_interval": 4}),
         *({"val_check_interval": 5}, {"val_check_interval": 7, "check_val_every_n_epoch": None}),
-        {"check_val_every_n_epoch": 2, "max_epochs": 5},
+        *({"check_val_every_n_epoch": 2}, {"check_val_every_n_epoch": 2, "max_epochs": 5}),
     ],
     ids=str,
 )
