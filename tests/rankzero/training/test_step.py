@@ -7,16 +7,7 @@ from lightning.pytorch.loops.optimization.automatic import Closure
 from torch import nn
 
 from rankzero.training.step import OptimizerStep
-from stock import (
-    BATCHES,
-    Net,
-    assert_equals_stock,
-    assert_same_training,
-    observe,
-    observe_error,
-    train,
-    with_methods,
-)
+from stock import BATCHES, Net, assert_equals_stock, assert_same_training, observe, observe_error, train, with_methods
 
 
 def return_dict(self, batch, batch_idx):

@@ -91,10 +91,7 @@ CASES = {
         [3, 9, 15],
     ),
     "before a slow validation": ({**SLOW_VALIDATION, "val_check_interval": 2}, [3, 5, 7]),
-    "before the validation of each epoch": (
-        {**SLOW_VALIDATION, "max_epochs": 4, "limit_train_batches": 3},
-        [5, 8, 11],
-    ),
+    "before the validation of each epoch": ({**SLOW_VALIDATION, "max_epochs": 4, "limit_train_batches": 3}, [5, 8, 11]),
 }
 
 

@@ -50,9 +50,7 @@ def test_accumulated_micro_batches_are_counted():
     "ignore:.*does not guarantee that each sample", "ignore:.*num_workers", "ignore:.*Total length"
 )
 @pytest.mark.parametrize(
-    "loaders",
-    [(ShuffledNet.loader(), ShuffledNet.loader(count=16)), (ShuffledNet.stream(),)],
-    ids=["two", "a stream"],
+    "loaders", [(ShuffledNet.loader(), ShuffledNet.loader(count=16)), (ShuffledNet.stream(),)], ids=["two", "a stream"]
 )
 def test_ledger_is_empty_for_several_loaders_or_an_unmanaged_order(loaders):
     ledger = train(ShuffledNet(*loaders), max_epochs=1)
@@ -150,11 +148,7 @@ def resume(folder, position, **changes):
 
 @pytest.mark.parametrize(
     ("position", "changes", "epochs"),
-    [
-        (Position(1, 2, 16), {}, (1, 2, 3)),
-        (Position(1), {}, (1, 2, 3)),
-        (Position(1, 2, 16), {"ledger": None}, (2, 3)),
-    ],
+    [(Position(1, 2, 16), {}, (1, 2, 3)), (Position(1), {}, (1, 2, 3)), (Position(1, 2, 16), {"ledger": None}, (2, 3))],
     ids=["in an epoch", "at the start of the epoch", "without a ledger"],
 )
 def test_resumed_epoch_is_stated_as_one_epoch(tmp_path, position, changes, epochs):

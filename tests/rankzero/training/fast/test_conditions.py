@@ -10,15 +10,7 @@ from lightning.pytorch.profilers import AdvancedProfiler
 from rankzero.training.fast import replaced
 from rankzero.training.fast.conditions import TRANSFER_HOOKS, fallback_reason, has_stock_optimizer_step, needs_transfer
 from rankzero.training.fast.epoch import dependencies_of
-from stock import (
-    Net,
-    differences,
-    log_calls,
-    observe,
-    of_stock,
-    train,
-    with_methods,
-)
+from stock import Net, differences, log_calls, observe, of_stock, train, with_methods
 
 INSTANCES = [
     *(f"trainer.strategy.{name}" for name in ("backward", "training_step", "optimizer_step", "batch_to_device")),
@@ -114,20 +106,11 @@ def changing(of_loop, others):
     ("change", "reason"),
     [
         (setting("trainer.lightning_module.automatic_optimization", False), "Net uses manual optimization"),
-        (
-            setting("trainer.fit_loop._skip_backward", True),
-            "updates batch norm without backward passes",
-        ),
-        (
-            setting("trainer.profiler", AdvancedProfiler()),
-            "AdvancedProfiler measures the parts of Lightning's loop",
-        ),
+        (setting("trainer.fit_loop._skip_backward", True), "updates batch norm without backward passes"),
+        (setting("trainer.profiler", AdvancedProfiler()), "AdvancedProfiler measures the parts of Lightning's loop"),
         (setting("trainer.profiler.start", print), "PassThroughProfiler measures the parts of Lightning's loop"),
         (set_strategy, "the strategy is SingleDeviceStrategy"),
-        (
-            setting(f"{LOOP}.advance", print),
-            "_TrainingEpochLoop.advance was replaced by another function",
-        ),
+        (setting(f"{LOOP}.advance", print), "_TrainingEpochLoop.advance was replaced by another function"),
         (replace_four_methods, "_LoggerConnector.update_train_step_metrics was replaced by another function"),
         (changing(["a.b"], []), ": a.b changed since Rankzero was tested"),
         (
