@@ -2,6 +2,7 @@
 
 import functools
 import pickle
+import sys
 
 import pytest
 import torch
@@ -140,45 +141,30 @@ class Unsized(IterableDataset):
 def train(uses_rankzero, module, callbacks=(), loaders=None, val_loaders=None, **settings):
     """Trains with Rankzero's loop or with Lightning's, and returns all results and the trainer."""
     torch.manual_seed(5)
-    curves, loaders = Curves(), loaders or Loaders()
+    curves, loaders, callbacks = Curves(), loaders or Loaders(), list(callbacks)
     plan = SamplingPlan(micro_batches=settings.get("accumulate_grad_batches", 1))
-    settings = {**QUIET, "max_epochs": 2, "log_every_n_steps": 2, **settings}
+    settings = {**QUIET, "max_epochs": 2, "log_every_n_steps": 2, "num_sanity_val_steps": 0, **settings}
+    settings["enable_checkpointing"] = any(isinstance(callback, ModelCheckpoint) for callback in callbacks)
     if uses_rankzero:
         settings["strategy"] = OneProcess(plan, device="cpu")
     with restore_process_state():
-        trainer = Trainer(
-            logger=curves,
-            enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in callbacks),
-            callbacks=list(callbacks),
-            num_sanity_val_steps=0,
-            **settings,
-        )
+        trainer = Trainer(logger=curves, callbacks=callbacks, **settings)
         if uses_rankzero:
             trainer.callbacks.insert(0, install(trainer, plan))
         trainer.fit(module, train_dataloaders=loaders(), val_dataloaders=(val_loaders or Loaders(2 * SIZE))())
     metrics = {**trainer.callback_metrics, **trainer.logged_metrics}
     counts = trainer.fit_loop.state_dict()
     counts.pop("epoch_loop.state_dict", None)
-    state = [
-        instance.state_dict()
-        for instance in (*trainer.optimizers, *(config.scheduler for config in trainer.lr_scheduler_configs))
-    ]
+    schedules = (config.scheduler for config in trainer.lr_scheduler_configs)
+    state = [instance.state_dict() for instance in (*trainer.optimizers, *schedules)]
     weights = {name: value.clone() for name, value in module.state_dict().items()}
     return {"weights": weights, "curves": curves.lines, "metrics": metrics, "state": state, "counts": counts}, trainer
 
 
 def observe(uses_rankzero, make_module=Net, make_callbacks=list, has_every_hook=False, **settings):
-    """Trains a new module, and returns all results and everything that the module and its callbacks have observed.
+    """Trains a new module; returns the results, the hook calls, and the lists `seen` of the module and the callbacks.
 
-    Args:
-        uses_rankzero: Whether Rankzero's loop or Lightning's trains.
-        make_module: Returns a module.
-        make_callbacks: Returns a list of callbacks.
-        has_every_hook: Whether to add a callback with every hook, and the batch hooks that the module lacks.
-        settings: Settings of `train`.
-
-    Returns:
-        The results of `train`, the hook calls, and the lists `seen` of the module and the callbacks.
+    With `has_every_hook`, a callback has every hook, and the module gets the batch hooks that it lacks.
     """
     calls, module, callbacks = [], make_module(), make_callbacks()
     if has_every_hook:
@@ -207,11 +193,7 @@ def _of_stock(observe, *arguments, **settings):
 def of_stock(observe, *arguments, **settings):
     """Returns what a function observes with stock Lightning; it runs once per process for the same arguments.
 
-    Args:
-        observe: Called with False (it does not use Rankzero), the arguments and the settings. It returns tensors and
-            plain values. They are kept in serialized form, so that no test can change what another test compares with.
-        arguments: Arguments that identify the training: a class or function that creates the module, and so on.
-        settings: Further arguments.
+    The results are kept in serialized form, so that no test can change what another test compares with.
     """
     return pickle.loads(_of_stock(observe, *arguments, **settings))
 
@@ -270,6 +252,22 @@ class AtBatch(Callback):
         if trainer.fit_loop.epoch_loop.batch_idx == 2 and not self.has_changed:
             self.has_changed = True
             self.change(self, trainer, module)
+
+
+def calls_of(functions, argument, work):
+    """Returns an argument of each call of some functions while `work` runs, without replacing the functions."""
+    calls, codes = [], {function.__code__ for function in functions}
+
+    def record_call(frame, event, _):
+        if event == "call" and frame.f_code in codes:
+            calls.append(frame.f_locals.get(argument, ""))
+
+    sys.setprofile(record_call)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
 
 
 def log_calls(function, calls, name):

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.messages import RequestError
+from rankzero.sampling.batch_sampler import Share
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.ddp import DataParallel, strategy_for
 from rankzero.training.fit_loop import install
@@ -50,22 +51,14 @@ def test_world_size_selects_one_process_or_data_parallel_strategy(requested, unu
 
 
 def test_settings_of_a_ddp_strategy_object_are_kept():
-    def hook(state, bucket):
-        pass
-
-    settings = {"ddp_comm_state": "state", "ddp_comm_hook": hook, "ddp_comm_wrapper": print, "bucket_cap_mb": 7}
-    requested = DDPStrategy(timeout=timedelta(seconds=5), gradient_as_bucket_view=True, **settings)
-    strategy = strategy_for(requested, WorldInfo("cpu", size=2), None, SamplingPlan())
-    assert (strategy._ddp_comm_state, strategy._ddp_comm_hook, strategy._ddp_comm_wrapper) == ("state", hook, print)
+    settings = {"ddp_comm_state": "state", "ddp_comm_hook": repr, "ddp_comm_wrapper": print, "bucket_cap_mb": 7}
+    settings |= {"timeout": timedelta(seconds=5), "precision_plugin": HalfPrecision("bf16-true")}
+    requested = DDPStrategy(gradient_as_bucket_view=True, **settings)
+    single, strategy = (strategy_for(requested, WorldInfo("cpu", size=size), None, SamplingPlan()) for size in (1, 2))
+    assert (strategy._ddp_comm_state, strategy._ddp_comm_hook, strategy._ddp_comm_wrapper) == ("state", repr, print)
     assert strategy._ddp_kwargs == {"gradient_as_bucket_view": True, "bucket_cap_mb": 7}
     assert strategy._timeout == timedelta(seconds=5)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_precision_plugin_of_a_ddp_strategy_object_is_kept(size):
-    precision = HalfPrecision("bf16-true")
-    strategy = strategy_for(DDPStrategy(precision_plugin=precision), WorldInfo("cpu", size=size), None, SamplingPlan())
-    assert strategy.precision_plugin is precision
+    assert single.precision_plugin is strategy.precision_plugin is settings["precision_plugin"]
 
 
 @pytest.mark.parametrize(
@@ -97,12 +90,6 @@ def test_unsupported_strategy_is_refused(requested, size):
     assert refused.value.instead == "--trainer.strategy auto or ddp, or ddp_find_unused_parameters_true"
 
 
-def share(metric_weight=1.0, has_empty_rank=False, samples=1):
-    return SimpleNamespace(
-        metric_weight=metric_weight, has_empty_rank=has_empty_rank, is_empty=has_empty_rank and not samples
-    )
-
-
 def test_mean_is_weighted_only_within_a_training_step():
     strategy, operations = DataParallel(SamplingPlan(), None), torch.distributed.ReduceOp
     value = torch.tensor(4.0)
@@ -117,7 +104,7 @@ def test_mean_is_weighted_only_within_a_training_step():
 
 def test_step_with_an_empty_rank_reduces_nothing_and_refuses_all_gather():
     strategy = DataParallel(SamplingPlan(), None)
-    strategy.share = share(has_empty_rank=True)
+    strategy.share = Share(1, 1, 2.0, 2.0, True)
     value = torch.tensor(4.0)
 
     def step(batch):
@@ -194,15 +181,8 @@ def train_and_predict(coordinator, count, freezes=False):
         strategy = OneProcess(plan, device="cpu")
     else:
         strategy = DataParallel(plan, coordinator, process_group_backend="gloo")
-    trainer = Trainer(
-        strategy=strategy,
-        plugins=[LaunchEnvironment(launch)],
-        max_epochs=2,
-        num_sanity_val_steps=0,
-        devices=1,
-        use_distributed_sampler=False,
-        **SILENT,
-    )
+    settings = {"max_epochs": 2, "num_sanity_val_steps": 0, "devices": 1, "use_distributed_sampler": False, **SILENT}
+    trainer = Trainer(strategy=strategy, plugins=[LaunchEnvironment(launch)], **settings)
     trainer.callbacks.insert(0, install(trainer, plan))
     trainer.predict_loop = PredictionLoop(trainer)
     epoch_averages.install(trainer)
@@ -211,16 +191,13 @@ def train_and_predict(coordinator, count, freezes=False):
         seed(launch.rank)
     trainer.fit(module, samples(count), samples(5))
     metrics = {name: trainer.callback_metrics[name].item() for name in ("loss", "synced", "val")}
-    random_numbers = module.random_numbers
+    observed = {name: getattr(module, name) for name in ("seen", "errors", "random_numbers", "stepped")}
     weights = [parameter.tolist() for parameter in module.parameters()]
     predicted = trainer.predict(module, samples(count))
     return SimpleNamespace(
+        **observed,
         weights=weights,
         metrics=metrics,
-        seen=module.seen,
-        errors=module.errors,
-        random_numbers=random_numbers,
-        stepped=module.stepped,
         steps=trainer.global_step,
         predicted=[row for rows in predicted if rows is not None for row in rows],
         unused_has_no_gradient=module.unused.grad is None,

@@ -1,6 +1,6 @@
 """Rankzero's epoch loop compared with Lightning's: identical weights, metrics, and hooks in the same order."""
 
-import functools
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,6 @@ from stock import (
     assert_same_training,
     differences,
     observe,
-    of_stock,
     train,
     with_methods,
 )
@@ -50,6 +49,10 @@ def double_batch(self, batch, dataloader_idx):
     return [tensor * 2 for tensor in batch]
 
 
+def early_stopping(*arguments, **settings):
+    return {"make_callbacks": lambda: [EarlyStopping(*arguments, **settings)], "max_epochs": 9}
+
+
 def log_in_hook(self, batch, batch_idx):
     self.log("begun", float(batch_idx))
     self.log("loss", 3.0)
@@ -60,18 +63,17 @@ class Stop(Callback):
         trainer.should_stop = batch_idx == 3
 
 
+SCHEDULED = partial(Net, schedule=step_lr(), interval="step")
+OWN_SCHEDULE = with_methods("OwnSchedule", lr_scheduler_step=step_schedule_twice)
 CASES = {
     "nothing special": (Net, {}),
-    "a schedule of steps": (lambda: Net(schedule=step_lr(), interval="step"), {}),
-    "a schedule of every second step": (lambda: Net(schedule=step_lr(), interval="step", frequency=2), {}),
-    "a schedule of steps, accumulating": (
-        lambda: Net(schedule=step_lr(2), interval="step"),
-        {"accumulate_grad_batches": 2},
-    ),
-    "a schedule of epochs": (lambda: Net(schedule=step_lr(1), interval="epoch"), {"max_epochs": 3}),
-    "a plateau of epochs": (lambda: Net(schedule=plateau, monitor="val"), {"max_epochs": 4}),
-    "a plateau of steps": (lambda: Net(schedule=plateau, monitor="loss", interval="step"), {}),
-    "a plateau of another metric": (lambda: Net(schedule=plateau, monitor="both_epoch"), {"max_epochs": 4}),
+    "a schedule of steps": (SCHEDULED, {}),
+    "a schedule of every second step": (partial(SCHEDULED, frequency=2), {}),
+    "a schedule of steps, accumulating": (partial(SCHEDULED, schedule=step_lr(2)), {"accumulate_grad_batches": 2}),
+    "a schedule of epochs": (partial(Net, schedule=step_lr(1), interval="epoch"), {"max_epochs": 3}),
+    "a plateau of epochs": (partial(Net, schedule=plateau, monitor="val"), {"max_epochs": 4}),
+    "a plateau of steps": (partial(Net, schedule=plateau, monitor="loss", interval="step"), {}),
+    "a plateau of another metric": (partial(Net, schedule=plateau, monitor="both_epoch"), {"max_epochs": 4}),
     "max_steps": (Net, {"max_steps": 5, "max_epochs": -1}),
     "max_steps in the second epoch": (Net, {"max_steps": 11, "max_epochs": -1}),
     "max_steps, accumulating": (Net, {"max_steps": 3, "max_epochs": -1, "accumulate_grad_batches": 2}),
@@ -86,30 +88,16 @@ CASES = {
     "a log of every step": (Net, {"log_every_n_steps": 1}),
     "a log of few steps": (Net, {"log_every_n_steps": 5, "max_epochs": 3}),
     "fast_dev_run": (Net, {"fast_dev_run": 3}),
-    "lr_scheduler_step": (
-        lambda: with_methods("OwnSchedule", lr_scheduler_step=step_schedule_twice)(
-            schedule=step_lr(5), interval="step"
-        ),
-        {},
-    ),
+    "lr_scheduler_step": (partial(OWN_SCHEDULE, schedule=step_lr(5), interval="step"), {}),
     "on_after_batch_transfer": (with_methods("Moves", on_after_batch_transfer=double_batch), {}),
     "on_before_batch_transfer": (with_methods("Moves", on_before_batch_transfer=double_batch), {}),
     "a hook that logs": (with_methods("Logs", on_train_batch_start=log_in_hook), {}),
     "should_stop": (Net, {"make_callbacks": lambda: [Stop()], "max_epochs": 4}),
     "should_stop, but not yet": (Net, {"make_callbacks": lambda: [Stop()], "max_epochs": 4, "min_epochs": 2}),
-    "early stopping": (
-        Net,
-        {"make_callbacks": lambda: [EarlyStopping("val", patience=0, min_delta=0.05)], "max_epochs": 9},
-    ),
+    "early stopping": (Net, early_stopping("val", patience=0, min_delta=0.05)),
     "early stopping within an epoch": (
         Net,
-        {
-            "make_callbacks": lambda: [
-                EarlyStopping("loss", patience=1, min_delta=0.5, check_on_train_epoch_end=False)
-            ],
-            "val_check_interval": 2,
-            "max_epochs": 9,
-        },
+        {**early_stopping("loss", 0.5, patience=1, check_on_train_epoch_end=False), "val_check_interval": 2},
     ),
     "a loader without a length": (Net, {"loaders": lambda: DataLoader(Unsized(), batch_size=SIZE)}),
     "a GradientAccumulationScheduler": (Net, {"make_callbacks": lambda: [GradientAccumulationScheduler({0: 1, 1: 4})]}),
@@ -122,13 +110,9 @@ def test_training_is_identical_to_stock_lightning(case):
     assert_same_training(make_module, **settings)
 
 
-def skip_rest_of_epoch(self, batch, batch_idx):
-    return -1 if batch_idx == 3 else None
-
-
 def test_on_train_batch_start_can_skip_the_rest_of_an_epoch():
-    make_module = with_methods("Skips", on_train_batch_start=skip_rest_of_epoch)
-    actual, stock = observe(True, make_module), of_stock(observe, make_module)
+    make_module = with_methods("Skips", on_train_batch_start=lambda self, batch, index: -1 if index == 3 else None)
+    actual, stock = (observe(uses_rankzero, make_module) for uses_rankzero in (True, False))
     assert differences({**actual, "counts": None}, {**stock, "counts": None}) == []
 
 
@@ -180,7 +164,7 @@ def test_changed_lightning_function_disables_the_fast_path_with_a_warning(monkey
 def saved_states(uses_rankzero, folder):
     """Returns the parts of Lightning's checkpoints that both loops determine, by the checkpoint's file name."""
     checkpoints = ModelCheckpoint(folder / str(uses_rankzero), every_n_train_steps=3, save_top_k=-1)
-    train(uses_rankzero, Net(schedule=step_lr(), interval="step"), [checkpoints])
+    train(uses_rankzero, SCHEDULED(), [checkpoints])
     keys = ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "epoch")
     saved = {path.name: torch.load(path, weights_only=False) for path in sorted(Path(checkpoints.dirpath).iterdir())}
     return {name: {key: dict(state)[key] for key in keys} for name, state in saved.items()}
@@ -208,17 +192,12 @@ def test_callback_added_at_the_start_of_an_epoch_is_called_for_each_batch():
 
 
 class SavesAt(Callback):
-    """Saves checkpoints in hooks of batches of the second epoch.
-
-    Args:
-        points: Hooks and batches; each is the name of a checkpoint.
-        folder: Folder of the checkpoints.
-    """
+    """Saves checkpoints at points of the second epoch, which are hooks and batches, and are named after them."""
 
     def __init__(self, points, folder):
         self.points, self.folder = points, folder
         for hook in {hook for hook, _ in points}:
-            setattr(self, hook, functools.partial(self.save, hook))
+            setattr(self, hook, partial(self.save, hook))
 
     def save(self, hook, trainer, *arguments):
         point = hook, trainer.fit_loop.epoch_loop.batch_progress.current.ready
@@ -235,7 +214,7 @@ class SeededModel(BoringModel):
         return DataLoader(self.samples, batch_size=2)
 
 
-def trained_in(folder, *callbacks, ckpt_path=None, model_class=None, **settings):
+def trained_in(folder, *callbacks, ckpt_path=None, model_class=SeededModel, **settings):
     """Trains for three epochs of 17 samples, and returns the weights, the train loss by step, and the ledger."""
     torch.manual_seed(1)
     with script_process(folder.parent):
@@ -243,7 +222,7 @@ def trained_in(folder, *callbacks, ckpt_path=None, model_class=None, **settings)
             max_epochs=3, accelerator="cpu", root=folder.parent, name=folder.name, resume="never", quiet=True,
             callbacks=list(callbacks), log_every_n_steps=2, limit_val_batches=0, **settings,
         )  # fmt: skip
-        model = (model_class or SeededModel)()
+        model = model_class()
         trainer.fit(model, ckpt_path=ckpt_path)
     assert trainer.fit_loop.epoch_loop._batches_that_stepped == trainer.global_step
     curve = read_curves(folder / "tensorboard")["train/loss"]
@@ -300,14 +279,12 @@ def test_a_run_resumes_exactly_from_a_checkpoint_saved_before_a_batch(tmp_path, 
     assert torch.equal(resumed[0], weights) and resumed[2] == ledger and resumed[1].items() <= losses.items()
 
 
-class SkipsRest(Callback):
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        return -1 if trainer.current_epoch == 0 and batch_idx == 5 else None
-
-
 def test_losses_of_a_step_that_is_not_taken_are_discarded(tmp_path):
     """The epoch ends after two steps and one of the two batches of the third step."""
-    settings = {"accumulate_grad_batches": 2}
+
+    class SkipsRest(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            return -1 if trainer.current_epoch == 0 and batch_idx == 5 else None
 
     class Saves(Callback):
         def save(self, hook, trainer, *arguments):
@@ -317,9 +294,10 @@ def test_losses_of_a_step_that_is_not_taken_are_discarded(tmp_path):
 
     saves, hooks = Saves(), ("on_train_epoch_end", "on_train_epoch_start", "on_train_batch_end")
     for hook in hooks:
-        setattr(saves, hook, functools.partial(saves.save, hook))
-    weights, losses, _ = trained_in(tmp_path / "whole", SkipsRest(), saves, **settings)
+        setattr(saves, hook, partial(saves.save, hook))
+    train = partial(trained_in, accumulate_grad_batches=2)
+    weights, losses, _ = train(tmp_path / "whole", SkipsRest(), saves)
     for hook in hooks:
-        resumed = trained_in(tmp_path / hook, SkipsRest(), ckpt_path=tmp_path / f"{hook}.ckpt", **settings)
+        resumed = train(tmp_path / hook, SkipsRest(), ckpt_path=tmp_path / f"{hook}.ckpt")
         assert torch.equal(resumed[0], weights), hook
         assert resumed[1] == pytest.approx({step: losses[step] for step in resumed[1]}, rel=1e-6), hook

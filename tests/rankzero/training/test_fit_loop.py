@@ -1,5 +1,7 @@
 """Hooks at the ends of steps and epochs, and where a run with a user's sampler resumes."""
 
+from functools import partialmethod
+
 import pytest
 from boring_models import WeightedNet
 from lightning.pytorch import Trainer
@@ -14,27 +16,13 @@ class HookRecorder(LoopCallback):
     def __init__(self):
         self.seen = []
 
-    def record(self, hook, trainer):
+    def record(self, name, trainer, *arguments):
         loop = fit_loop_of(trainer)
-        self.seen.append((hook, loop.epochs_done, loop.epoch_loop.batches_done, loop.is_within_epoch))
+        self.seen.append((name, loop.epochs_done, loop.epoch_loop.batches_done, loop.is_within_epoch))
 
-    def on_train_start(self, trainer, pl_module):
-        self.record("start", trainer)
-
-    def on_ready(self, trainer):
-        self.record("ready", trainer)
-
-    def on_validation_end(self, trainer, pl_module):
-        self.record("validated", trainer)
-
-    def on_step_done(self, trainer):
-        self.record("step", trainer)
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        self.record("epoch end", trainer)
-
-    def on_epoch_done(self, trainer):
-        self.record("epoch", trainer)
+    on_train_start, on_ready = partialmethod(record, "start"), partialmethod(record, "ready")
+    on_validation_end, on_step_done = partialmethod(record, "validated"), partialmethod(record, "step")
+    on_train_epoch_end, on_epoch_done = partialmethod(record, "epoch end"), partialmethod(record, "epoch")
 
 
 def recorded_hooks(**settings):
@@ -58,13 +46,10 @@ def test_step_is_done_after_its_validation_and_epoch_after_its_hooks():
     ]
 
 
-def test_on_step_done_is_called_once_per_accumulated_step():
-    steps = [seen for seen in recorded_hooks(max_epochs=1, accumulate_grad_batches=3) if seen[0] == "step"]
-    assert [batches for _, _, batches, _ in steps] == [3, 4]
-
-
-def test_on_epoch_done_is_not_called_for_an_incomplete_epoch():
-    assert [hook for hook, *_ in recorded_hooks(max_steps=6) if hook == "epoch"] == ["epoch"]
+def test_on_step_done_is_called_once_per_accumulated_step_and_on_epoch_done_only_for_complete_epochs():
+    seen = recorded_hooks(max_steps=3, accumulate_grad_batches=3)
+    assert [batches for hook, _, batches, _ in seen if hook == "step"] == [3, 4, 3]
+    assert [hook for hook, *_ in seen if hook == "epoch"] == ["epoch"]
 
 
 def positions_by_stock(*max_steps):

@@ -59,11 +59,7 @@ def test_gradients_of_trained_parameters_are_averaged_over_ranks(on_ranks, world
     for rank, averaged in enumerate(results):
         assert averaged.keys() == SHAPES.keys() - {"on no rank"}
         for name, (values, dtype, is_sparse) in averaged.items():
-            dense = [
-                gradient(name, other_rank).to_dense()
-                for other_rank in range(world_size)
-                if has_gradient(name, other_rank)
-            ]
+            dense = [gradient(name, other).to_dense() for other in range(world_size) if has_gradient(name, other)]
             expected = gradient(name, rank) if name == "frozen" else sum(dense) / world_size
             tolerance = 1e-2 if name == "bfloat16" else 1e-6
             assert torch.allclose(torch.tensor(values).double(), expected.double(), rtol=tolerance, atol=0), name
@@ -76,14 +72,6 @@ def one_rank_group():
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
-
-
-def with_gradients(*sizes, dtypes=()):
-    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
-    parameters += [nn.Parameter(torch.zeros(1, dtype=dtype)) for dtype in dtypes]
-    for number, parameter in enumerate(parameters):
-        parameter.grad = torch.full_like(parameter, number + 1.0)
-    return parameters
 
 
 @pytest.mark.parametrize(
@@ -105,7 +93,10 @@ def test_gradients_of_one_dtype_share_buckets_up_to_a_size_limit(one_rank_group,
         return all_reduce(values, *arguments)
 
     monkeypatch.setattr(torch.distributed, "all_reduce", record_size)
-    parameters = with_gradients(*sizes, dtypes=dtypes)
+    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
+    parameters += [nn.Parameter(torch.zeros(1, dtype=dtype)) for dtype in dtypes]
+    for number, parameter in enumerate(parameters):
+        parameter.grad = torch.full_like(parameter, number + 1.0)
     average_gradients(parameters, 1)
     assert reduced_sizes == [len(parameters), *buckets]
     assert [parameter.grad.flatten()[0].item() for parameter in parameters] == [*range(1, len(parameters) + 1)]
@@ -115,18 +106,13 @@ def test_sparse_adam_accepts_averaged_sparse_gradients(one_rank_group):
     table = nn.Embedding(5, 2, sparse=True)
     before = table.weight.detach().clone()
     table(torch.tensor([3, 1, 3])).sum().backward()
-    average_gradients([table.weight], 1)
+    without_gradient = nn.Parameter(torch.zeros(1))
+    average_gradients([table.weight, without_gradient], 1)
     torch.optim.SparseAdam([table.weight], lr=0.5).step()
     changed = (table.weight.detach() != before).all(1)
-    assert changed.tolist() == [False, True, False, True, False]
+    assert changed.tolist() == [False, True, False, True, False] and without_gradient.grad is None
 
 
 @pytest.mark.parametrize("parameters", [[], [nn.Parameter(torch.zeros(1), requires_grad=False)]])
 def test_no_collective_runs_without_trained_parameters(parameters):
     average_gradients(parameters, 2)  # a collective would fail, because there is no process group
-
-
-def test_parameter_without_a_gradient_on_any_rank_stays_without_one(one_rank_group):
-    parameter = nn.Parameter(torch.zeros(1))
-    average_gradients([parameter], 1)
-    assert parameter.grad is None

@@ -133,27 +133,20 @@ ORDER = (*STARTS, "on_batch_done", *ENDS)
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_batch_hooks_run_before_lightnings_hooks_in_both_loops(fast):
+def test_batch_hooks_run_before_lightnings_and_on_tick_at_intervals_and_after_the_last_batch(fast, monkeypatch):
+    monkeypatch.setattr("rankzero.training.fast.epoch.TICK_SECONDS", 3600)
+    monkeypatch.setattr("rankzero.training.hooks.TICK_SECONDS", 3600)
     seen = []
     profiler = None if fast else "simple"  # with this profiler, Lightning's own loop trains
     callbacks = [BatchRecorder(seen), LoopBatchRecorder(seen)]
-    settings = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 0, "log_every_n_steps": 2}
+    settings = {"max_epochs": 1, "limit_train_batches": 4, "limit_val_batches": 0, "log_every_n_steps": 3}
     train_in_process(*callbacks, loops=True, profiler=profiler, **settings)
     batch_hooks = [(hook, batch_idx) for hook, batch_idx in seen if hook not in ("on_logging_step", "on_tick")]
-    assert batch_hooks == [(hook, batch_idx) for batch_idx in range(2) for hook in ORDER]
-    assert [entry for entry in seen if entry[0] == "on_logging_step"] == [("on_logging_step", 1)]
-    assert seen.index(("on_logging_step", 1)) < seen.index(("on_train_batch_start", 1))
-    assert seen[-4:-2] == [("on_batch_done", 1), ("on_tick", 1)]  # also after the last batch of an epoch
-
-
-@pytest.mark.parametrize("fast", [True, False])
-def test_on_tick_is_called_at_intervals_and_after_the_last_batch(fast, monkeypatch):
-    seen = []
-    monkeypatch.setattr("rankzero.training.fast.epoch.TICK_SECONDS", 3600)
-    monkeypatch.setattr("rankzero.training.hooks.TICK_SECONDS", 3600)
-    settings = {"max_epochs": 1, "limit_train_batches": 9, "limit_val_batches": 0}
-    train_in_process(LoopBatchRecorder(seen), loops=True, profiler=None if fast else "simple", **settings)
-    assert [batch_idx for hook, batch_idx in seen if hook == "on_tick"] == [0, 8]
+    assert batch_hooks == [(hook, batch_idx) for batch_idx in range(4) for hook in ORDER]
+    assert [entry for entry in seen if entry[0] == "on_logging_step"] == [("on_logging_step", 2)]
+    assert seen.index(("on_logging_step", 2)) < seen.index(("on_train_batch_start", 2))
+    assert [batch_idx for hook, batch_idx in seen if hook == "on_tick"] == [0, 3]
+    assert seen[-4:-2] == [("on_batch_done", 3), ("on_tick", 3)]
 
 
 class RecordsPhases(BoringModel):
@@ -195,8 +188,6 @@ PHASES = {
     "on_train_epoch_end": {"checkpoint"},  # called after the callback that saves; a phase lasts until the next one
     "on_save_checkpoint": {"checkpoint"},
 }
-
-
 for _hook in PHASES.keys() - {"on_before_batch_transfer", "in validation"}:
     setattr(RecordsPhases, _hook, recording(_hook))
 

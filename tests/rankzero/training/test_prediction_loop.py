@@ -78,21 +78,22 @@ def test_limit_predict_batches_has_the_same_effect_as_in_lightning():
     assert len(assert_equals_stock(predict_sizes, (4,), "batch", limit_predict_batches=2)[0]) == 2
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_predictions_include_the_last_batch_of_a_loader_with_drop_last(shuffle):
-    predicted, batches, _ = predict(True, DataLoader(DATA, 4, shuffle, drop_last=True))
+@pytest.mark.parametrize(
+    "loader", [*(DataLoader(DATA, 4, shuffle, drop_last=True) for shuffle in (False, True)), Positional(4)]
+)
+def test_predictions_include_the_last_batch_of_a_loader_with_drop_last(loader):
+    predicted, batches, _ = predict(True, loader)
     assert list(map(len, predicted)) == [4, 4, 2] and sorted([*chain(*predicted)]) == list(range(10))
     assert all(prediction == samples for prediction, samples, *_ in batches)
 
 
-def test_loader_with_a_positional_batch_size_predicts_its_last_batch():
-    assert list(map(len, predict(True, Positional(4))[0])) == [4, 4, 2]
-
-
 @pytest.mark.filterwarnings("ignore:.*decides the order of")
-def test_custom_order_of_samples_is_kept():
+def test_custom_order_of_samples_and_sampler_of_a_batch_sampler_are_kept():
     assert predict(True, DataLoader(DATA, batch_sampler=[[3, 1], [2]]))[0] == [[3.0, 1.0], [2.0]]
     assert predict(True, DataLoader(DATA, 2, sampler=[3, 1, 2], drop_last=True))[0] == [[3.0, 1.0], [2.0]]
+    loader = DataLoader(DATA, batch_sampler=BatchSampler([9, 7, 5], 2, drop_last=True))
+    predicted, batches, _ = predict(True, loader)
+    assert predicted == [[9.0, 7.0], [5.0]] == [samples for _, samples, *_ in batches]
 
 
 def predict_own_order(uses_rankzero, interval):
@@ -103,13 +104,6 @@ def predict_own_order(uses_rankzero, interval):
 @pytest.mark.parametrize("interval", ["batch", "epoch"])
 def test_sample_indices_of_a_user_sampler_equal_lightnings(interval):
     assert [*chain(*assert_equals_stock(predict_own_order, interval)[0])] == [9, 7, 5, 3, 1, 0]
-
-
-@pytest.mark.filterwarnings("ignore:.*decides the order of")
-def test_sampler_of_a_user_batch_sampler_is_kept():
-    loader = DataLoader(DATA, batch_sampler=BatchSampler([9, 7, 5], 2, drop_last=True))
-    predicted, batches, _ = predict(True, loader)
-    assert predicted == [[9.0, 7.0], [5.0]] == [samples for _, samples, *_ in batches]
 
 
 def test_loader_copy_with_last_batch_keeps_all_other_attributes():

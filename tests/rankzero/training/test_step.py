@@ -7,7 +7,17 @@ from lightning.pytorch.loops.optimization.automatic import Closure
 from torch import nn
 
 from rankzero.training.step import OptimizerStep
-from stock import BATCHES, Net, assert_equals_stock, assert_same_training, observe, observe_error, train, with_methods
+from stock import (
+    BATCHES,
+    Net,
+    assert_equals_stock,
+    assert_same_training,
+    differences,
+    observe,
+    observe_error,
+    train,
+    with_methods,
+)
 
 
 def return_dict(self, batch, batch_idx):
@@ -19,19 +29,11 @@ def return_no_loss_in_some_steps(self, batch, batch_idx):
     return None if batch_idx % 3 == 2 else loss
 
 
-def train_without_index(self, batch):
-    return Net.training_step(self, batch, 1)
-
-
 def custom_optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
     if batch_idx % 2 == 0:
         optimizer.step(closure=optimizer_closure)
     else:
         optimizer_closure()
-
-
-def custom_backward(self, loss):
-    (loss * 0.5).backward()
 
 
 def custom_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
@@ -101,9 +103,12 @@ CASES = {
     "LBFGS": (with_optimizer(torch.optim.LBFGS, max_iter=3), {}),
     "outputs in a dictionary": (with_methods("Dict", training_step=return_dict), {}),
     "a step without a loss": (with_methods("Nothing", training_step=return_no_loss_in_some_steps), {}),
-    "training_step(batch)": (with_methods("NoIndex", training_step=train_without_index), {}),
+    "training_step(batch)": (
+        with_methods("NoIndex", training_step=lambda self, batch: Net.training_step(self, batch, 1)),
+        {},
+    ),
     "optimizer_step": (with_methods("OwnStep", optimizer_step=custom_optimizer_step), {}),
-    "backward": (with_methods("OwnBackward", backward=custom_backward), {}),
+    "backward": (with_methods("OwnBackward", backward=lambda self, loss: (loss * 0.5).backward()), {}),
     "configure_gradient_clipping": (with_methods("OwnClipping", configure_gradient_clipping=custom_clipping), {}),
     "hooks that change gradients and rates": (Net, {"make_callbacks": lambda: [ChangesGradients()]}),
     "a gradient that is a view, clipped": (Shift, {"gradient_clip_val": 0.01}),
@@ -116,10 +121,6 @@ CASES = {
 def test_steps_are_identical_to_stock_lightning(case):
     make_module, settings = CASES[case]
     assert_same_training(make_module, **settings)
-
-
-def return_nothing(self, batch, batch_idx):
-    self.loss(batch)
 
 
 def fail(self, batch, batch_idx):
@@ -146,16 +147,16 @@ def test_training_step_errors_equal_lightnings(case):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_steps_without_a_loss_do_not_change_the_weights():
-    make_module = with_methods("Nothing", training_step=return_nothing)
-    actual = assert_equals_stock(observe, make_module)
-    assert torch.equal(actual["weights"]["net.0.weight"], make_module().net[0].weight)
+def test_steps_without_a_loss_warn_and_do_not_change_the_weights():
+    def training_step(self, batch, batch_idx):
+        self.loss(batch)
 
-
-def test_step_without_a_loss_warns():
+    make_module = with_methods("Nothing", training_step=training_step)
     Closure.warning_cache.clear()
     with pytest.warns(UserWarning, match="`training_step` returned `None`"):
-        train(True, with_methods("Nothing", training_step=return_nothing)(), max_epochs=1)
+        actual = observe(True, make_module)
+    assert differences(actual, observe(False, make_module)) == []
+    assert torch.equal(actual["weights"]["net.0.weight"], make_module().net[0].weight)
 
 
 class RecordsHookName(Net):

@@ -55,16 +55,14 @@ def test_stage_selects_the_training_or_evaluation_order_of_a_loader(stage, loads
 
 
 @pytest.mark.filterwarnings("ignore:.*decides the order of")
-def test_unmanaged_loader_does_not_change_accumulate_grad_batches():
-    strategy = connected_strategy(SamplingPlan(global_batch_size=8, max_device_batch_size=2), accumulate_grad_batches=3)
+@pytest.mark.parametrize(("limit", "micro_batches"), [(None, 1), (8, 1), (7, 2), (4, 2), (3, 3), (1, 8)])
+def test_accumulate_grad_batches_equals_the_number_of_micro_batches_of_a_managed_loader(limit, micro_batches):
+    strategy = connected_strategy(
+        SamplingPlan(global_batch_size=8, max_device_batch_size=limit), accumulate_grad_batches=9
+    )
     user_loader = [torch.ones(1)]
     assert strategy.process_dataloader(user_loader) is user_loader
-    assert strategy.lightning_module.trainer.accumulate_grad_batches == 3
-
-
-@pytest.mark.parametrize(("limit", "micro_batches"), [(None, 1), (8, 1), (7, 2), (4, 2), (3, 3), (1, 8)])
-def test_accumulate_grad_batches_equals_the_number_of_micro_batches(limit, micro_batches):
-    strategy = connected_strategy(SamplingPlan(global_batch_size=8, max_device_batch_size=limit))
+    assert strategy.lightning_module.trainer.accumulate_grad_batches == 9
     strategy.process_dataloader(DataLoader(DATA, batch_size=4))
     assert strategy.lightning_module.trainer.accumulate_grad_batches == micro_batches
 
@@ -124,26 +122,22 @@ def test_batch_norm_with_a_single_sample_warns(recwarn, layer, size, drop_last, 
     assert not messages or f"9 samples, {size} a step" in messages[0]
 
 
-@pytest.mark.filterwarnings("ignore:.*needs a sample")
 @pytest.mark.parametrize(
-    ("module", "padded"),
+    ("module", "reasons"),
     [
-        (BoringModel(), False),
-        (ManualOptimization(), True),
-        (module_with(nn.SyncBatchNorm(2)), True),
-        (module_with(nn.BatchNorm1d(2)), False),
+        (BoringModel(), []),
+        (ManualOptimization(), ["manual optimization"]),
+        (module_with(nn.SyncBatchNorm(2)), ["SyncBatchNorm"]),
+        (module_with(nn.BatchNorm1d(2)), []),
     ],
 )
-def test_empty_ranks_are_padded_only_if_the_module_needs_samples(module, padded):
+def test_empty_ranks_are_padded_with_a_warning_only_if_the_module_needs_samples(recwarn, module, reasons):
     strategy = connected_strategy(SamplingPlan(rank=1, world_size=2), module)
     strategy.process_dataloader(DataLoader(DATA, batch_size=4))
-    assert strategy.plan.order.is_padded == padded
-
-
-def test_padding_of_empty_ranks_warns_with_the_reason():
-    strategy = connected_strategy(SamplingPlan(rank=1, world_size=2), ManualOptimization())
-    with pytest.warns(UserWarning, match="each process needs a sample for manual optimization"):
-        strategy.process_dataloader(DataLoader(DATA, batch_size=4))
+    assert strategy.plan.order.is_padded == bool(reasons)
+    messages = [str(warning.message) for warning in recwarn if "each process needs a sample" in str(warning.message)]
+    assert len(messages) == len(reasons)
+    assert all(f"needs a sample for {reason}" in message for reason, message in zip(reasons, messages, strict=True))
 
 
 def strategy_and_loaders(*counts, rank=1, world_size=2, size=4):
@@ -178,12 +172,9 @@ def test_share_of_each_batch_is_set_in_order():
 
 def test_several_or_unmanaged_loaders_have_even_shares():
     strategy, loaders = strategy_and_loaders(9, 4)
-    set_next_share(strategy, loaders)
-    assert strategy.share is EVEN_SHARE
-    set_next_share(strategy, [[1, 2]])
-    assert strategy.share is EVEN_SHARE
-    set_next_share(strategy, [])
-    assert strategy.share is EVEN_SHARE
+    for unshared in (loaders, [[1, 2]], []):
+        set_next_share(strategy, unshared)
+        assert strategy.share is EVEN_SHARE
 
 
 @pytest.mark.parametrize(("world_size", "rank", "samples"), [(1, 0, 3), (2, 0, 2), (2, 1, 1), (3, 0, 2), (3, 2, 0)])
@@ -196,18 +187,14 @@ def test_mean_of_scaled_losses_is_the_mean_over_samples(world_size, rank, sample
     assert scaled.item() == pytest.approx(6 * samples * world_size / 3)
 
 
-def test_loss_is_unchanged_with_even_shares():
-    strategy, loss = connected_strategy(), torch.tensor(1.0)
-    assert strategy.scale_loss(loss) is loss and strategy.apply_metric_weight(loss, "mean") is loss
-
-
 def test_results_are_reduced_before_a_step_with_an_empty_rank():
     _, trainer = train(True, Net(), max_epochs=1, limit_train_batches=1)
     assert trainer.strategy.before_step_with_empty_rank == trainer.fit_loop.epoch_loop.results.reduce
 
 
-def test_collectives_of_one_process_return_its_own_values():
+def test_one_process_has_its_own_values_and_with_even_shares_an_unchanged_loss():
     strategy, values = connected_strategy(), torch.tensor([1.0, 2.0])
+    assert strategy.scale_loss(values) is values and strategy.apply_metric_weight(values, "mean") is values
     assert strategy.gather({"a": 1}) == [{"a": 1}]
     assert strategy.sum_over_ranks([3, 2**64 - 1]) == [3, 2**64 - 1] and strategy.sum_over_ranks(()) == []
     assert strategy.reduce_in_place(values, "sum") == 1 and values.tolist() == [1.0, 2.0]

@@ -23,31 +23,25 @@ def test_interval_is_read_from_text(text, interval):
     assert Interval.read(text) == interval
 
 
-def saved_steps(folder, interval, keep=100, **options):
-    checkpoint_callback = CheckpointCallback(RunDirectory(folder), interval, lambda: {"run": "x"}, Retention(keep))
-    limits = {"limit_train_batches": 7, "limit_val_batches": 0, "enable_checkpointing": True}
-    train_in_process(checkpoint_callback, loops=True, plugins=[DirectoryCheckpointIO()], **limits, **options)
-    return [int(path.name.removeprefix("step-")) for path in checkpoints_in(folder / "checkpoints")]
-
-
 @pytest.mark.parametrize(
-    ("interval", "steps"),
+    ("interval", "settings", "steps"),
     [
-        (Interval(epochs=1), [7, 14, 21]),
-        (Interval(epochs=2), [14, 21]),
-        (Interval(epochs=9), [21]),
-        (Interval(steps=5), [5, 10, 15, 20, 21]),
-        (Interval(seconds=0.001), [16, 21]),
-        (Interval(seconds=3600), [21]),
+        (Interval(epochs=1), {}, [7, 14, 21]),
+        (Interval(epochs=2), {}, [14, 21]),
+        (Interval(epochs=9), {}, [21]),
+        (Interval(steps=5), {}, [5, 10, 15, 20, 21]),
+        (Interval(seconds=0.001), {}, [16, 21]),
+        (Interval(seconds=3600), {}, [21]),
+        (Interval(steps=2), {"keep": 3, "max_epochs": 2}, [10, 12, 14]),
+        (Interval(steps=1), {"max_epochs": 1, "accumulate_grad_batches": 3}, [1, 2, 3]),
     ],
+    ids=str,
 )
-def test_saves_at_the_interval_and_at_the_end(tmp_path, interval, steps):
-    assert saved_steps(tmp_path, interval, max_epochs=3) == steps
-
-
-def test_only_the_newest_checkpoints_are_kept(tmp_path):
-    assert saved_steps(tmp_path, Interval(steps=2), keep=3, max_epochs=2) == [10, 12, 14]
-
-
-def test_accumulated_batches_are_one_step(tmp_path):
-    assert saved_steps(tmp_path, Interval(steps=1), max_epochs=1, accumulate_grad_batches=3) == [1, 2, 3]
+def test_saves_at_the_interval_and_at_the_end_and_keeps_the_newest(tmp_path, interval, settings, steps):
+    settings = {"max_epochs": 3, "limit_train_batches": 7, "limit_val_batches": 0, "keep": 100, **settings}
+    retention = Retention(settings.pop("keep"))
+    callback = CheckpointCallback(RunDirectory(tmp_path), interval, lambda: {"run": "x"}, retention)
+    plugins = [DirectoryCheckpointIO()]
+    train_in_process(callback, loops=True, plugins=plugins, enable_checkpointing=True, **settings)
+    saved = checkpoints_in(tmp_path / "checkpoints")
+    assert [int(path.name.removeprefix("step-")) for path in saved] == steps

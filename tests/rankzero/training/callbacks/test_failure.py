@@ -14,6 +14,7 @@ from rankzero.messages import AnotherRankFailed, CannotStart, SaveError, Stopped
 from rankzero.runs.attempt import Outcome
 from rankzero.training.callbacks.failure import ReportFailure
 from running import train_in_process
+from stock import SILENT
 
 
 class Channel(ControlChannel):
@@ -41,22 +42,9 @@ def data_module_error():
         return error
 
 
-EXPLAINED = [
-    CannotStart("no such data"),
-    MisconfigurationException("no such strategy"),
-    SaveError("full"),
-    data_module_error(),
-]
+EXPLAINED = [CannotStart("no such data"), MisconfigurationException("no such strategy"), SaveError("full")]
+EXPLAINED += [data_module_error()]
 UNEXPLAINED = [RuntimeError("no such layer"), ValueError("no such value"), KeyError("x"), OSError("no such file")]
-
-
-def report(callback, error):
-    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    try:
-        raise error
-    except BaseException as raised:  # the raised error has a traceback
-        callback.on_exception(trainer, BoringModel(), raised)
-    return callback.control_channel.reported
 
 
 OF_OTHERS = [
@@ -71,7 +59,11 @@ OF_OTHERS = [
 def test_error_is_reported_unless_its_message_or_another_rank_explains_it(callback, error, has_trained, caplog):
     """After the first batch, an error that explains itself is reported too."""
     callback.outcome.has_trained = has_trained
-    reported = report(callback, error)
+    try:
+        raise error
+    except BaseException as raised:  # the raised error has a traceback
+        callback.on_exception(Trainer(**SILENT), BoringModel(), raised)
+    reported = callback.control_channel.reported
     if error in OF_OTHERS or (error in EXPLAINED and not has_trained):
         assert reported == [] and callback.outcome.error is None
         return
@@ -82,9 +74,7 @@ def test_error_is_reported_unless_its_message_or_another_rank_explains_it(callba
 
 
 class FailingModel(BoringModel):
-    def __init__(self, failing_batch):
-        super().__init__()
-        self.failing_batch = failing_batch
+    failing_batch = None
 
     def training_step(self, batch, batch_idx):
         if batch_idx == self.failing_batch:
@@ -104,11 +94,10 @@ class RecordReports(Callback):
 
 @pytest.mark.parametrize("failing_batch", [0, 1, 3])
 def test_failure_in_training_is_reported_before_other_callbacks_are_called(callback, failing_batch):
-    recorder = RecordReports(callback.control_channel)
+    recorder, model = RecordReports(callback.control_channel), FailingModel()
+    model.failing_batch = failing_batch
     with pytest.raises(ZeroDivisionError) as error:
-        train_in_process(
-            callback, recorder, model=FailingModel(failing_batch), loops=True, max_epochs=1, limit_train_batches=5
-        )
+        train_in_process(callback, recorder, model=model, loops=True, max_epochs=1, limit_train_batches=5)
     assert callback.outcome == Outcome(has_trained=failing_batch > 0, error=error.value)
     assert recorder.reports == callback.control_channel.reported and "in the step" in recorder.reports[0]
 

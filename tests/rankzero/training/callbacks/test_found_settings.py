@@ -43,7 +43,6 @@ def test_trials_do_not_count_and_found_settings_are_used(tmp_path, finders):
 
 
 def raise_error(self, batch, batch_idx):
-    """Replacement for `training_step` that fails."""
     raise RuntimeError("no such layer")
 
 
@@ -58,7 +57,7 @@ def test_error_in_a_trial_fails_the_run(cwd, finder, monkeypatch):
 
 
 def request_stop_in_trial(self, batch, batch_idx):
-    """Replacement for `training_step` that requests one stop, in the third batch of a trial."""
+    """Requests one stop, in the third batch of a trial."""
     loop = fit_loop_of(self.trainer)
     if loop.is_trial and batch_idx == 2 and not Path("asked").exists():
         Path("asked").touch()

@@ -15,8 +15,7 @@ SLOW = 3.0
 class Clock:
     """Stands for the module `time`; the time passes only where a test says so."""
 
-    def __init__(self):
-        self.now = 0.0
+    now = 0.0
 
     def monotonic(self):
         return self.now
@@ -55,21 +54,6 @@ class Recorder(Callback):
         pass
 
 
-@pytest.fixture
-def held_steps(monkeypatch):
-    """Returns a function that trains, and returns the steps after which a checkpoint was held."""
-    monkeypatch.setattr(held_checkpoint, "time", clock := Clock())
-
-    def train(slow_steps=(), validation=0.0, pause=0.0, **settings):
-        recorder, model = Recorder(clock, pause), Paused(clock, slow_steps, validation)
-        settings = {"max_epochs": 1, "limit_train_batches": 8, "limit_val_batches": 0, **settings}
-        train_in_process(recorder, model=model, loops=True, **settings)
-        assert recorder.channel.on_stop == recorder.write_held
-        return recorder.steps
-
-    return train
-
-
 SLOW_VALIDATION = {"validation": SLOW, "limit_val_batches": 1}
 COPY = 0.02 * SLOW
 """Seconds of a copy that takes two percent of a slow step."""
@@ -96,6 +80,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_checkpoints_are_held_before_slow_steps_and_validations(held_steps, case):
-    settings, steps = CASES[case]
-    assert held_steps(**settings) == steps
+def test_checkpoints_are_held_before_slow_steps_and_validations(monkeypatch, case):
+    monkeypatch.setattr(held_checkpoint, "time", clock := Clock())
+    settings = {"max_epochs": 1, "limit_train_batches": 8, "limit_val_batches": 0, **CASES[case][0]}
+    slow_steps, validation = settings.pop("slow_steps", ()), settings.pop("validation", 0.0)
+    recorder = Recorder(clock, settings.pop("pause", 0.0))
+    train_in_process(recorder, model=Paused(clock, slow_steps, validation), loops=True, **settings)
+    assert recorder.channel.on_stop == recorder.write_held
+    assert recorder.steps == CASES[case][1]

@@ -5,15 +5,15 @@ import pytest
 import torch
 from boring_models import ShuffledNet
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.callbacks.sample_ledger import SampleLedger, SamplesDifferError
 from rankzero.training.strategies import OneProcess
-from running import fit_in_process, train_in_process
-
-TOY = ("--model", "MLP", "--data", "Toy", "--save_every", "10steps")
+from running import TOY, fit_in_process, train_in_process
+from stock import SILENT
 
 
 def train(model=None, plan=None, save=None, **settings):
@@ -23,27 +23,33 @@ def train(model=None, plan=None, save=None, **settings):
     return ledger
 
 
+class SkipsThirdBatch(ShuffledNet):
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx == 2 else None
+
+
 @pytest.mark.parametrize(
-    ("settings", "entry"),
+    ("settings", "micro_batches", "entry"),
     [
-        ({"max_epochs": 2}, "epoch 2: 29 of 29 samples, each once"),
-        ({"model": ShuffledNet(drop_last=True)}, "epoch 2: 24 of 29 samples, each once"),
-        ({"max_steps": 6}, "epoch 2: 16 of 29 samples, each once so far"),
-        ({"limit_train_batches": 2, "max_epochs": 1}, "epoch 1: 16 of 29 samples, each once"),
+        ({"max_epochs": 2}, 1, "epoch 2: 29 of 29 samples, each once"),
+        ({"model": ShuffledNet(drop_last=True)}, 1, "epoch 2: 24 of 29 samples, each once"),
+        ({"max_steps": 6}, 1, "epoch 2: 16 of 29 samples, each once so far"),
+        ({"limit_train_batches": 2, "max_epochs": 1}, 1, "epoch 1: 16 of 29 samples, each once"),
+        ({"model": SkipsThirdBatch(), "max_epochs": 1}, 1, "epoch 1: 16 of 29 samples, each once"),
+        (
+            {"plan": SamplingPlan(global_batch_size=24, max_device_batch_size=5)},
+            5,
+            "epoch 2: 29 of 29 samples, each once",
+        ),
     ],
 )
-def test_ledger_has_a_line_for_each_epoch_with_the_number_of_used_samples(settings, entry):
+def test_ledger_has_a_line_for_each_epoch_with_the_number_of_used_samples(settings, micro_batches, entry):
     ledger = train(**settings)
+    assert ledger.plan.only_order.micro_batches == micro_batches
     assert ledger.entries[-1] == entry and len(ledger.entries) == settings.get("max_epochs", 2)
     checkpoint = {}
     ledger.on_save_checkpoint(trainer_of(ledger.plan), BoringModel(), checkpoint)
     assert (entry in checkpoint["ledger"]["statements"]) == (not entry.endswith("so far"))
-
-
-def test_accumulated_micro_batches_are_counted():
-    plan = SamplingPlan(global_batch_size=24, max_device_batch_size=5)
-    assert train(plan=plan, max_epochs=1).entries == ["epoch 1: 29 of 29 samples, each once"]
-    assert plan.only_order.micro_batches == 5
 
 
 @pytest.mark.filterwarnings(
@@ -53,8 +59,7 @@ def test_accumulated_micro_batches_are_counted():
     "loaders", [(ShuffledNet.loader(), ShuffledNet.loader(count=16)), (ShuffledNet.stream(),)], ids=["two", "a stream"]
 )
 def test_ledger_is_empty_for_several_loaders_or_an_unmanaged_order(loaders):
-    ledger = train(ShuffledNet(*loaders), max_epochs=1)
-    assert ledger.entries == []
+    assert train(ShuffledNet(*loaders), max_epochs=1).entries == []
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -70,14 +75,6 @@ def test_long_epoch_is_counted_before_it_ends(fast, monkeypatch):
     ledger = train(ShuffledNet(count=99, batch_size=2), plan, InFlight(), profiler=profiler)
     assert ledger.entries == [f"epoch {number}: 99 of 99 samples, each once" for number in (1, 2)]
     assert 7 <= max(in_flight_counts) <= 9 and len(in_flight_counts) == 100
-
-
-def test_samples_of_a_batch_that_a_hook_skips_count_as_unused():
-    class SkippingModel(ShuffledNet):
-        def on_train_batch_start(self, batch, batch_idx):
-            return -1 if batch_idx == 2 else None
-
-    assert train(SkippingModel(), max_epochs=1).entries == ["epoch 1: 16 of 29 samples, each once"]
 
 
 def alter_third_batch(monkeypatch, change):
@@ -108,7 +105,7 @@ def test_epoch_that_repeats_or_omits_a_sample_raises_an_error(monkeypatch, chang
 
 
 def trainer_of(plan):
-    return Trainer(strategy=OneProcess(plan, device="cpu"), accelerator="cpu", logger=False, enable_checkpointing=False)
+    return Trainer(strategy=OneProcess(plan, device="cpu"), **SILENT)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -129,18 +126,14 @@ def test_a_saved_ledger_is_resumed_on_any_number_of_ranks(world):
     assert sums == [content["ledger"]["sums"]] + [[0, 0, 0, 0]] * (world - 1)
 
 
-class Save(Callback):
-    def __init__(self, file):
-        self.file = file
-
-    def on_train_end(self, trainer, pl_module):
-        trainer.save_checkpoint(self.file)
+def saves_to(file):
+    return LambdaCallback(on_train_end=lambda trainer, pl_module: trainer.save_checkpoint(file))
 
 
 def resume(folder, position, **changes):
     """Trains six steps and saves, changes the checkpoint, and trains from a position; returns the ledger."""
     file, plan = folder / "x.ckpt", SamplingPlan()
-    train(save=Save(file), max_steps=6)
+    train(save=saves_to(file), max_steps=6)
     torch.save({**torch.load(file), **changes}, file)
     plan.start_positions = [position]
     return train(plan=plan, resume=file, max_epochs=3)
@@ -158,7 +151,7 @@ def test_resumed_epoch_is_stated_as_one_epoch(tmp_path, position, changes, epoch
 
 
 def test_saved_ledger_of_different_samples_raises_an_error(tmp_path):
-    train(save=Save(tmp_path / "saved.ckpt"), max_steps=6)
+    train(save=saves_to(tmp_path / "saved.ckpt"), max_steps=6)
     ledger = torch.load(tmp_path / "saved.ckpt")["ledger"]
     ledger["sums"][1] += 1
     with pytest.raises(SamplesDifferError, match="epoch 2: 29 of 29 samples should have been used"):

@@ -3,6 +3,7 @@ import signal
 
 import pytest
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from rankzero.distributed.environments.launch import Launch
@@ -23,8 +24,7 @@ class RequestStop(Callback):
     """Installs `StopAtSafePoint`, and requests a stop in one of Lightning's hooks."""
 
     def __init__(self, stop, hook, occurrence=0):
-        self.stop, self.called_hooks = stop, []
-        self.hook, self.occurrence = hook, occurrence
+        self.stop, self.hook, self.occurrence, self.called_hooks = stop, hook, occurrence, []
 
     def setup(self, trainer, pl_module, stage):
         fit_loop_of(trainer).extra_subscribers.append(self.stop)
@@ -67,25 +67,26 @@ def saved_steps(checkpoint_callback):
     return [int(path.name.removeprefix("step-")) for path in checkpoints_in(checkpoint_callback.folder)]
 
 
-def test_run_without_a_stop_request_trains_to_the_end(channel, checkpoint_callback):
-    assert train(channel, checkpoint_callback)[1] == (None, 8) and saved_steps(checkpoint_callback) == [8]
-
-
 @pytest.mark.parametrize(
-    ("hook", "occurrence", "step"),
+    ("hook", "occurrence", "micro_batches", "step"),
     [
-        ("on_train_batch_start", 0, 1),
-        ("on_train_batch_start", 3, 4),
-        ("on_train_epoch_end", 0, 4),
-        ("on_validation_end", 0, 4),
-        ("on_train_batch_end", 5, 6),
+        ("on_train_batch_start", 0, 1, 1),
+        ("on_train_batch_start", 3, 1, 4),
+        ("on_train_epoch_end", 0, 1, 4),
+        ("on_validation_end", 0, 1, 4),
+        ("on_train_batch_end", 5, 1, 6),
+        ("on_train_batch_end", 0, 3, 1),
+        ("on_train_batch_end", 2, 3, 1),
     ],
 )
-def test_run_stops_after_the_current_step_and_saves_it(channel, checkpoint_callback, hook, occurrence, step):
+def test_run_stops_after_the_current_step_and_saves_it(
+    channel, checkpoint_callback, hook, occurrence, micro_batches, step
+):
     """The first reason counts. A validation or the end of an epoch that has begun is completed before the stop."""
-    called_hooks, stopped = train(channel, checkpoint_callback, hook, occurrence)
+    settings = {"accumulate_grad_batches": micro_batches}
+    called_hooks, stopped = train(channel, checkpoint_callback, hook, occurrence, **settings)
     assert stopped == ("SIGTERM", step) and saved_steps(checkpoint_callback) == [step]
-    assert called_hooks.count("on_train_batch_end") == step
+    assert called_hooks.count("on_train_batch_end") == step * micro_batches
     assert called_hooks.count("on_validation_end") == called_hooks.count("on_train_epoch_end") == step // 4
 
 
@@ -94,14 +95,8 @@ def test_stop_request_before_the_first_step_stops_before_training(channel, check
     assert train(channel, checkpoint_callback) == ([], ("SIGINT", 0)) and saved_steps(checkpoint_callback) == [0]
 
 
-@pytest.mark.parametrize("batch", [0, 2])
-def test_accumulated_step_is_finished_before_the_stop(channel, checkpoint_callback, batch):
-    _, stopped = train(channel, checkpoint_callback, "on_train_batch_end", batch, accumulate_grad_batches=3)
-    assert stopped == ("SIGTERM", 1) and saved_steps(checkpoint_callback) == [1]
-
-
-@pytest.mark.parametrize(("hook", "occurrence"), [("on_train_batch_start", 7), ("on_validation_end", 1)])
-def test_stop_request_in_the_last_step_lets_the_run_finish(channel, checkpoint_callback, hook, occurrence):
+@pytest.mark.parametrize(("hook", "occurrence"), [("", 0), ("on_train_batch_start", 7), ("on_validation_end", 1)])
+def test_no_stop_request_or_one_in_the_last_step_lets_the_run_finish(channel, checkpoint_callback, hook, occurrence):
     _, stopped = train(channel, checkpoint_callback, hook, occurrence)
     assert stopped == (None, 8) and saved_steps(checkpoint_callback) == [8]
 
@@ -118,21 +113,17 @@ def test_run_that_cannot_save_raises_a_save_error(channel, checkpoint_callback, 
     assert "step-00000002 could not be saved" in capsys.readouterr().err
 
 
-class RecordHandlers(Callback):
-    def on_train_start(self, trainer, pl_module):
-        self.during_training = handlers()
-
-
 def handlers():
     return {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
 
 
 @pytest.mark.parametrize("is_replaced", [True, False])
 def test_trainer_keeps_signal_handlers_unlike_stock_lightning(is_replaced):
-    before, recorder = handlers(), RecordHandlers()
+    before, during_training = handlers(), []
+    recorder = LambdaCallback(on_train_start=lambda *arguments: during_training.append(handlers()))
     trainer = Trainer(max_steps=1, callbacks=[recorder], limit_val_batches=0, **SILENT)
     if is_replaced:
         trainer._signal_connector = NoSignalConnector(trainer)
     trainer.fit(BoringModel())
-    assert (recorder.during_training == before) == is_replaced and handlers() == before
+    assert [found == before for found in during_training] == [is_replaced] and handlers() == before
     assert not trainer._signal_connector.received_sigterm

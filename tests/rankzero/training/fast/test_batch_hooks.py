@@ -37,18 +37,9 @@ def test_callbacks_that_compare_equal_are_distinguished():
     assert first and second
 
 
-class PlainLoopCallback(LoopCallback):
-    """Rankzero callback without batch hooks."""
-
-    def on_step_done(self, trainer):
-        pass
-
-
-class LoopCallbackWithBatchHook(LoopCallback):
-    """Rankzero callback that implements a batch hook."""
-
-    def on_after_backward(self, trainer, pl_module):
-        pass
+def loop_callback_with(hook):
+    """Returns a callback of Rankzero that implements one hook."""
+    return type("Implements", (LoopCallback,), {hook: lambda self, *arguments: None})()
 
 
 def attached_trainer(module=None, *callbacks):
@@ -75,16 +66,12 @@ def module_overriding(*names):
     ("module", "callbacks", "observed"),
     [
         (None, [], set()),
-        (None, [PlainLoopCallback()], set()),
-        (None, [LoopCallbackWithBatchHook()], set(BATCH_HOOKS)),
+        (None, [loop_callback_with("on_step_done")], set()),
+        (None, [loop_callback_with("on_after_backward")], set(BATCH_HOOKS)),
         (None, [Callback()], set(BATCH_HOOKS)),
         (None, [EqualToAll()], set(BATCH_HOOKS)),
-        (module_overriding("on_after_backward"), [PlainLoopCallback()], {"on_after_backward"}),
-        (
-            module_overriding("on_train_batch_start", "on_train_batch_end"),
-            [],
-            {"on_train_batch_start", "on_train_batch_end"},
-        ),
+        (module_overriding("on_after_backward"), [loop_callback_with("on_step_done")], {"on_after_backward"}),
+        (module_overriding("on_train_batch_start", "on_train_batch_end"), [], {BATCH_HOOKS[0], BATCH_HOOKS[-1]}),
         (module_overriding("on_train_epoch_end", "training_step"), [], set()),
     ],
 )
@@ -95,22 +82,16 @@ def test_observers_are_the_hooks_that_reach_user_code(module, callbacks, observe
     assert hooks.have_no_observers == (not observed)
 
 
-@pytest.mark.parametrize("name", [*BATCH_HOOKS, "optimizer_zero_grad", "backward"])
-@pytest.mark.parametrize("on_instance", [False, True])
-def test_method_that_is_later_set_on_a_module_is_an_observer(name, on_instance):
+def test_added_or_removed_methods_and_callbacks_change_observers_immediately():
     trainer, module = attached_trainer(module_overriding())
     hooks = BatchHooks(trainer)
     assert not observers(hooks) and hooks.have_no_observers
-    setattr(module if on_instance else type(module), name, lambda *arguments: None)
-    assert not hooks.have_no_observers and observers(hooks) == {name} & set(BATCH_HOOKS)
-    delattr(module if on_instance else type(module), name)
-    assert not observers(hooks) and hooks.have_no_observers
-
-
-def test_added_or_removed_callback_changes_observers_immediately():
-    trainer, _ = attached_trainer()
-    hooks = BatchHooks(trainer)
-    assert not observers(hooks)
+    for owner in (module, type(module)):
+        for name in (*BATCH_HOOKS, "optimizer_zero_grad", "backward"):
+            setattr(owner, name, lambda *arguments: None)
+            assert not hooks.have_no_observers and observers(hooks) == {name} & set(BATCH_HOOKS), (owner, name)
+            delattr(owner, name)
+            assert not observers(hooks) and hooks.have_no_observers, (owner, name)
     trainer.callbacks.append(Callback())
     assert not hooks.have_no_observers and observers(hooks) == set(BATCH_HOOKS)
     trainer.callbacks.pop()
@@ -149,7 +130,7 @@ def test_call_runs_callbacks_and_module_hook_as_lightning_does(change):
     def observe(uses_rankzero):
         seen = []
         first, last = Recorder(seen, "first", CALLBACK_CHANGES[change]), Recorder(seen, "last")
-        trainer, module = attached_trainer(None, PlainLoopCallback(), first, last)
+        trainer, module = attached_trainer(None, loop_callback_with("on_step_done"), first, last)
 
         def start(batch, batch_idx):
             seen.append(("module", module._current_fx_name, batch, batch_idx))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher, _PrefetchDataFetcher
-from lightning.pytorch.profilers import AdvancedProfiler
+from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler
 
 from rankzero.training.fast import replaced
 from rankzero.training.fast.conditions import TRANSFER_HOOKS, fallback_reason, has_stock_optimizer_step, needs_transfer
@@ -14,16 +14,12 @@ from stock import Net, differences, log_calls, observe, of_stock, train, with_me
 
 INSTANCES = [
     *(f"trainer.strategy.{name}" for name in ("backward", "training_step", "optimizer_step", "batch_to_device")),
-    *(
-        f"trainer.precision_plugin.{name}"
-        for name in ("convert_input", "backward", "optimizer_step", "train_step_context")
-    ),
+    *(f"trainer.precision_plugin.{name}" for name in ("convert_input", "backward", "optimizer_step")),
+    "trainer.precision_plugin.train_step_context",
     *(f"trainer.lightning_module.{name}" for name in ("log", "backward", "transfer_batch_to_device")),
     *("trainer.lightning_module.optimizers().step", "trainer.optimizers[0].step", "trainer.optimizers[0].zero_grad"),
     *("trainer.profiler.profile", "trainer._logger_connector.log_metrics"),
 ]
-
-
 CONNECTOR = "lightning.pytorch.trainer.connectors.logger_connector._LoggerConnector"
 LOOP = "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop"
 
@@ -76,8 +72,9 @@ def train_one_batch(module, **settings):
 FETCHER = _PrefetchDataFetcher()
 
 
-def test_plain_training_needs_no_fallback(trainer):
+def test_plain_training_needs_a_fallback_only_with_dataloader_iter(trainer):
     assert fallback_reason(trainer, FETCHER) is None
+    assert fallback_reason(trainer, _DataLoaderIterDataFetcher()) == "training_step takes dataloader_iter"
 
 
 def set_strategy(trainer, monkeypatch):
@@ -125,10 +122,6 @@ def test_fallback_reason_names_the_cause(trainer, monkeypatch, change, reason):
     assert fallback_reason(trainer, FETCHER).count(",") <= 2
 
 
-def test_training_step_with_dataloader_iter_needs_a_fallback(trainer):
-    assert fallback_reason(trainer, _DataLoaderIterDataFetcher()) == "training_step takes dataloader_iter"
-
-
 class TwoOptimizers(Net):
     def __init__(self):
         super().__init__()
@@ -152,10 +145,11 @@ OPTIMIZER_STEPS = {
 
 
 @pytest.mark.parametrize("case", OPTIMIZER_STEPS)
-def test_optimizer_step_is_stock_only_with_known_step_and_precision(case):
+def test_optimizer_step_is_stock_only_with_known_step_and_precision_and_any_precision_requires_the_transfer(case):
     make, settings, is_stock = OPTIMIZER_STEPS[case]
     trainer = train_one_batch(make(), **settings)
     assert has_stock_optimizer_step(trainer, trainer.fit_loop.epoch_loop) == is_stock
+    assert needs_transfer(trainer) == ("precision" in settings)
 
 
 FUNCTIONS = {
@@ -181,10 +175,18 @@ FUNCTIONS = {
     f"{LOOP}.advance": "dependency",
 }
 """Function -> what its replacement changes: `has_stock_optimizer_step`, `needs_transfer` and `dependencies_of`."""
+OBJECTS = {
+    "trainer._accelerator_connector.strategy": lambda: train_one_batch(Net()).strategy,
+    "trainer.profiler": PassThroughProfiler,
+    "trainer.datamodule": LightningDataModule,
+    "trainer.lightning_module.automatic_optimization": lambda: False,
+    "trainer.fit_loop._skip_backward": lambda: True,
+}
+"""Object -> function that creates another one; the replacement changes `dependencies_of`."""
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_replaced_function_changes_the_conditions_that_depend_on_it(trainer, monkeypatch, name):
+@pytest.mark.parametrize("name", [*FUNCTIONS, *OBJECTS])
+def test_a_replaced_function_or_object_changes_the_conditions_that_depend_on_it(trainer, monkeypatch, name):
     trainer.datamodule = LightningDataModule()
 
     def conditions():
@@ -193,10 +195,7 @@ def test_a_replaced_function_changes_the_conditions_that_depend_on_it(trainer, m
 
     before = conditions()
     assert conditions() == before and before["step"] and before["transfer"]
-    monkeypatch.setattr(*owner_of(name, trainer), lambda *arguments: None)
+    monkeypatch.setattr(*owner_of(name, trainer), OBJECTS[name]() if name in OBJECTS else lambda *arguments: None)
     after = conditions()
-    assert [effect for effect in before if after[effect] != before[effect]] == FUNCTIONS[name].split()
-
-
-def test_double_precision_requires_the_transfer():
-    assert needs_transfer(train_one_batch(Net(), precision="64-true"))
+    changed = [effect for effect in before if after[effect] != before[effect]]
+    assert changed == FUNCTIONS.get(name, "dependency").split()

@@ -120,10 +120,13 @@ def test_both_layouts_have_the_same_gradients(processor, threads):
         ("Features : fp asimd bf16", True),
         ("flags : avx512f", False),
         ("", False),
+        (None, False),
     ],
+    ids=str,
 )
-def test_bf16_support_of_the_cpu_is_read_from_the_kernel(monkeypatch, tmp_path, line, expected):
-    (tmp_path / "cpuinfo").write_text(f"processor : 0\nmodel name : bf16\n{line}\n")
+def test_bf16_support_of_the_cpu_is_read_from_the_kernel_if_it_reports_features(monkeypatch, tmp_path, line, expected):
+    if line is not None:
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\nmodel name : bf16\n{line}\n")
     monkeypatch.setattr(layout_module, "CPUINFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(layout_module, "_onednn_computes_in_bf16", lambda: True)
     assert computes_in_bf16("cpu") is expected
@@ -136,11 +139,6 @@ def test_isa_limit_of_onednn_disables_bf16():
     program = "from rankzero.training.fast.layout import _onednn_computes_in_bf16; print(_onednn_computes_in_bf16())"
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
     assert subprocess.check_output([sys.executable, "-c", program], env=environment, text=True) == "False\n"
-
-
-def test_cpu_without_reported_features_has_no_bf16(monkeypatch, tmp_path):
-    monkeypatch.setattr(layout_module, "CPUINFO", tmp_path / "nothing")
-    assert not computes_in_bf16("cpu")
 
 
 def config(folder):
@@ -156,19 +154,18 @@ def test_run_prints_and_saves_the_chosen_layout_and_precision(cwd, capsys, has_b
     assert saved_weights["network.conv1.weight"].is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_narrow_network_keeps_its_layout(cwd, capsys):
-    assert fit_in_process(*SMALL, "--model.width", "4", "--precision", "32", "--epochs", "1") == 0
-    assert "because oneDNN's gradient of network.layer2.0.downsample.0" in capsys.readouterr().out
-    assert weights(cwd / "runs/x")["network.layer1.0.conv1.weight"].is_contiguous()
-
-
 @pytest.mark.parametrize(
-    ("arguments", "precision"), [(SMALL[:-2], "None"), ((*SMALL, "--precision", "32"), "32")], ids=["no --fast", "32"]
+    ("arguments", "precision"),
+    [(SMALL[:-2], "None"), ((*SMALL, "--model.width", "4", "--precision", "32"), "32")],
+    ids=["without --fast", "a narrow network and a requested precision"],
 )
-def test_precision_is_kept_without_the_flag_or_if_it_is_requested(cwd, capsys, has_bf16, arguments, precision):
+def test_layout_and_precision_are_kept(cwd, capsys, has_bf16, arguments, precision):
     assert fit_in_process(*arguments, "--epochs", "1") == 0
-    assert ("--fast" in capsys.readouterr().out) == ("--fast" in arguments)
+    out = capsys.readouterr().out
+    assert ("--fast" in out) == ("--fast" in arguments)
+    assert ("because oneDNN's gradient of network.layer2.0.downsample.0" in out) == ("--fast" in arguments)
     assert str(config(cwd)["trainer"]["precision"]) == precision
+    assert weights(cwd / "runs/x")["network.layer1.0.conv1.weight"].is_contiguous()
 
 
 def test_resumed_fast_run_ends_with_the_same_weights_and_reports_a_changed_precision(

@@ -1,7 +1,6 @@
 """`self.log` in a training step: the same values and errors as in Lightning, with few calls of Lightning's `log`."""
 
 import copy
-import sys
 
 import pytest
 import torch
@@ -9,15 +8,17 @@ import torchmetrics
 from lightning.pytorch import LightningModule
 
 from rankzero.training.fast.log import FastLog
-from stock import BATCHES, Net, assert_equals_stock, observe, observe_error, train, with_methods
+from stock import BATCHES, Net, assert_equals_stock, calls_of, observe, observe_error, train, with_methods
 
 
 class KeepsLog(Net):
-    """Module that stores `self.log` and calls it from other hooks."""
+    """Module that stores `self.log` and calls it from other hooks, and logs metrics of torchmetrics."""
 
     def training_step(self, batch, batch_idx):
         log = self.stored_log = self.log
         loss = super().training_step(batch, batch_idx)
+        self.log("error of steps and epochs", self.error, on_step=True, on_epoch=True)
+        self.log("fresh", torchmetrics.MeanMetric()(loss.detach()))
         loss.register_hook(lambda gradient: log("gradient", gradient * 2))
         loss.register_hook(lambda gradient: self.log("current gradient", gradient * 2))
         return loss
@@ -38,7 +39,7 @@ def observe_results(uses_rankzero, make_module, *arguments, **settings):
     return result, getattr(module, "seen", None), gathered
 
 
-def test_stored_log_logs_for_the_hook_that_calls_it():
+def test_stored_log_logs_for_the_hook_that_calls_it_and_metrics_have_lightnings_values():
     keys = [*assert_equals_stock(observe_results, KeepsLog)[2]]
     assert {"backward.gradient", "backward.current gradient", "on_train_batch_end.at the end"} <= {*keys}
 
@@ -131,23 +132,7 @@ def test_logged_values_equal_lightnings_with_another_default_dtype():
     assert_equals_stock(observe_with_double_as_default)
 
 
-def calls_of(function, work):
-    """Returns the argument `name` of each call of a function while `work` runs."""
-    calls = []
-
-    def record_call(frame, event, argument):
-        if event == "call" and frame.f_code is function.__code__:
-            calls.append(frame.f_locals["name"])
-
-    sys.setprofile(record_call)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return calls
-
-
-class LogsOnce(Net):
+def test_lightnings_log_is_called_once_per_epoch_for_each_plain_value():
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         self.log("loss", loss)
@@ -155,12 +140,8 @@ class LogsOnce(Net):
         self.log("whole", torch.tensor(batch_idx).long())
         return loss
 
-
-def test_lightnings_log_is_called_once_per_epoch_for_each_plain_value():
-    def work():
-        train(True, LogsOnce(), max_epochs=2, limit_val_batches=0)
-
-    calls = calls_of(LightningModule.log, work)
+    module = with_methods("LogsThree", training_step=training_step)()
+    calls = calls_of([LightningModule.log], "name", lambda: train(True, module, limit_val_batches=0))
     assert (calls.count("loss"), calls.count("number"), calls.count("whole")) == (2, 2, 2 * BATCHES)
 
 
@@ -208,15 +189,3 @@ def test_module_log_is_restored_after_the_block_and_after_an_error():
     with log:
         module.log = print
     assert module.log is print
-
-
-class LogsMetrics(Net):
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.log("error", self.error, on_step=True, on_epoch=True)
-        self.log("fresh", torchmetrics.MeanMetric()(loss.detach()))
-        return loss
-
-
-def test_logged_torchmetrics_metric_equals_lightnings():
-    assert_equals_stock(observe, LogsMetrics)

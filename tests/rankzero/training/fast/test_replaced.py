@@ -119,9 +119,6 @@ def test_functions_are_original_until_one_is_replaced():
         patch.setattr(Owner, "static", print)
         assert not functions.are_original
         assert functions.replaced_names == [f"{__name__}.Owner.{name}" for name in ("plain", "static")]
-
-
-def test_replaced_function_of_a_python_module_has_the_modules_name():
     module = ModuleType("a.module")
     module.function = print
     functions = Functions({module: "function"})
@@ -145,10 +142,6 @@ def test_digests_do_not_change_when_a_function_is_replaced_later():
         assert functions.digests == before and Functions({Owner: "plain"}).digests != before
 
 
-def test_digest_of_a_function_without_source_is_missing():
-    assert source_digest(len) == source_digest(None) == source_digest(eval("lambda: 1")) == "missing"
-
-
 def test_digest_covers_wrappers_except_those_of_the_standard_library_and_no_grad():
     def wrapper_of(function):
         @functools.wraps(function)
@@ -161,27 +154,20 @@ def test_digest_covers_wrappers_except_those_of_the_standard_library_and_no_grad
     assert source_digest(wrapper_of(plain)) not in ("missing", source_digest(plain))
     assert source_digest(torch.no_grad()(plain)) == source_digest(plain)
     assert source_digest(contextlib.contextmanager(plain)) == source_digest(plain)
-
-
-def code_objects():
-    """Returns the code objects of all functions that the fast path replaces, and of the functions of `Owner`."""
-    functions = [Functions({Owner: NAMES}), *LIGHTNING_FUNCTIONS, *TORCH_FUNCTIONS]
-    return [code for group in functions for original in group._originals for code in replaced._code_objects(original)]
+    assert source_digest(len) == source_digest(None) == source_digest(eval("lambda: 1")) == "missing"
 
 
 def test_sources_are_identical_to_those_from_inspect():
-    codes = code_objects()
+    functions = [Functions({Owner: NAMES}), *LIGHTNING_FUNCTIONS, *TORCH_FUNCTIONS]
+    codes = [code for group in functions for original in group._originals for code in replaced._code_objects(original)]
     assert len(codes) >= 7 + 100
     for code in codes:
         assert replaced._source(code) == inspect.getsource(code).rstrip(), code
 
 
-def test_installed_lightning_has_only_known_sources():
+def test_installed_lightning_has_only_known_sources_and_changed_functions_are_listed(monkeypatch):
     assert changed_in_lightning() == []
     assert [name for functions in (*LIGHTNING_FUNCTIONS, *TORCH_FUNCTIONS) for name in functions.replaced_names] == []
-
-
-def test_changed_functions_of_lightning_are_listed(monkeypatch):
     monkeypatch.setitem(vars(replaced.loop), "changed", ["a"])
     monkeypatch.setitem(vars(replaced.relied_on), "changed", ["b", "c"])
     monkeypatch.setitem(vars(replaced.backward), "changed", ["of torch"])
@@ -196,12 +182,9 @@ def printed_sources():
     return namespace
 
 
-def test_printed_digests_of_known_libraries_equal_known_sources():
+def test_printed_digests_are_those_of_known_sources_followed_by_those_of_another_release(monkeypatch):
     sources = printed_sources()
     assert sources["KNOWN_SOURCES"] == KNOWN_SOURCES and sources["__doc__"] == known_sources.__doc__
-
-
-def test_digest_of_another_release_is_printed_after_the_known_digests(monkeypatch):
     name = "lightning.pytorch.trainer.call"
     digest = KNOWN_SOURCES[name]["_call_callback_hooks"][0]
     monkeypatch.setitem(KNOWN_SOURCES, name, {"_call_callback_hooks": ("0" * 16,)})

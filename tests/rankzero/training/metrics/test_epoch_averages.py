@@ -21,18 +21,11 @@ def results_of(*values, **settings):
     [("mean", (1 * 1 + 4 * 2 + 2 * 1 + 7 * 2 + 1 * 3) / 9), ("sum", 15.0), ("max", 7.0), ("min", 1.0)],
 )
 def test_merged_values_of_several_ranks_equal_those_of_one_process(reduction, expected):
-    values_of_ranks = [
-        gathered_values(results_of(1.0, 4.0, reduce_fx=reduction)),
-        gathered_values(results_of(2.0, 7.0, 1.0, reduce_fx=reduction)),
-        {},
-    ]
-    entry = merge(values_of_ranks)["training_step.loss"]
+    values = [gathered_values(results_of(*logged, reduce_fx=reduction)) for logged in ((1.0, 4.0), (2.0, 7.0, 1.0), ())]
+    entry = merge(values)["training_step.loss"]
     value = entry["value"] / entry["weight"] if reduction == "mean" else entry["value"]
     assert float(value) == pytest.approx(expected)
-
-
-def test_metric_logged_on_only_one_rank_is_merged():
-    assert set(merge([{}, gathered_values(results_of(1.0))])) == {"training_step.loss"}
+    assert set(merge([{}, values[0]])) == {"training_step.loss"}
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "max", "min"])

@@ -1,25 +1,19 @@
 import math
 import warnings
+from unittest.mock import Mock
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 from reported import scalars_of
 from torchmetrics import MeanMetric
 
 from rankzero import Trainer
+from stock import QUIET
 
-SETTINGS = {
-    "accelerator": "cpu",
-    "enable_model_summary": False,
-    "enable_progress_bar": False,
-    "name": "x",
-    "max_epochs": 4,
-    "limit_train_batches": 3,
-    "limit_val_batches": 2,
-    "num_sanity_val_steps": 0,
-}
+LIMITS = {"max_epochs": 4, "limit_train_batches": 3, "limit_val_batches": 2, "num_sanity_val_steps": 0}
+SETTINGS = {**QUIET, **LIMITS, "name": "x"}
 
 
 class Failing(MeanMetric):
@@ -57,18 +51,15 @@ class Net(BoringModel):
         self.log_failing("val", loss)
 
 
-class RecordsValues(Callback):
-    """Records the value of the failing metric at the end of each epoch in which it is known, and at the end."""
-
-    def __init__(self, name, hook):
-        self.seen = []
-        setattr(self, hook, lambda trainer, *_: self.seen.append(float(trainer.callback_metrics[name])))
+def records_value(name, hook, seen):
+    """Returns a callback that records a metric in a hook."""
+    return LambdaCallback(**{hook: lambda trainer, *_: seen.append(float(trainer.callback_metrics[name]))})
 
 
 @pytest.mark.parametrize(("stage", "hook"), [("train", "on_fit_end"), ("val", "on_train_epoch_end")])
 def test_the_value_of_a_metric_that_raises_is_nan_with_one_warning(script_folder, stage, hook):
-    recorder = RecordsValues(f"{stage}/failing", hook)
-    trainer = Trainer(**SETTINGS, callbacks=[recorder])
+    seen = []
+    trainer = Trainer(**SETTINGS, callbacks=[records_value(f"{stage}/failing", hook, seen)])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.fit(Net(stage))
@@ -82,14 +73,15 @@ def test_the_value_of_a_metric_that_raises_is_nan_with_one_warning(script_folder
     assert len(curves["val/loss"]) == 4
     values, is_nan = curves[f"{stage}/failing"], [False, True, True, False]
     assert list(values) == [2, 5, 8, 11] and [*map(math.isnan, values.values())] == is_nan
-    assert [*map(math.isnan, recorder.seen)] == (is_nan if hook == "on_train_epoch_end" else is_nan[-1:])
+    assert [*map(math.isnan, seen)] == (is_nan if hook == "on_train_epoch_end" else is_nan[-1:])
 
 
 def test_callbacks_see_nan_at_the_end_and_not_the_value_of_the_previous_epoch(script_folder):
-    recorder = RecordsValues("train/failing", "on_fit_end")
+    seen = []
+    trainer = Trainer(**{**SETTINGS, "max_epochs": 3}, callbacks=[records_value("train/failing", "on_fit_end", seen)])
     with pytest.warns(UserWarning, match="cannot be computed"):
-        Trainer(**{**SETTINGS, "max_epochs": 3}, callbacks=[recorder]).fit(Net("train"))
-    assert [*map(math.isnan, recorder.seen)] == [True]
+        trainer.fit(Net("train"))
+    assert [*map(math.isnan, seen)] == [True]
 
 
 @pytest.mark.parametrize(
@@ -104,25 +96,17 @@ def test_callbacks_see_nan_at_the_end_and_not_the_value_of_the_previous_epoch(sc
 )
 def test_lost_ranks_and_a_lack_of_memory_end_training(script_folder, error):
     net = Net("val")
-
-    def compute():
-        raise error
-
-    net.failing.compute = compute
+    net.failing.compute = Mock(side_effect=error)
     with pytest.raises(type(error)):
         Trainer(**SETTINGS).fit(net)
 
 
-@pytest.mark.parametrize("function", ["fit", "validate"])
-def test_a_metric_that_raises_outside_of_training_ends_the_run(script_folder, function):
+def test_a_metric_that_raises_outside_of_training_or_has_no_tensor_ends_the_run_as_in_stock_lightning(script_folder):
     net = Net("val")
-    net.failing.computed = 1
-    with pytest.raises(ArithmeticError):
-        getattr(Trainer(**{**SETTINGS, "num_sanity_val_steps": 1}), function)(net)
-
-
-def test_a_metric_whose_value_is_not_a_tensor_ends_training_as_in_stock_lightning(script_folder):
-    net = Net("val")
+    for function in ("fit", "validate"):
+        net.failing.computed = 1
+        with pytest.raises(ArithmeticError):
+            getattr(Trainer(**{**SETTINGS, "num_sanity_val_steps": 1}), function)(net)
     net.failing.compute = lambda: {"a": torch.tensor(1.0)}
     with pytest.raises(ValueError, match="must be a tensor"):
         Trainer(**SETTINGS).fit(net)

@@ -1,12 +1,9 @@
-from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch.utilities.data import extract_batch_size
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from rankzero.sampling.batch_sampler import EVEN_SHARE
+from rankzero.sampling.batch_sampler import EVEN_SHARE, Share
 from rankzero.training.metrics.interval_record import IntervalRecord, samples_in
 
 
@@ -64,15 +61,12 @@ def test_the_norm_is_that_of_all_gradients(trainer, gradients, norm):
     assert record.gradient_norm == pytest.approx(norm, nan_ok=True)
 
 
-def test_the_norm_of_sparse_gradients_is_unknown(trainer):
+def test_the_norm_of_sparse_or_scaled_gradients_is_unknown(trainer):
     layer = torch.nn.Embedding(5, 2, sparse=True)
     layer(torch.tensor([1])).sum().backward()
     record = IntervalRecord(trainer)
     record.measure_gradients(torch.optim.SGD(layer.parameters(), lr=0.1))
     assert record.gradient_norm is None
-
-
-def test_the_norm_of_scaled_gradients_is_unknown(trainer):
     trainer.strategy.precision_plugin.scaler = object()
     parameter = torch.ones(1, requires_grad=True)
     parameter.grad = torch.ones(1)
@@ -82,21 +76,7 @@ def test_the_norm_of_scaled_gradients_is_unknown(trainer):
         assert record.gradient_norm == norm
 
 
-@pytest.mark.parametrize(
-    ("batch", "samples"),
-    [
-        (torch.zeros(5, 2), 5),
-        ([torch.zeros(5, 2), torch.zeros(4)], 5),
-        ((), 1),
-        ([torch.tensor(1.0), torch.zeros(4)], 1),
-        ({"image": torch.zeros(3)}, 3),
-        ([[torch.zeros(6)], torch.zeros(4)], 6),
-        (["text"], 1),
-        ((["a", "b"], torch.zeros(2, 3)), 2),
-        (object(), 1),
-    ],
-)
-def test_the_number_of_samples_in_a_batch_is_lightnings(batch, samples):
-    assert samples_in(batch, EVEN_SHARE) == samples
-    with suppress(MisconfigurationException):  # Lightning finds no size
-        assert extract_batch_size(batch) == samples
+def test_a_batch_has_the_samples_of_its_share_or_of_its_tensors_or_one():
+    batch = [torch.zeros(5, 2), torch.zeros(4)]
+    assert [samples_in(batch, share) for share in (Share(3, 6, 1.0, 1.0, False), EVEN_SHARE)] == [3, 5]
+    assert samples_in((), EVEN_SHARE) == samples_in(["text"], EVEN_SHARE) == samples_in(object(), EVEN_SHARE) == 1

@@ -1,5 +1,3 @@
-import functools
-
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -22,9 +20,8 @@ class Model(BoringModel):
 
 
 def train_and_get_group(tmp_path, schedule, epochs, resume=None, **settings):
-    model = Model(schedule, **settings)
+    model, file = Model(schedule, **settings), tmp_path / f"{epochs}.ckpt"
     limits = {"limit_train_batches": 2, "limit_val_batches": 0}
-    file = tmp_path / f"{epochs}.ckpt"
 
     class Save(OptimizerOverrides):
         def on_train_end(self, trainer, module):
@@ -74,11 +71,7 @@ NESTED = {
     "phases": (lambda optimizer, steps: schedules.OneCycleLR(optimizer, 0.1, total_steps=steps), 4, 8),
     "milestones": (lambda optimizer, milestone: schedules.MultiStepLR(optimizer, [milestone]), 3, 5),
     "an object": (lambda optimizer, steps: schedules.LambdaLR(optimizer, Warmup(steps)), 3, 9),
-    "an object within": (
-        lambda optimizer, steps: schedules.CyclicLR(optimizer, 0.1, 0.2, 2, scale_fn=Warmup(steps)),
-        3,
-        9,
-    ),
+    "an object within": (lambda optimizer, n: schedules.CyclicLR(optimizer, 0.1, 0.2, 2, scale_fn=Warmup(n)), 3, 9),
     "within another": (sequential, 0.5, 0.1),
 }
 """Schedule with one setting, and the setting before and after a change."""
@@ -86,14 +79,11 @@ NESTED = {
 
 @pytest.mark.parametrize("kind", NESTED)
 def test_changed_settings_nested_in_a_schedule_are_used(tmp_path, kind):
-    schedule, *settings = NESTED[kind]
-    before, after = (
-        functools.partial(lambda setting, optimizer: schedule(optimizer, setting), each) for each in settings
-    )
+    schedule, old, new = NESTED[kind]
+    before, after = (lambda optimizer: schedule(optimizer, old)), (lambda optimizer: schedule(optimizer, new))
     _, file = train_and_get_group(tmp_path, before, 2)
     for make_schedule, epochs in ((after, 5), (before, 4)):
         uninterrupted, _ = train_and_get_group(tmp_path, make_schedule, epochs)
         resumed, _ = train_and_get_group(tmp_path, make_schedule, epochs, resume=file)
         assert resumed["lr"] == pytest.approx(uninterrupted["lr"], rel=1e-12)
-    state = torch.load(file, weights_only=True)
-    assert state["configured"]["schedules"]
+    assert torch.load(file, weights_only=True)["configured"]["schedules"]

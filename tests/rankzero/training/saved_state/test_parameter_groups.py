@@ -26,19 +26,13 @@ def names_of(module, optimizer):
     return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
-def test_each_group_lists_its_parameters_in_the_order_of_the_optimizer():
-    module = net()
-    optimizer = SGD([{"params": list(module[2].parameters())}, {"params": [module[0].bias]}], lr=0.1)
-    assert group_names(module, optimizer) == [HEAD, ["0.bias"]]
-
-
-def test_names_of_unknown_shared_and_unusual_parameters():
+def test_groups_list_known_unknown_shared_and_unusual_parameters_in_the_order_of_the_optimizer():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     module[1].weight = module[0].weight
     module.register_parameter("scale_orig", nn.Parameter(torch.ones(1)))
-    groups = [[*net()[2].parameters()], [module[1].weight, module[1].bias], [module.scale_orig]]
+    groups = [[*net()[2].parameters()], [module[1].weight, module[1].bias], [module.scale_orig], [module[0].bias]]
     optimizer = SGD([{"params": parameters} for parameters in groups], lr=0.1)
-    assert group_names(module, optimizer) == [["", ""], ["0.weight", "1.bias"], ["scale_orig"]]
+    assert group_names(module, optimizer) == [["", ""], ["0.weight", "1.bias"], ["scale_orig"], ["0.bias"]]
 
 
 def test_pruned_parameter_has_the_same_name_as_without_pruning():
@@ -49,19 +43,11 @@ def test_pruned_parameter_has_the_same_name_as_without_pruning():
     assert sorted(group_names(module, optimizer)[0]) == sorted([*BACKBONE, *HEAD])
 
 
-def test_groups_are_added_as_by_lightnings_base_finetuning():
-    stock, extended = net(), net()
-    optimizers = head_only(stock), head_only(extended)
-    BaseFinetuning.unfreeze_and_add_param_group(stock[0], optimizers[0], lr=0.01)
-    add_missing_groups(extended, [optimizers[1]], [group_names(stock, optimizers[0])])
-    assert names_of(extended, optimizers[1]) == names_of(stock, optimizers[0]) == [HEAD, BACKBONE]
-
-
-def test_the_state_of_an_optimizer_with_added_groups_can_be_loaded():
-    """The settings of the added group come from the saved state."""
+def test_groups_that_lightnings_base_finetuning_added_are_added_and_their_saved_state_can_be_loaded():
     before = net()
     optimizer = head_only(before)
-    optimizer.add_param_group({"params": list(before[0].parameters()), "lr": 0.01, "weight_decay": 0.5})
+    BaseFinetuning.unfreeze_and_add_param_group(before[0], optimizer, lr=0.01)
+    optimizer.param_groups[1]["weight_decay"] = 0.5
     before(torch.ones(4, 2)).sum().backward()
     optimizer.step()
     after = net()
@@ -69,6 +55,7 @@ def test_the_state_of_an_optimizer_with_added_groups_can_be_loaded():
     with pytest.raises(ValueError, match="different number of parameter groups"):
         resumed.load_state_dict(optimizer.state_dict())
     add_missing_groups(after, [resumed], [group_names(before, optimizer)])
+    assert names_of(after, resumed) == names_of(before, optimizer) == [HEAD, BACKBONE]
     resumed.load_state_dict(optimizer.state_dict())
     assert (resumed.param_groups[1]["lr"], resumed.param_groups[1]["weight_decay"]) == (0.01, 0.5)
     for old, new in zip(before.parameters(), after.parameters(), strict=True):

@@ -21,32 +21,21 @@ def net():
     return nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 2)))
 
 
-def prune_once(module):
-    prune.l1_unstructured(module[0], "weight", 0.5)
-
-
-def prune_weight_and_bias(module):
-    prune_once(module)
-    prune.random_unstructured(module[0], "bias", 1)
-    prune.identity(module[1][0], "weight")
-
-
-def prune_twice(module):
-    prune_once(module)
-    prune.ln_structured(module[0], "weight", 1, n=2, dim=0)
-
-
-def prune_globally(module):
-    layers = [(module[0], "weight"), (module[1][0], "weight")]
-    prune.global_unstructured(layers, prune.L1Unstructured, amount=0.4)
-
-
-METHODS = [prune_once, prune_weight_and_bias, prune_twice, prune_globally]
+METHODS = ("once", "weight and bias", "twice", "globally")
 
 
 def pruned_net(method):
     module = net()
-    method(module)
+    if method == "globally":
+        layers = [(module[0], "weight"), (module[1][0], "weight")]
+        prune.global_unstructured(layers, prune.L1Unstructured, amount=0.4)
+        return module
+    prune.l1_unstructured(module[0], "weight", 0.5)
+    if method == "twice":
+        prune.ln_structured(module[0], "weight", 1, n=2, dim=0)
+    elif method == "weight and bias":
+        prune.random_unstructured(module[0], "bias", 1)
+        prune.identity(module[1][0], "weight")
     return module
 
 
@@ -61,12 +50,13 @@ def state_without_masks(module, method):
     return dict(sorted(module.state_dict().items()))
 
 
-def test_a_module_without_masks_has_no_pruned_parameters():
+def test_a_module_without_masks_has_no_pruned_parameters_and_a_parameter_that_no_longer_exists_is_not_pruned():
     module = net()
     assert pruned_parameters(module) == {}
     assert without_pruning(module.state_dict(), {}, masked=True).keys() == module.state_dict().keys()
-    prune_again(module, {})
-    assert not prune.is_pruned(module)
+    for saved in ({}, {"0.other": {"orig": torch.ones(2), "mask": torch.ones(2)}}):
+        prune_again(module, saved)
+        assert not prune.is_pruned(module)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -81,12 +71,10 @@ def test_pruned_parameters_are_those_that_have_masks_in_the_state_dict(method):
 
 
 def test_pruned_parameter_of_the_root_module_has_no_prefix():
-    layer = nn.Linear(2, 2)
+    layer, other_layer = nn.Linear(2, 2), nn.Linear(2, 2)
     prune.identity(layer, "bias")
-    assert list(pruned_parameters(layer)) == ["bias"]
-    other_layer = nn.Linear(2, 2)
     prune_again(other_layer, pruned_parameters(layer))
-    assert list(pruned_parameters(other_layer)) == ["bias"]
+    assert [*pruned_parameters(layer)] == [*pruned_parameters(other_layer)] == ["bias"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -120,12 +108,6 @@ def test_model_that_is_pruned_again_computes_and_trains_as_before(method):
     assert differences(state_without_masks(resumed, method), state_without_masks(module, method)) == []
 
 
-def test_a_parameter_that_no_longer_exists_is_not_pruned():
-    module = net()
-    prune_again(module, {"0.other": {"orig": torch.ones(2), "mask": torch.ones(2)}})
-    assert not prune.is_pruned(module)
-
-
 def set_up_callback(module, lottery=True):
     """Returns Lightning's pruning callback after its setup."""
     callback = ModelPruning("l1_unstructured", amount=0.3, use_lottery_ticket_hypothesis=lottery)
@@ -133,9 +115,10 @@ def set_up_callback(module, lottery=True):
     return callback
 
 
-def test_lottery_tickets_are_in_use_after_lightning_restores_initial_parameters():
-    module = net()
-    callback = set_up_callback(module)
+def test_lottery_tickets_are_in_use_only_after_lightning_restores_initial_parameters():
+    without_lottery, callback = set_up_callback(net(), lottery=False), set_up_callback(net())
+    assert tickets_in_use(without_lottery) == []
+    use_tickets(without_lottery, [0, 1])
     assert tickets_in_use(callback) == []
     callback.apply_pruning(0.3)
     assert tickets_in_use(callback) == []
@@ -154,16 +137,11 @@ def test_lottery_tickets_are_in_use_again_after_a_resume():
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.fill_(7)
-    copies = [
-        getattr(layer["data"], name) for layer in callback._original_layers.values() for _, name in layer["names"]
-    ]
-    numbers = [number for layer in callback._original_layers.values() for number, _ in layer["names"]]
-    assert [bool((copy == 7).all()) for copy in copies] == [number in (0, 2) for number in numbers]
+    copies = {
+        number: getattr(layer["data"], name)
+        for layer in callback._original_layers.values()
+        for number, name in layer["names"]
+    }
+    assert {number for number, copy in copies.items() if (copy == 7).all()} == {0, 2} and len(copies) == 4
     use_tickets(callback, [])
     assert tickets_in_use(callback) == [0, 2]
-
-
-def test_no_tickets_are_in_use_without_the_lottery_ticket_hypothesis():
-    callback = set_up_callback(net(), lottery=False)
-    assert tickets_in_use(callback) == []
-    use_tickets(callback, [0, 1])

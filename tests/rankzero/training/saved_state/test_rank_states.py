@@ -1,4 +1,5 @@
 import random
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -37,15 +38,14 @@ class ModuleWithMetrics(LightningModule):
             outputs, targets = torch.tensor([sample % 7 / 7, 0.3]), torch.tensor([sample % 2, 1])
             self.scores.update(outputs, targets)
             self.area.update(outputs, targets)
+        return self
 
     def values(self):
         return {**self.scores.compute(), "area": self.area.compute()}
 
 
 def updated(samples):
-    module = ModuleWithMetrics()
-    module.update_metrics(samples)
-    return module
+    return ModuleWithMetrics().update_metrics(samples)
 
 
 @pytest.mark.parametrize(
@@ -55,10 +55,7 @@ def test_metrics_continue_with_the_samples_of_all_ranks(samples_of_ranks):
     resumed = ModuleWithMetrics()
     load_metrics(resumed, [save_metrics(updated(samples_of_rank)) for samples_of_rank in samples_of_ranks])
     resumed.update_metrics(range(9, 20))
-    uninterrupted = updated(
-        [sample for samples_of_rank in samples_of_ranks for sample in samples_of_rank] + list(range(9, 20))
-    )
-    expected = uninterrupted.values()
+    expected = updated([*chain(*samples_of_ranks), *range(9, 20)]).values()
     for name, value in resumed.values().items():
         assert torch.allclose(value, expected[name]), name
 

@@ -28,24 +28,22 @@ def orders(plan, *loaders, **settings):
     return recorder.orders
 
 
-def test_order_contains_seed_global_batch_size_and_data():
-    plan = SamplingPlan(seed=3)
-    for order in orders(plan):
-        assert {**order, "positions": None} == {
-            "positions": None,
-            "seed": 3,
-            "global_batch_sizes": [8],
-            "data": plan.data,
-        }
-    assert plan.data["samples"] == "29"
-
-
-def test_the_position_counts_epochs_steps_and_samples():
-    found = [[Position(**position) for position in order["positions"]] for order in orders(SamplingPlan())]
-    expected = [
-        [Position(epoch, step, 8 * step)] if step else [Position(epoch)] for epoch in (0, 1) for step in range(4)
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_order_counts_epochs_steps_and_samples_and_resumes_on_any_number_of_ranks(world):
+    saved = SamplingPlan(seed=3)
+    found = orders(saved)
+    steps = [Position(epoch, step, 8 * step) if step else Position(epoch) for epoch in (0, 1) for step in range(4)]
+    assert [[Position(**position) for position in order["positions"]] for order in found] == [
+        [position] for position in (*steps, Position(2))
     ]
-    assert found == [*expected, [Position(2)]]
+    assert saved.data["samples"] == "29"
+    settings = {"seed": 3, "global_batch_sizes": [8], "data": saved.data}
+    for order in found:
+        assert order == {"positions": order["positions"], **settings}
+        plan = SamplingPlan(0, world, seed=3)
+        assert resume_order(plan, {"rankzero": {"order": order}}, "x", False) is None
+        assert [vars(position) for position in plan.start_positions] == order["positions"]
+        assert (plan.kept_sizes, plan.kept_data) == ([8], order["data"])
 
 
 def test_accumulated_batches_are_one_step():
@@ -72,12 +70,3 @@ def test_unmanaged_loader_has_no_saved_order():
     plan = SamplingPlan()
     assert set(map(str, orders(plan, ShuffledNet.stream(), max_epochs=1))) == {"None"}
     assert plan.order is None
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_saved_order_is_resumed_on_any_number_of_ranks(world):
-    for order in orders(SamplingPlan(seed=3)):
-        plan = SamplingPlan(0, world, seed=3)
-        assert resume_order(plan, {"rankzero": {"order": order}}, "x", False) is None
-        assert [vars(position) for position in plan.start_positions] == order["positions"]
-        assert (plan.kept_sizes, plan.kept_data) == ([8], order["data"])
