@@ -97,6 +97,7 @@ def record(calls, source, hook, trainer, arguments):
     gradients = [parameter.grad is not None for parameter in trainer.lightning_module.parameters()]
     metrics = {name: value.clone() for name, value in trainer.callback_metrics.items()}
     position = (trainer.global_step, trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_idx)
+    position += (trainer.lightning_module._current_fx_name,)
     calls.append((source, hook, position, numbers, tensors, outputs, rates, gradients, metrics))
 
 
@@ -229,10 +230,13 @@ def differences(first, second, path=""):
 
 
 class Counts(Callback):
-    """Records the calls of two hooks, with step and batch."""
+    """Records the calls of three hooks, with step and batch."""
 
     def __init__(self, seen=None):
         self.seen = [] if seen is None else seen
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.seen.append(("start", batch_idx, module._current_fx_name))
 
     def on_before_zero_grad(self, trainer, module, optimizer):
         self.seen.append(("zero", trainer.global_step))

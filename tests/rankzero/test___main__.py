@@ -1,5 +1,3 @@
-"""The console command `rankzero`."""
-
 import sys
 
 import pytest
@@ -27,19 +25,11 @@ def run_command(monkeypatch, capsys):
     return type_line
 
 
-@pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
-def test_the_help_lists_the_commands(run_command, words):
-    code, printed = run_command(*words)
-    assert code == 0 and all(f"  {name} " in printed.out for name in COMMANDS)
-
-
-def test_the_version_is_printed(run_command):
+def test_the_help_lists_the_commands_and_the_version_is_printed(run_command):
+    for words in ((), ("--help",), ("-h",)):
+        code, printed = run_command(*words)
+        assert code == 0 and all(f"  {name} " in printed.out for name in COMMANDS)
     assert run_command("--version") == (0, (rankzero.__version__ + "\n", ""))
-
-
-def test_a_mistyped_command_is_refused_with_a_suggestion(run_command):
-    code, printed = run_command("trian")
-    assert code == 2 and "asked  rankzero trian" in printed.err and "type   rankzero" in printed.err
 
 
 @pytest.mark.parametrize("name", ["validate", "test", "check"])
@@ -49,7 +39,9 @@ def test_subcommands_of_the_scripts_are_commands_of_rankzero(run_command, monkey
     assert code == 2 and "asked  --split none" in printed.err
 
 
-def test_messages_name_the_command_as_typed(run_command):
+def test_messages_name_the_command_as_typed_and_suggest_one_for_a_mistyped_command(run_command):
+    code, printed = run_command("trian")
+    assert code == 2 and "asked  rankzero trian" in printed.err and "type   rankzero" in printed.err
     code, printed = run_command("fit", "--devices", "none")
     assert code == 2 and "launch/" not in printed.err
     assert as_typed("srun python launch/fit.py --nodes 2") == "srun rankzero fit --nodes 2"

@@ -1,6 +1,7 @@
 import contextlib
 import io
 import os
+import pickle
 import re
 import socket
 import subprocess
@@ -8,6 +9,7 @@ import sys
 
 import pytest
 
+from data_modules import in_memory
 from data_modules.in_memory import at_least
 from rankzero.messages import (
     CannotStart,
@@ -30,21 +32,13 @@ def test_nearest_returns_the_most_similar_name_or_none(name, expected):
     assert nearest(name, ["MLP", "ResNet"]) == expected
 
 
-def test_an_error_raised_by_an_included_module_becomes_a_user_message():
+def test_only_errors_of_included_modules_become_user_messages_in_this_process_or_in_a_loader_process():
     with pytest.raises(ValueError, match="must be") as error:
         at_least(1, "batch_size", 0)
     assert user_message(error.value) == "--data.batch_size is 0; it must be 1 or more"
-
-
-def test_an_error_raised_by_other_code_becomes_no_user_message():
     with pytest.raises(ValueError, match="invalid literal") as error:
         int("x")
     assert user_message(error.value) is None
-
-
-def test_an_error_in_a_loader_process_is_classified_by_its_origin():
-    from data_modules import in_memory
-
     text = (
         "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
         f'  File "{in_memory.__file__}", line 3, in read\n    raise ValueError(text)\nValueError: corrupt: a.png\n'
@@ -62,24 +56,18 @@ def test_user_errors_become_cannot_start_only_before_the_first_step():
 
 
 def test_a_request_error_keeps_its_message_when_pickled():
-    import pickle
-
     error = RequestError("--devices 3", "2 GPUs", "--devices 2")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-def test_is_peer_failure_recognizes_connection_errors():
+def test_messages_of_torch_reveal_connection_errors_and_unused_parameters():
     assert is_peer_failure(RuntimeError("[../third_party/gloo/x.cc:81] Connection closed by peer [127.0.0.1]:1234"))
     assert not is_peer_failure(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-
-
-def test_the_message_about_unused_parameters_names_the_rankzero_flag():
     torch_error = RuntimeError("... by setting the string value `strategy='ddp_find_unused_parameters_true'` or ...")
     assert "--trainer.strategy ddp_find_unused_parameters_true" in user_message(torch_error)
 
 
 PRINTING = """
-import os, sys
 from rankzero.messages import flush_streams, print_error, print_line
 print("held back")
 for _ in range(3):

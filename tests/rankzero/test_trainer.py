@@ -1,5 +1,3 @@
-"""The Trainer as a script uses it, compared with stock Lightning's Trainer."""
-
 import inspect
 import json
 import re
@@ -26,78 +24,13 @@ from rankzero.runs.checkpoints.manifest import checkpoints_in, read_manifest
 from stock import QUIET, differences, every_hook
 
 
-def train(kind, calls=None, **settings):
-    model = DropoutNet()
-    torch.manual_seed(5)
-    trainer = kind(callbacks=[every_hook([] if calls is None else calls)], max_epochs=2, **QUIET, **settings)
+def train(model=None, kind=Trainer, **settings):
+    """Trains the run `x` for two epochs; returns the Trainer and the model."""
+    model, output = model or DropoutNet(), {"accelerator": "cpu"} if "quiet" in settings else QUIET
+    name = {"name": "x"} if kind is Trainer else {}
+    trainer = kind(**{"max_epochs": 2, **output, **name, **settings})
     trainer.fit(model, samples(), samples())
     return trainer, model
-
-
-def test_every_flag_is_an_argument_with_the_same_default():
-    parameters = inspect.signature(Trainer.__init__).parameters
-    own_defaults = {
-        name: parameter.default for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY
-    }
-    assert own_defaults.keys() == TRAINER_FLAGS.keys()
-    flag_defaults = {
-        name: flag.default if flag.default is None else str(flag.default) for name, flag in TRAINER_FLAGS.items()
-    }
-    assert read_arguments(own_defaults) == read_arguments(flag_defaults)
-    documentation = inspect.getdoc(Trainer)
-    assert all(f"{name}: " in documentation for name in own_defaults)
-
-
-def test_no_rankzero_argument_has_the_name_of_a_lightning_argument():
-    lightning_parameters = inspect.signature(pl.Trainer.__init__).parameters
-    assert not TRAINER_FLAGS.keys() & lightning_parameters.keys()
-
-
-def test_weights_and_hook_calls_equal_those_of_stock_lightning(script_folder):
-    stock_calls, calls = [], []
-    _, stock_model = train(pl.Trainer, stock_calls, logger=False, enable_checkpointing=False)
-    _, model = train(Trainer, calls, name="x")
-    assert differences(model.state_dict(), stock_model.state_dict()) == []
-    assert differences(calls, stock_calls) == [] and calls
-
-
-def test_a_run_writes_the_same_files_as_the_command_line(script_folder, capsys):
-    train(Trainer, name="x", save_every="3steps", keep=2)
-    out = capsys.readouterr().out
-    assert "run x: finished" in out and "epoch 2: 21 of 21 samples, each once" in out
-    summary = summary_in(script_folder)
-    assert (summary["status"], summary["steps"], summary["epochs"]) == ("finished", 12, 2)
-    names = [path.name for path in checkpoints_in(script_folder / "runs/x/checkpoints")]
-    assert names == ["step-00000009", "step-00000012"]
-    assert list((script_folder / "runs/x/tensorboard").glob("events*"))
-
-
-def test_a_run_without_a_name_is_named_after_the_script(script_folder):
-    trainer, _ = train(Trainer)
-    stem = Path(getattr(sys.modules["__main__"], "__file__", "run")).stem
-    assert trainer.run.path == Path("runs") / f"{stem}-1" and trainer.run.exists
-
-
-def test_another_trainer_with_the_same_name_resumes_the_run(script_folder):
-    uninterrupted, model = train(Trainer, name="whole")
-    first = Trainer(name="x", max_epochs=1, **QUIET)
-    torch.manual_seed(5)
-    first.fit(DropoutNet(), samples(), samples())
-    second, resumed_model = Trainer(name="x", max_epochs=2, **QUIET), DropoutNet()
-    second.fit(resumed_model, samples(), samples())
-    assert second.global_step == uninterrupted.global_step == 12
-    assert differences(resumed_model.state_dict(), model.state_dict()) == []
-
-
-def test_a_finished_run_is_restored_without_training(script_folder, capsys):
-    _, model = train(Trainer, name="x")
-    fresh = DropoutNet()
-    torch.nn.init.zeros_(fresh.layer.weight)
-    trainer = Trainer(name="x", max_epochs=2, **QUIET)
-    trainer.fit(fresh, samples(), samples())
-    assert torch.equal(fresh.layer.weight, model.layer.weight) and trainer.global_step == 12
-    assert "already finished" in capsys.readouterr().out
-    assert summary_in(script_folder)["attempts"] == 1
 
 
 def summary_in(script_folder):
@@ -108,13 +41,67 @@ def count_attempts(script_folder):
     return len(json.loads((script_folder / "runs/x/run.json").read_text())["attempts"])
 
 
+def refuse(*arguments):
+    raise RequestError("--batch_size 9", "that is too large", "--batch_size 8")
+
+
+def test_every_flag_is_an_argument_with_the_same_default_and_none_has_the_name_of_a_lightning_argument():
+    parameters = inspect.signature(Trainer.__init__).parameters
+    own = {name: one.default for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+    flag_defaults = {name: None if flag.default is None else str(flag.default) for name, flag in TRAINER_FLAGS.items()}
+    assert own.keys() == TRAINER_FLAGS.keys() and read_arguments(own) == read_arguments(flag_defaults)
+    assert all(f"{name}: " in inspect.getdoc(Trainer) for name in own)
+    assert not own.keys() & inspect.signature(pl.Trainer.__init__).parameters.keys()
+
+
+def test_weights_and_hook_calls_equal_those_of_stock_lightning(script_folder):
+    stock_calls, calls = [], []
+    without_files = {"logger": False, "enable_checkpointing": False}
+    _, stock_model = train(kind=pl.Trainer, callbacks=[every_hook(stock_calls)], **without_files)
+    _, model = train(callbacks=[every_hook(calls)])
+    assert differences(model.state_dict(), stock_model.state_dict()) == []
+    assert differences(calls, stock_calls) == [] and calls
+
+
+def test_a_run_writes_the_same_files_as_the_command_line_and_a_second_fit_is_refused(script_folder, capsys):
+    trainer, model = train(save_every="3steps", keep=2)
+    out = capsys.readouterr().out
+    assert "run x: finished" in out and "epoch 2: 21 of 21 samples, each once" in out
+    summary = summary_in(script_folder)
+    assert (summary["status"], summary["steps"], summary["epochs"]) == ("finished", 12, 2)
+    names = [path.name for path in checkpoints_in(script_folder / "runs/x/checkpoints")]
+    assert names == ["step-00000009", "step-00000012"]
+    assert list((script_folder / "runs/x/tensorboard").glob("events*"))
+    with pytest.raises(RequestError, match="has already trained run x"):
+        trainer.fit(model, samples())
+
+
+def test_a_run_without_a_name_is_named_after_the_script(script_folder):
+    trainer, _ = train(name=None)
+    stem = Path(getattr(sys.modules["__main__"], "__file__", "run")).stem
+    assert trainer.run.path == Path("runs") / f"{stem}-1" and trainer.run.exists
+
+
+def test_another_trainer_with_the_same_name_resumes_the_run_or_restores_a_finished_run(script_folder, capsys):
+    uninterrupted, model = train(name="whole")
+    train(max_epochs=1)
+    resumed, resumed_model = train()
+    assert resumed.global_step == uninterrupted.global_step == 12
+    assert differences(resumed_model.state_dict(), model.state_dict()) == []
+    assert "already finished" not in capsys.readouterr().out
+    fresh = DropoutNet()
+    torch.nn.init.zeros_(fresh.layer.weight)
+    trainer, _ = train(fresh)
+    assert torch.equal(fresh.layer.weight, model.layer.weight) and trainer.global_step == 12
+    assert "already finished" in capsys.readouterr().out
+    assert summary_in(script_folder)["attempts"] == 2
+
+
 def test_a_finished_run_without_a_checkpoint_trains_in_a_new_attempt(script_folder, capsys):
     for attempt in (1, 2):
-        locks = []
-        model = DropoutNet()
+        model, locks = DropoutNet(), []
         model.on_train_epoch_end = lambda locks=locks: locks.append(len(list(script_folder.glob("runs/.x.lock"))))
-        trainer = Trainer(name="x", max_epochs=1, enable_checkpointing=False, **QUIET)
-        trainer.fit(model, samples())
+        trainer, _ = train(model, max_epochs=1, enable_checkpointing=False)
         assert (trainer.run.attempt, count_attempts(script_folder), locks) == (attempt, attempt, [1])
     out = capsys.readouterr().out
     assert "already finished" not in out and "no checkpoint of its last step; it starts from the beginning" in out
@@ -123,8 +110,7 @@ def test_a_finished_run_without_a_checkpoint_trains_in_a_new_attempt(script_fold
 @pytest.mark.parametrize("lost", ["step-*", "step-00000012"])
 def test_a_finished_run_that_lost_its_last_checkpoint_trains_in_a_new_attempt(script_folder, lost):
     for attempt in (1, 2):
-        trainer = Trainer(name="x", max_epochs=2, **QUIET)
-        trainer.fit(DropoutNet(), samples())
+        trainer, _ = train()
         assert (trainer.run.attempt, count_attempts(script_folder), trainer.global_step) == (attempt, attempt, 12)
         for path in (script_folder / "runs/x/checkpoints").glob(lost):
             shutil.rmtree(path)
@@ -132,17 +118,9 @@ def test_a_finished_run_that_lost_its_last_checkpoint_trains_in_a_new_attempt(sc
 
 def test_a_run_that_a_callback_ended_early_is_restored_without_training(script_folder, capsys):
     for _ in range(2):
-        early_stopping = EarlyStopping("loss", patience=0, divergence_threshold=-1.0)
-        trainer = Trainer(name="x", max_epochs=9, callbacks=[early_stopping], **QUIET)
-        trainer.fit(DropoutNet(), samples())
+        trainer, _ = train(max_epochs=9, callbacks=[EarlyStopping("loss", patience=0, divergence_threshold=-1.0)])
         assert (trainer.global_step, trainer.current_epoch, count_attempts(script_folder)) == (6, 1, 1)
     assert "(1 epoch, 6 steps; stopped early by a callback" in capsys.readouterr().out
-
-
-def test_a_second_fit_is_refused_with_a_message(script_folder):
-    trainer, model = train(Trainer, name="x")
-    with pytest.raises(RequestError, match="has already trained run x"):
-        trainer.fit(model, samples())
 
 
 def test_fit_can_be_called_again_after_a_refusal(script_folder, monkeypatch):
@@ -159,17 +137,13 @@ def test_fit_can_be_called_again_after_a_refusal(script_folder, monkeypatch):
 
 
 def test_a_trainer_that_restored_a_finished_run_can_train_from_another_checkpoint(script_folder):
-    train(Trainer, name="x", save_every="3steps")
+    train(save_every="3steps")
     trainer, model = Trainer(name="x", max_epochs=2, **QUIET), DropoutNet()
     for _ in range(2):
         trainer.fit(model, samples())
         assert (trainer.global_step, count_attempts(script_folder)) == (12, 1)
     trainer.fit(model, samples(), ckpt_path=script_folder / "runs/x/checkpoints/step-00000009")
     assert (trainer.global_step, count_attempts(script_folder)) == (12, 2) and trainer.outcome.has_trained
-
-
-def refuse(*arguments):
-    raise RequestError("--batch_size 9", "that is too large", "--batch_size 8")
 
 
 def test_evaluations_and_predictions_equal_stock_lightnings_before_and_after_training(script_folder):
@@ -195,32 +169,22 @@ class FailingNet(DropoutNet):
 
 
 def test_an_error_in_user_code_is_raised_unchanged(script_folder):
-    trainer = Trainer(name="x", max_epochs=2, **QUIET)
     with pytest.raises(KeyError, match="the second") as raised:
-        trainer.fit(FailingNet(), samples())
+        train(FailingNet())
     assert isinstance(raised.value.__cause__, LookupError)
     assert summary_in(script_folder)["status"] == "failed"
-    second_trainer = Trainer(name="x", max_epochs=2, save_every="2steps", **QUIET)
-    second_trainer.fit(DropoutNet(), samples())
-    assert second_trainer.global_step == 12
+    assert train(save_every="2steps")[0].global_step == 12
 
 
 def test_a_stop_raises_system_exit_and_the_same_script_resumes_the_run(script_folder, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(rankzero.Stopped) as stopped:
         patch.setattr(DropoutNet, "stops_at", 3)
-        Trainer(name="x", max_epochs=2, **QUIET).fit(DropoutNet(), samples())
+        train()
     assert isinstance(stopped.value, SystemExit) and stopped.value.code == 75
     session._close_coordinator(None)
     monkeypatch.setattr(Session, "current", None)  # as if the same script were started again
-    resumed = Trainer(name="x", max_epochs=2, **QUIET)
-    resumed.fit(DropoutNet(), samples())
+    resumed, _ = train()
     assert resumed.global_step == 12 and resumed.run.attempt == 2
-
-
-def test_a_users_logger_replaces_tensorboard(script_folder):
-    trainer = Trainer(name="x", max_epochs=1, logger=CSVLogger("csv"), log_every_n_steps=1, **QUIET)
-    trainer.fit(DropoutNet(), samples())
-    assert list(Path("csv").rglob("metrics.csv")) and not (script_folder / "runs/x/tensorboard").exists()
 
 
 def test_seed_everything_after_building_the_trainer_sets_the_seed_of_the_order(script_folder):
@@ -233,17 +197,17 @@ def test_seed_everything_after_building_the_trainer_sets_the_seed_of_the_order(s
     assert order(1) != order(2)
 
 
-def test_fit_accepts_a_data_module(script_folder):
+def test_fit_accepts_a_data_module_and_a_users_logger_replaces_tensorboard(script_folder):
     class Data(BoringDataModule):
         def train_dataloader(self):
             return samples()
 
-        def val_dataloader(self):
-            return samples()
+        val_dataloader = train_dataloader
 
-    trainer = Trainer(name="x", max_epochs=1, **QUIET)
+    trainer = Trainer(name="x", max_epochs=1, logger=CSVLogger("csv"), log_every_n_steps=1, **QUIET)
     trainer.fit(DropoutNet(), datamodule=Data())
     assert trainer.global_step == 6
+    assert list(Path("csv").rglob("metrics.csv")) and not (script_folder / "runs/x/tensorboard").exists()
 
 
 def test_the_users_callbacks_come_after_the_sample_ledger_and_before_saving(script_folder):
@@ -254,8 +218,7 @@ def test_the_users_callbacks_come_after_the_sample_ledger_and_before_saving(scri
 
 
 def test_a_quiet_run_prints_one_line(script_folder, capsys):
-    trainer = Trainer(name="x", max_epochs=2, accelerator="cpu", quiet=True)
-    trainer.fit(DropoutNet(), samples(), samples())
+    train(quiet=True)
     captured = capsys.readouterr()
     assert re.fullmatch(r"run x: finished, loss \S+, val_loss \S+, runs/x\n", captured.out) and captured.err == ""
     assert "quiet" not in (script_folder / "runs/x/config.yaml").read_text()
@@ -265,11 +228,11 @@ def test_a_quiet_run_states_how_to_resume_and_what_differs(script_folder, capsys
     model = DropoutNet()
     model.stops_at = 3
     with pytest.raises(rankzero.Stopped):
-        Trainer(name="x", max_epochs=2, accelerator="cpu", quiet=True).fit(model, samples())
+        train(model, quiet=True)
     out = capsys.readouterr().out
     assert out.startswith("run x: stopped, ") and out.endswith('runs/x; to resume: the same command with name="x"\n')
     with pytest.raises(rankzero.Stopped):  # the request to stop stays in force
-        Trainer(name="x", max_epochs=1, accelerator="cpu", quiet="yes").fit(DropoutNet(), samples())
+        train(max_epochs=1, quiet="yes")
     out = capsys.readouterr().out
     assert out.startswith("rankzero: changed since the checkpoint: max_epochs=2 -> 1\nrun x: stopped, ")
 
@@ -279,5 +242,5 @@ def test_a_users_bar_stays_in_a_quiet_run(script_folder, capsys):
         def on_train_end(self, trainer, pl_module):
             print("own bar")
 
-    Trainer(name="x", max_epochs=1, accelerator="cpu", quiet=True, callbacks=[Bar()]).fit(DropoutNet(), samples())
+    train(max_epochs=1, quiet=True, callbacks=[Bar()])
     assert capsys.readouterr().out.startswith("own bar\nrun x: finished")

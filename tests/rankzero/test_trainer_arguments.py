@@ -1,23 +1,15 @@
-"""Arguments of the Trainer: accepted forms, and messages about wrong arguments."""
-
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.demos.boring_classes import BoringModel
+from boring_models import DropoutNet, samples
 from lightning.pytorch.strategies import DDPStrategy
-from torch.utils.data import DataLoader
 
 from rankzero import Trainer
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.manifest import checkpoints_in
-
-QUIET = {"accelerator": "cpu", "enable_model_summary": False, "enable_progress_bar": False}
-
-
-def samples():
-    return DataLoader(torch.randn(21, 32), batch_size=4)
+from stock import QUIET
 
 
 @pytest.mark.parametrize(
@@ -62,7 +54,7 @@ def test_the_refusal_of_a_wrong_argument_names_the_argument(script_folder, monke
 )
 def test_arguments_are_accepted_in_every_form(script_folder, settings):
     trainer = Trainer(**{**QUIET, "max_epochs": 1, "name": "x", **settings})
-    trainer.fit(BoringModel(), samples(), samples())
+    trainer.fit(DropoutNet(), samples(), samples())
     assert trainer.global_step == (1 if "fast_dev_run" in settings else 3 if "seed" in settings else 6)
     saved = checkpoints_in(Path(settings.get("root", "runs")) / "x/checkpoints")
     assert bool(saved) is not bool({"barebones", "fast_dev_run", "enable_checkpointing"} & settings.keys())

@@ -1,5 +1,3 @@
-"""Data-parallel training: choice of the strategy, and steps, evaluations and reductions in which ranks differ."""
-
 import random
 from datetime import timedelta
 from types import SimpleNamespace

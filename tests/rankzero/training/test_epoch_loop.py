@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
-from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 
 from rankzero import Trainer as RunTrainer
@@ -175,43 +175,31 @@ def test_model_checkpoint_saves_the_same_state_as_in_stock_lightning(tmp_path):
 
 
 def test_callback_added_at_the_start_of_an_epoch_is_called_for_each_batch():
-    class AddsCallback(Callback):
-        """Adds another callback at the start of the second epoch."""
+    added = Counts()
 
-        def __init__(self):
-            self.added = Counts()
+    def add(trainer, module):
+        if trainer.current_epoch == 1:
+            trainer.callbacks.append(added)
 
-        def on_train_epoch_start(self, trainer, pl_module):
-            if trainer.current_epoch == 1:
-                trainer.callbacks.append(self.added)
-
-    adder = AddsCallback()
-    _, trainer = train(True, Net(), [adder])
-    assert sum(entry[0] == "end" for entry in adder.added.seen) == BATCHES
+    _, trainer = train(True, Net(), [LambdaCallback(on_train_epoch_start=add)])
+    assert sum(entry[0] == "end" for entry in added.seen) == BATCHES
     assert fit_loop_of(trainer).epoch_loop._fast_epoch is None
 
 
-class SavesAt(Callback):
-    """Saves checkpoints at points of the second epoch, which are hooks and batches, and are named after them."""
+def saves_at(points, folder):
+    """Returns a callback that saves at points of the second epoch: hooks and batches, which name the checkpoint."""
 
-    def __init__(self, points, folder):
-        self.points, self.folder = points, folder
-        for hook in {hook for hook, _ in points}:
-            setattr(self, hook, partial(self.save, hook))
-
-    def save(self, hook, trainer, *arguments):
+    def save(hook, trainer, *arguments):
         point = hook, trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        if trainer.current_epoch == 1 and point in self.points:
-            trainer.save_checkpoint(self.folder / f"{hook}-{point[1]}.ckpt")
+        if trainer.current_epoch == 1 and point in points:
+            trainer.save_checkpoint(folder / f"{hook}-{point[1]}.ckpt")
+
+    return LambdaCallback(**{hook: partial(save, hook) for hook, _ in points})
 
 
 class SeededModel(BoringModel):
-    def __init__(self):
-        super().__init__()
-        self.samples = RandomDataset(32, 17)
-
     def train_dataloader(self):
-        return DataLoader(self.samples, batch_size=2)
+        return DataLoader(torch.rand(17, 32, generator=torch.Generator().manual_seed(1)), batch_size=2)
 
 
 def trained_in(folder, *callbacks, ckpt_path=None, model_class=SeededModel, **settings):
@@ -248,7 +236,7 @@ FIRST, LAST = (*HOOKS, "on_before_zero_grad"), (*HOOKS, "on_before_optimizer_ste
 def test_a_run_resumes_exactly_from_a_checkpoint_saved_in_any_hook(tmp_path, micro_batches, limit, points):
     """A checkpoint in the middle of a step has no gradients, so the resumed run takes the whole step again."""
     settings = {"accumulate_grad_batches": micro_batches, "limit_train_batches": limit}
-    weights, losses, ledger = trained_in(tmp_path / "whole", SavesAt(points, tmp_path), **settings)
+    weights, losses, ledger = trained_in(tmp_path / "whole", saves_at(points, tmp_path), **settings)
     for hook, batch in points:
         name = f"{hook}-{batch}"
         resumed = trained_in(tmp_path / name, ckpt_path=tmp_path / f"{name}.ckpt", **settings)
@@ -258,7 +246,7 @@ def test_a_run_resumes_exactly_from_a_checkpoint_saved_in_any_hook(tmp_path, mic
 
 def test_steps_are_counted_once_if_a_resumed_run_accumulates_differently(tmp_path):
     points = [("on_train_batch_end", 3), ("on_train_batch_end", 4)]
-    trained_in(tmp_path / "whole", SavesAt(points, tmp_path), accumulate_grad_batches=2)
+    trained_in(tmp_path / "whole", saves_at(points, tmp_path), accumulate_grad_batches=2)
     for batch, micro_batches in ((4, 1), (3, 4)):
         checkpoint = tmp_path / f"on_train_batch_end-{batch}.ckpt"
         trained_in(tmp_path / str(batch), ckpt_path=checkpoint, accumulate_grad_batches=micro_batches)
@@ -286,18 +274,16 @@ def test_losses_of_a_step_that_is_not_taken_are_discarded(tmp_path):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             return -1 if trainer.current_epoch == 0 and batch_idx == 5 else None
 
-    class Saves(Callback):
-        def save(self, hook, trainer, *arguments):
-            path = tmp_path / f"{hook}.ckpt"
-            if not path.exists() and (trainer.current_epoch == 1 or hook == "on_train_epoch_end"):
-                trainer.save_checkpoint(path)
+    def save(hook, epoch, trainer, *arguments):
+        path = tmp_path / f"{hook}.ckpt"
+        if trainer.current_epoch == epoch and not path.exists():
+            trainer.save_checkpoint(path)
 
-    saves, hooks = Saves(), ("on_train_epoch_end", "on_train_epoch_start", "on_train_batch_end")
-    for hook in hooks:
-        setattr(saves, hook, partial(saves.save, hook))
+    epochs = {"on_train_epoch_end": 0, "on_train_epoch_start": 1, "on_train_batch_end": 1}
+    saves = LambdaCallback(**{hook: partial(save, hook, epoch) for hook, epoch in epochs.items()})
     train = partial(trained_in, accumulate_grad_batches=2)
     weights, losses, _ = train(tmp_path / "whole", SkipsRest(), saves)
-    for hook in hooks:
+    for hook in epochs:
         resumed = train(tmp_path / hook, SkipsRest(), ckpt_path=tmp_path / f"{hook}.ckpt")
         assert torch.equal(resumed[0], weights), hook
         assert resumed[1] == pytest.approx({step: losses[step] for step in resumed[1]}, rel=1e-6), hook

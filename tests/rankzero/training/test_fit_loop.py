@@ -1,5 +1,3 @@
-"""Hooks at the ends of steps and epochs, and where a run with a user's sampler resumes."""
-
 from functools import partialmethod
 
 import pytest

@@ -1,5 +1,3 @@
-"""Averages of gradients over ranks, some of which have run no backward pass."""
-
 import pytest
 import torch
 from torch import nn

@@ -1,9 +1,8 @@
-"""Rankzero's hooks: their subscribers, their order, and their position among Lightning's hooks."""
-
 import functools
 
 import pytest
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from rankzero.distributed.monitoring.activity import SANITY_CHECK
@@ -29,11 +28,7 @@ class Recorder(LoopCallback):
 class ExtraRecorder(LoopHooks):
     """Subscriber that is not a Lightning callback."""
 
-    def __init__(self, seen):
-        self.seen = seen
-
-    def on_step_done(self, trainer):
-        self.seen.append(("extra", "step", trainer))
+    __init__, on_step_done = Recorder.__init__, Recorder.on_step_done
 
     def on_ready(self, trainer):
         pass
@@ -77,7 +72,7 @@ def subscribers(callbacks, extra):
 )
 def test_subscribers_are_called_in_their_order_and_others_after_callbacks(kind, at_steps, at_batch):
     seen = []
-    table, trainer = subscribers([Recorder("a", seen), Callback(), kind("b", seen)], [ExtraRecorder(seen)])
+    table, trainer = subscribers([Recorder("a", seen), Callback(), kind("b", seen)], [ExtraRecorder("extra", seen)])
     table.drop_unneeded()
     for _ in range(2):
         table.call("on_step_done")
@@ -86,7 +81,7 @@ def test_subscribers_are_called_in_their_order_and_others_after_callbacks(kind, 
 
 
 def test_a_hook_without_an_implementation_has_no_subscriber():
-    table, _ = subscribers([Recorder("a", []), LoopCallback(), Callback()], [LoopHooks(), ExtraRecorder([])])
+    table, _ = subscribers([Recorder("a", []), LoopCallback(), Callback()], [LoopHooks(), ExtraRecorder("extra", [])])
     counts = {hook: len(functions) for hook, functions in table.methods.items() if functions}
     assert counts == {"on_ready": 1, "on_batch_done": 1, "on_step_done": 2}
     table.call("on_safe_point")
@@ -119,13 +114,12 @@ class LoopBatchRecorder(BatchRecorder, LoopCallback):
     def on_ready(self, trainer):
         fit_loop_of(trainer).epoch_loop.record.interval = trainer.log_every_n_steps  # as `IntervalMeasurements` does
 
-    def on_batch_done(self, trainer, batch, batch_idx):
+    def record(self, hook, trainer, batch, batch_idx):
         assert batch.shape == (1, 32) and trainer.global_step == batch_idx + 1
-        self.seen.append(("on_batch_done", batch_idx))
+        self.seen.append((hook, batch_idx))
 
-    def on_tick(self, trainer, batch, batch_idx):
-        assert batch.shape == (1, 32) and trainer.global_step == batch_idx + 1
-        self.seen.append(("on_tick", batch_idx))
+    on_batch_done = functools.partialmethod(record, "on_batch_done")
+    on_tick = functools.partialmethod(record, "on_tick")
 
 
 STARTS, ENDS = ("on_train_batch_start",) * 2, ("on_train_batch_end",) * 2
@@ -192,19 +186,15 @@ for _hook in PHASES.keys() - {"on_before_batch_transfer", "in validation"}:
     setattr(RecordsPhases, _hook, recording(_hook))
 
 
-class SavesCheckpoints(Callback):
-    """Saves a checkpoint after each epoch, as a user's callback may."""
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        trainer.save_checkpoint(f"epoch-{trainer.current_epoch}.ckpt")
-
-
 @pytest.mark.parametrize("in_lightnings_loop", [False, True])
 def test_each_hook_runs_in_its_phase(cwd, monkeypatch, in_lightnings_loop):
     if in_lightnings_loop:
         monkeypatch.setattr("rankzero.training.epoch_loop.fallback_reason", lambda *_: "a test")
-    model = RecordsPhases()
-    train_in_process(SavesCheckpoints(), model=model, loops=True, max_epochs=2, limit_train_batches=3)
+    model, saves = (
+        RecordsPhases(),
+        LambdaCallback(on_train_epoch_end=lambda trainer, _: trainer.save_checkpoint("x.ckpt")),
+    )
+    train_in_process(saves, model=model, loops=True, max_epochs=2, limit_train_batches=3)
     assert model.phases == PHASES
 
 

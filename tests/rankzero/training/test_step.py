@@ -1,8 +1,7 @@
-"""The training step: forward pass, backward pass and optimizer step, compared with Lightning's optimization."""
-
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loops.optimization.automatic import Closure
 from torch import nn
 
@@ -192,10 +191,9 @@ def test_fast_step_runs_for_every_batch(monkeypatch):
 def test_step_keeps_no_reference_to_batch_or_output():
     references = []
 
-    class RecordsReferences(Callback):
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            step = trainer.fit_loop.epoch_loop._fast_epoch.step
-            references.append((step._batch, step._output, step._result))
+    def record(trainer, *arguments):
+        step = trainer.fit_loop.epoch_loop._fast_epoch.step
+        references.append((step._batch, step._output, step._result))
 
-    train(True, Net(), [RecordsReferences()], max_epochs=1)
+    train(True, Net(), [LambdaCallback(on_train_batch_end=record)], max_epochs=1)
     assert references == [((), None, None)] * BATCHES

@@ -1,5 +1,3 @@
-"""The strategies: sample order of the user's loaders, accumulation, shares of a step, and loading of checkpoints."""
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,8 +1,5 @@
-"""Batch hooks: called as by Lightning, even while callbacks and hooks change."""
-
 import pytest
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.trainer import call
 
 from rankzero.distributed.monitoring.activity import Activity
 from rankzero.training.fast.batch_hooks import BATCH_HOOKS, BatchHooks, has_any, overrides
@@ -96,58 +93,6 @@ def test_added_or_removed_methods_and_callbacks_change_observers_immediately():
     assert not hooks.have_no_observers and observers(hooks) == set(BATCH_HOOKS)
     trainer.callbacks.pop()
     assert not observers(hooks) and hooks.have_no_observers
-
-
-class Recorder(Callback):
-    """Records its calls, with the module's current hook name."""
-
-    def __init__(self, seen, name, change=None):
-        self.seen, self.name, self.change = seen, name, change
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.seen.append((self.name, pl_module._current_fx_name, batch, batch_idx))
-        if self.change:
-            self.change(trainer.callbacks, self)
-
-
-def insert_before(callbacks, callback):
-    callback.change = None
-    callbacks.insert(0, Recorder(callback.seen, "inserted"))
-
-
-CALLBACK_CHANGES = {
-    "nothing": None,
-    "removes itself": lambda callbacks, callback: callbacks.remove(callback),
-    "appends": lambda callbacks, callback: callbacks.append(Recorder(callback.seen, "appended")),
-    "inserts": insert_before,
-    "clears": lambda callbacks, callback: callbacks.clear(),
-    "sets None": lambda callbacks, callback: setattr(callbacks[-1], "on_train_batch_start", None),
-}
-
-
-@pytest.mark.parametrize("change", CALLBACK_CHANGES)
-def test_call_runs_callbacks_and_module_hook_as_lightning_does(change):
-    def observe(uses_rankzero):
-        seen = []
-        first, last = Recorder(seen, "first", CALLBACK_CHANGES[change]), Recorder(seen, "last")
-        trainer, module = attached_trainer(None, loop_callback_with("on_step_done"), first, last)
-
-        def start(batch, batch_idx):
-            seen.append(("module", module._current_fx_name, batch, batch_idx))
-            return -1
-
-        module.on_train_batch_start = start
-        module._current_fx_name = "before"
-        if uses_rankzero:
-            result = BatchHooks(trainer).call("on_train_batch_start", "batch", 3)
-        else:
-            call._call_callback_hooks(trainer, "on_train_batch_start", "batch", 3)
-            result = call._call_lightning_module_hook(trainer, "on_train_batch_start", "batch", 3)
-        assert module._current_fx_name == "before"
-        return result, seen, len(trainer.callbacks)
-
-    assert observe(True) == observe(False)
-    assert observe(True)[0] == -1 and ("module", "on_train_batch_start", "batch", 3) in observe(True)[1]
 
 
 def test_has_any_finds_any_of_its_keys():

@@ -1,5 +1,3 @@
-"""Conditions of the fast path: when it may be used, and which changes are detected."""
-
 import lightning
 import pytest
 import torch

@@ -18,9 +18,12 @@ def set_optimizer_hooks(callback, trainer, module):
 
 
 def set_hooks_on_module(callback, trainer, module):
-    module.on_train_batch_start = lambda batch, batch_idx: module.seen.append(("start", batch_idx))
-    module.on_after_backward = lambda: module.seen.append(("backward", trainer.global_step))
-    module.on_train_batch_end = lambda outputs, batch, batch_idx: module.seen.append(("end", sorted(outputs)))
+    def record(*values):
+        module.seen.append((*values, module._current_fx_name))
+
+    module.on_train_batch_start = lambda batch, batch_idx: record("start", batch_idx)
+    module.on_after_backward = lambda: record("backward", trainer.global_step)
+    module.on_train_batch_end = lambda outputs, batch, batch_idx: record("end", sorted(outputs))
 
 
 def set_hook_on_callback(callback, trainer, module):
@@ -53,6 +56,8 @@ CHANGES = {
     "inserts another": lambda callback, trainer, module: trainer.callbacks.insert(
         trainer.callbacks.index(callback), module.extra
     ),
+    "clears the list": lambda callback, trainer, module: trainer.callbacks.clear(),
+    "None as a hook": lambda callback, trainer, module: setattr(trainer.callbacks[-1], "on_train_batch_end", None),
     "the list": lambda callback, trainer, module: setattr(trainer, "callbacks", [module.extra, callback]),
     "hooks on the module": set_hooks_on_module,
     "a hook on a callback": set_hook_on_callback,

@@ -1,5 +1,3 @@
-"""`--fast yes`: the chosen layout and precision, and runs that use them."""
-
 import json
 import os
 import subprocess

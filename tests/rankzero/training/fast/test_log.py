@@ -1,5 +1,3 @@
-"""`self.log` in a training step: the same values and errors as in Lightning, with few calls of Lightning's `log`."""
-
 import copy
 
 import pytest

@@ -91,16 +91,6 @@ def call_with_rank(coordinator, work, *arguments):
     return work(Rank(coordinator.launch.rank, coordinator.launch.world_size), *arguments)
 
 
-@pytest.fixture
-def on_ranks(on_ranks):
-    """Like `on_ranks`, with functions that take a `Rank`."""
-
-    def call(work, world, *arguments):
-        return on_ranks(call_with_rank, world, work, *arguments)
-
-    return call
-
-
 def log_two_steps(rank):
     results = []
     for step in range(2):
@@ -108,11 +98,6 @@ def log_two_steps(rank):
         results.append((rank.equals_stock(), rank.averages.defers, rank.strategy.reductions))
     rank.results.reduce()
     return results + [rank.strategy.reductions]
-
-
-def test_values_are_averaged_in_every_step_until_an_epoch_was_observed(on_ranks):
-    count = len(OPERATIONS)
-    assert on_ranks(log_two_steps, 2) == [[(True, False, count), (True, False, 2 * count), 2 * count]] * 2
 
 
 def train_two_epochs(rank):
@@ -128,13 +113,6 @@ def train_two_epochs(rank):
     return results + [rank.strategy.reductions, rank.equals_stock()]
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_unread_values_are_averaged_together_at_the_end_of_the_interval(on_ranks, world):
-    """Means and sums share one reduction; the logged values equal Lightning's."""
-
-    assert on_ranks(train_two_epochs, world) == [[0, 3, True, True, 6, True]] * world
-
-
 def log_three_dtypes(rank):
     rank.observe()
     for step in range(INTERVAL):
@@ -144,11 +122,6 @@ def log_three_dtypes(rank):
     return rank.equals_stock(), rank.averages.defers, rank.strategy.reductions
 
 
-def test_deferred_values_are_averaged_separately_per_dtype(on_ranks):
-    """Of two dtypes, since Lightning converts float16 to float32."""
-    assert on_ranks(log_three_dtypes, 2) == [(True, True, 2 * 3)] * 2
-
-
 def read_in_first_epoch(rank, reader):
     rank.observe(read_at=1 if rank.rank == reader else None)
     rank.log(0)
@@ -156,11 +129,6 @@ def read_in_first_epoch(rank, reader):
     rank.averages.record_epoch()
     rank.averages.decide_deferral()  # even after an epoch without a read
     return results + [rank.averages.defers]
-
-
-@pytest.mark.parametrize("reader", [0, 1])
-def test_read_on_one_rank_in_the_first_epoch_prevents_deferral_on_all_ranks(on_ranks, reader):
-    assert on_ranks(read_in_first_epoch, 2, reader) == [[False, True, False]] * 2
 
 
 def read_later(rank, operations):
@@ -181,7 +149,7 @@ def read_later(rank, operations):
 
 @pytest.mark.parametrize("operations", [("min",), OPERATIONS])
 def test_later_read_warns_once_and_ends_deferral_on_all_ranks(on_ranks, operations):
-    first, second = on_ranks(read_later, 2, operations)
+    first, second = on_ranks(call_with_rank, 2, read_later, operations)
     for rank, (own_value, *_) in enumerate((first, second)):  # before the average, each rank sees its own values
         assert own_value == 1.5 + 10 * rank + OPERATIONS.index(operations[0])
     assert first[1] == [] and len(second[1]) == 1
@@ -204,10 +172,6 @@ def read_averaged_values(rank):
     return rank.averages.defers, rank.equals_stock()
 
 
-def test_read_of_already_averaged_values_does_not_end_deferral(on_ranks):
-    assert on_ranks(read_averaged_values, 2) == [(True, True)] * 2
-
-
 def log_values_that_are_not_deferred(rank):
     rank.observe()
     results = []
@@ -216,10 +180,6 @@ def log_values_that_are_not_deferred(rank):
         rank.log(0, **settings)
         results.append((rank.equals_stock(), rank.strategy.reductions))
     return results
-
-
-def test_values_of_a_process_group_or_another_hook_are_never_deferred(on_ranks):
-    assert on_ranks(log_values_that_are_not_deferred, 2) == [[(True, len(OPERATIONS))] * 2] * 2
 
 
 def log_with_an_empty_rank(rank):
@@ -233,10 +193,33 @@ def log_with_an_empty_rank(rank):
     return reductions, rank.strategy.reductions, rank.equals_stock()
 
 
-def test_values_of_a_step_with_an_empty_rank_are_averaged_immediately(on_ranks):
-    """The averaged value replaces a deferred value of the same name."""
+COUNT = len(OPERATIONS)
+EVERY_STEP = [(True, False, COUNT), (True, False, 2 * COUNT), 2 * COUNT]
+CASES = {
+    "every step is averaged until an epoch was observed": (2, log_two_steps, [], EVERY_STEP),
+    # Means and sums share one reduction.
+    "unread values are averaged once an interval, on 2 ranks": (2, train_two_epochs, [], [0, 3, True, True, 6, True]),
+    "unread values are averaged once an interval, on 3 ranks": (3, train_two_epochs, [], [0, 3, True, True, 6, True]),
+    # Of two dtypes, since Lightning converts float16 to float32.
+    "deferred values are averaged separately per dtype": (2, log_three_dtypes, [], (True, True, 2 * 3)),
+    "a read on rank 0 in the first epoch prevents deferral": (2, read_in_first_epoch, [0], [False, True, False]),
+    "a read on rank 1 in the first epoch prevents deferral": (2, read_in_first_epoch, [1], [False, True, False]),
+    "a read of averaged values does not end deferral": (2, read_averaged_values, [], (True, True)),
+    "values of a group or another hook are not deferred": (
+        2,
+        log_values_that_are_not_deferred,
+        [],
+        [(True, COUNT)] * 2,
+    ),
+    # The averaged value replaces a deferred value of the same name.
+    "a step with an empty rank is averaged immediately": (2, log_with_an_empty_rank, [], (COUNT, COUNT, True)),
+}
 
-    assert on_ranks(log_with_an_empty_rank, 2) == [(len(OPERATIONS), len(OPERATIONS), True)] * 2
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_equal_lightnings_and_are_averaged_when_due(on_ranks, case):
+    world, work, arguments, expected = CASES[case]
+    assert on_ranks(call_with_rank, world, work, *arguments) == [expected] * world
 
 
 def log_with_shares(rank):
@@ -249,7 +232,7 @@ def log_with_shares(rank):
 
 
 def test_deferred_mean_is_weighted_by_the_shares_of_its_own_step(on_ranks):
-    for results in on_ranks(log_with_shares, 2):
+    for results in on_ranks(call_with_rank, 2, log_with_shares):
         assert results["mean_step"] == 1.5 * 0.75 + 11.5 * 0.25 and results["sum"] == (1.5 + 11.5) + 2
 
 
@@ -263,10 +246,9 @@ def log_an_epoch(rank):
 
 def test_epoch_values_stay_local_to_each_rank_within_the_epoch(on_ranks):
     """With `on_epoch`, each rank adds up the values of its steps; the ranks' sums are added at the end of the epoch."""
-
     local_sums = [sum((step + 1) * 1.5 + 10 * rank for step in range(INTERVAL)) * 2 for rank in (0, 1)]
     averaged = 1.5 * INTERVAL + 5
-    assert on_ranks(log_an_epoch, 2) == [(local_sums[0], averaged), (local_sums[1], averaged)]
+    assert on_ranks(call_with_rank, 2, log_an_epoch) == [(total, averaged) for total in local_sums]
 
 
 def test_one_process_never_defers_values():
