@@ -8,7 +8,7 @@ import pytest
 import torch
 import torchmetrics
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers.logger import Logger
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -31,7 +31,6 @@ class Curves(Logger):
     name, version = "curves", "0"
 
     def __init__(self):
-        super().__init__()
         self.lines = []
 
     def log_metrics(self, metrics, step=None):
@@ -82,6 +81,25 @@ class Net(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.schedule(optimizer), **self.schedules}}
 
 
+class ManualNet(Net):
+    """Module with manual optimization that steps two optimizers in turn."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        optimizer = self.optimizers()[batch_idx % 2]
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        self.log("loss", loss)
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.net[i].parameters(), lr=0.1) for i in (0, 2)]
+
+
 def with_methods(name, **methods):
     """Returns a subclass of `Net` with some methods replaced."""
     return type(name, (Net,), methods)
@@ -107,9 +125,9 @@ def every_hook(calls):
     def recorder(hook):
         return lambda self, trainer, *arguments, **_: record(calls, "callback", hook, trainer, arguments)
 
-    prefixes = ("on_", "setup", "teardown")
-    hooks = [name for name in vars(Callback) if name.startswith(prefixes) and "checkpoint" not in name]
-    return type("EveryHook", (Callback,), {hook: recorder(hook) for hook in hooks})()
+    names = [name for name in vars(Callback) if name.startswith(("on_", "setup", "teardown"))]
+    hooks = {name: recorder(name) for name in names if "checkpoint" not in name}
+    return type("EveryHook", (Callback,), hooks)()
 
 
 def hooks_of_module(calls):
@@ -243,6 +261,11 @@ class Counts(Callback):
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         self.seen.append(("end", batch_idx, sorted(outputs), trainer.global_step))
+
+
+def saves_to(file):
+    """Returns a callback that saves a checkpoint at the end of training."""
+    return LambdaCallback(on_train_end=lambda trainer, module: trainer.save_checkpoint(file))
 
 
 class AtBatch(Callback):

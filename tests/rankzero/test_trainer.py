@@ -4,6 +4,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import lightning.pytorch as pl
 import pytest
@@ -39,10 +40,6 @@ def summary_in(script_folder):
 
 def count_attempts(script_folder):
     return len(json.loads((script_folder / "runs/x/run.json").read_text())["attempts"])
-
-
-def refuse(*arguments):
-    raise RequestError("--batch_size 9", "that is too large", "--batch_size 8")
 
 
 def test_every_flag_is_an_argument_with_the_same_default_and_none_has_the_name_of_a_lightning_argument():
@@ -97,23 +94,27 @@ def test_another_trainer_with_the_same_name_resumes_the_run_or_restores_a_finish
     assert summary_in(script_folder)["attempts"] == 2
 
 
-def test_a_finished_run_without_a_checkpoint_trains_in_a_new_attempt(script_folder, capsys):
+@pytest.mark.parametrize(
+    ("settings", "lost", "start"),
+    [
+        ({"enable_checkpointing": False}, "-", "starts from the beginning"),
+        ({}, "step-*", "starts from the beginning"),
+        ({}, "step-00000012", "resumes from the newest"),
+    ],
+)
+def test_a_finished_run_without_its_last_checkpoint_trains_in_a_new_attempt(
+    script_folder, settings, lost, start, capsys
+):
     for attempt in (1, 2):
         model, locks = DropoutNet(), []
-        model.on_train_epoch_end = lambda locks=locks: locks.append(len(list(script_folder.glob("runs/.x.lock"))))
-        trainer, _ = train(model, max_epochs=1, enable_checkpointing=False)
+        model.on_train_end = lambda locks=locks: locks.append(len(list(script_folder.glob("runs/.x.lock"))))
+        trainer, _ = train(model, **settings)
         assert (trainer.run.attempt, count_attempts(script_folder), locks) == (attempt, attempt, [1])
-    out = capsys.readouterr().out
-    assert "already finished" not in out and "no checkpoint of its last step; it starts from the beginning" in out
-
-
-@pytest.mark.parametrize("lost", ["step-*", "step-00000012"])
-def test_a_finished_run_that_lost_its_last_checkpoint_trains_in_a_new_attempt(script_folder, lost):
-    for attempt in (1, 2):
-        trainer, _ = train()
-        assert (trainer.run.attempt, count_attempts(script_folder), trainer.global_step) == (attempt, attempt, 12)
+        assert trainer.global_step == 12
         for path in (script_folder / "runs/x/checkpoints").glob(lost):
             shutil.rmtree(path)
+    out = capsys.readouterr().out
+    assert "already finished" not in out and f"no checkpoint of its last step; it {start}" in out
 
 
 def test_a_run_that_a_callback_ended_early_is_restored_without_training(script_folder, capsys):
@@ -128,7 +129,7 @@ def test_fit_can_be_called_again_after_a_refusal(script_folder, monkeypatch):
     with pytest.raises(RequestError, match="there is no such file or folder"):
         trainer.fit(BoringModel(), samples(), ckpt_path="typo")
     with monkeypatch.context() as patch, pytest.raises(RequestError, match="too large"):
-        patch.setattr(attempt_module, "resume_order", refuse)
+        patch.setattr(attempt_module, "resume_order", Mock(side_effect=RequestError("9", "that is too large", "8")))
         trainer.fit(BoringModel(), samples())
     trainer.fit(DropoutNet(), samples())
     assert trainer.global_step == 6 and count_attempts(script_folder) == 1

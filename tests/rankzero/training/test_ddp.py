@@ -19,7 +19,6 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.ddp import DataParallel, strategy_for
 from rankzero.training.fit_loop import install
 from rankzero.training.metrics import epoch_averages
-from rankzero.training.prediction_loop import PredictionLoop
 from rankzero.training.strategies import OneProcess
 from stock import SILENT
 
@@ -107,7 +106,10 @@ def test_step_with_an_empty_rank_reduces_nothing_and_refuses_all_gather():
 
     def step(batch):
         assert strategy.reduce(value) is value and strategy.reduce(value, reduce_op="sum") is value
-        with pytest.raises(RuntimeError, match=r"would wait forever. DataLoader\(drop_last=True\), or a --global"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"in a step in which a rank has no sample would wait forever. DataLoader\(drop_last=True\), or a --global",
+        ):
             strategy.all_gather(value)
         raise LookupError(batch)
 
@@ -127,7 +129,7 @@ class Net(LightningModule):
         self.unused = torch.nn.Parameter(torch.zeros(1))
         self.unused.requires_grad_(False)
         self.late.requires_grad_(not freezes)
-        self.freezes, self.seen, self.errors, self.stepped = freezes, [], [], []
+        self.freezes, self.stepped = freezes, []
 
     def setup(self, stage):
         self.random_numbers = torch.rand(1).item(), random.random(), numpy.random.rand()
@@ -137,15 +139,9 @@ class Net(LightningModule):
 
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
-        self.seen += batch[0][:, 0].tolist()
         self.log("loss", loss, on_step=False, on_epoch=True, batch_size=len(batch[0]))
         self.log("synced", loss, on_step=False, on_epoch=True, sync_dist=True, batch_size=len(batch[0]))
         self.log("stepped", loss, sync_dist=True)
-        if self.trainer.strategy.share.has_empty_rank:
-            try:
-                self.all_gather(loss)
-            except RuntimeError as error:
-                self.errors.append(str(error))
         return loss
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
@@ -154,9 +150,6 @@ class Net(LightningModule):
 
     def validation_step(self, batch, batch_idx):
         self.log("val", self.loss(batch), batch_size=len(batch[0]))
-
-    def predict_step(self, batch, batch_idx):
-        return batch[0][:, 0].tolist()
 
     def on_train_epoch_start(self):
         if self.freezes and self.current_epoch == 1:
@@ -171,8 +164,8 @@ def samples(count):
     return DataLoader(TensorDataset(torch.stack((numbers, numbers.square()), 1)), batch_size=4)
 
 
-def train_and_predict(coordinator, count, freezes=False):
-    """Trains in steps of four samples and predicts; returns the samples, weights and metrics of a rank."""
+def train(coordinator, count, freezes=False):
+    """Trains in steps of four samples; returns the weights, metrics and random numbers of a rank."""
     launch = coordinator.launch
     plan = SamplingPlan(launch.rank, launch.world_size, global_batch_size=4)
     if launch.world_size == 1:
@@ -182,22 +175,17 @@ def train_and_predict(coordinator, count, freezes=False):
     settings = {"max_epochs": 2, "num_sanity_val_steps": 0, "devices": 1, "use_distributed_sampler": False, **SILENT}
     trainer = Trainer(strategy=strategy, plugins=[LaunchEnvironment(launch)], **settings)
     trainer.callbacks.insert(0, install(trainer, plan))
-    trainer.predict_loop = PredictionLoop(trainer)
     epoch_averages.install(trainer)
     module = Net(freezes)
     for seed in (torch.manual_seed, random.seed, numpy.random.seed):
         seed(launch.rank)
     trainer.fit(module, samples(count), samples(5))
-    metrics = {name: trainer.callback_metrics[name].item() for name in ("loss", "synced", "val")}
-    observed = {name: getattr(module, name) for name in ("seen", "errors", "random_numbers", "stepped")}
-    weights = [parameter.tolist() for parameter in module.parameters()]
-    predicted = trainer.predict(module, samples(count))
     return SimpleNamespace(
-        **observed,
-        weights=weights,
-        metrics=metrics,
+        weights=[parameter.tolist() for parameter in module.parameters()],
+        metrics={name: trainer.callback_metrics[name].item() for name in ("loss", "synced", "val")},
+        random_numbers=module.random_numbers,
+        stepped=module.stepped,
         steps=trainer.global_step,
-        predicted=[row for rows in predicted if rows is not None for row in rows],
         unused_has_no_gradient=module.unused.grad is None,
     )
 
@@ -205,8 +193,8 @@ def train_and_predict(coordinator, count, freezes=False):
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize(("world_size", "count", "freezes"), [(2, 9, False), (3, 7, True)])
 def test_training_on_several_ranks_equals_training_on_one_rank(on_ranks, world_size, count, freezes):
-    (single_rank,) = on_ranks(train_and_predict, 1, count, freezes)
-    ranks = on_ranks(train_and_predict, world_size, count, freezes)
+    (single_rank,) = on_ranks(train, 1, count, freezes)
+    ranks = on_ranks(train, world_size, count, freezes)
     for rank in ranks:
         for value, expected in zip(rank.weights, single_rank.weights, strict=True):
             assert torch.allclose(torch.tensor(value), torch.tensor(expected), rtol=1e-9, atol=0)
@@ -215,10 +203,6 @@ def test_training_on_several_ranks_equals_training_on_one_rank(on_ranks, world_s
         assert rank.random_numbers == single_rank.random_numbers, "a rank has other generators than rank zero"
         assert rank.stepped == pytest.approx(single_rank.stepped, rel=1e-6) and len(rank.stepped) == 2
         assert rank.metrics == pytest.approx(single_rank.metrics, rel=1e-6)
-    assert not single_rank.errors and len(ranks[0].errors) == 2
-    assert "all_gather in a step in which a rank has no sample would wait forever" in ranks[0].errors[0]
-    for name in ("seen", "predicted"):
-        assert sorted(row for rank in ranks for row in getattr(rank, name)) == sorted(getattr(single_rank, name))
 
 
 def collective_results(coordinator):

@@ -21,6 +21,7 @@ from stock import (
     SIZE,
     Counts,
     Loaders,
+    ManualNet,
     Net,
     Unsized,
     assert_equals_stock,
@@ -116,25 +117,6 @@ def test_on_train_batch_start_can_skip_the_rest_of_an_epoch():
     assert differences({**actual, "counts": None}, {**stock, "counts": None}) == []
 
 
-class ManualOptimization(Net):
-    """Module with manual optimization that steps two optimizers in turn."""
-
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        optimizer = self.optimizers()[batch_idx % 2]
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
-        self.log("loss", loss)
-
-    def configure_optimizers(self):
-        return [torch.optim.SGD(self.net[i].parameters(), lr=0.1) for i in (0, 2)]
-
-
 def train_on_iterator(self, dataloader_iter):
     batch, _, _ = next(dataloader_iter)
     return Net.loss(self, batch)
@@ -143,7 +125,7 @@ def train_on_iterator(self, dataloader_iter):
 @pytest.mark.parametrize(
     ("make_module", "settings", "reason"),
     [
-        (ManualOptimization, {}, "ManualOptimization uses manual optimization"),
+        (ManualNet, {}, "ManualNet uses manual optimization"),
         (with_methods("Takes", training_step=train_on_iterator), {}, "training_step takes dataloader_iter"),
         (Net, {"profiler": "simple"}, "SimpleProfiler measures the parts of Lightning's loop"),
     ],

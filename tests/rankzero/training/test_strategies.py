@@ -16,7 +16,7 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.strategies import OneProcess, strategy_of
 from running import train_in_process
-from stock import SILENT, Loaders, Net, differences, train
+from stock import SILENT, Loaders, ManualNet, Net, differences, train
 
 DATA = TensorDataset(torch.arange(9.0)[:, None])
 
@@ -65,16 +65,10 @@ def test_accumulate_grad_batches_equals_the_number_of_micro_batches_of_a_managed
     assert strategy.lightning_module.trainer.accumulate_grad_batches == micro_batches
 
 
-class ManualOptimization(BoringModel):
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-
-
 @pytest.mark.parametrize(
     ("module", "callbacks", "reason"),
     [
-        (ManualOptimization, [], "a module with manual optimization, which decides itself when to step"),
+        (ManualNet, [], "a module with manual optimization, which decides itself when to step"),
         (BoringModel, [GradientAccumulationScheduler({0: 2})], "a GradientAccumulationScheduler, which decides itself"),
     ],
 )
@@ -124,7 +118,7 @@ def test_batch_norm_with_a_single_sample_warns(recwarn, layer, size, drop_last, 
     ("module", "reasons"),
     [
         (BoringModel(), []),
-        (ManualOptimization(), ["manual optimization"]),
+        (ManualNet(), ["manual optimization"]),
         (module_with(nn.SyncBatchNorm(2)), ["SyncBatchNorm"]),
         (module_with(nn.BatchNorm1d(2)), []),
     ],

@@ -5,7 +5,6 @@ import pytest
 import torch
 from boring_models import ShuffledNet
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
@@ -13,7 +12,7 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.callbacks.sample_ledger import SampleLedger, SamplesDifferError
 from rankzero.training.strategies import OneProcess
 from running import TOY, fit_in_process, train_in_process
-from stock import SILENT
+from stock import SILENT, saves_to
 
 
 def train(model=None, plan=None, save=None, **settings):
@@ -124,10 +123,6 @@ def test_a_saved_ledger_is_resumed_on_any_number_of_ranks(world):
         assert ledger.entries == saved.entries[:1]
         sums.append(saved_again["ledger"]["sums"])
     assert sums == [content["ledger"]["sums"]] + [[0, 0, 0, 0]] * (world - 1)
-
-
-def saves_to(file):
-    return LambdaCallback(on_train_end=lambda trainer, pl_module: trainer.save_checkpoint(file))
 
 
 def resume(folder, position, **changes):

@@ -6,6 +6,7 @@ from rankzero.training.callbacks.time_limit import next_steps
 from rankzero.training.callbacks.wall_time import StepKind
 from rankzero.training.hooks import LoopCallback
 from running import train_in_process
+from stock import saves_to
 
 
 class RecordKinds(LoopCallback):
@@ -59,11 +60,7 @@ def test_kinds_of_the_next_two_steps_are_predicted(settings):
 
 
 def test_validation_of_the_previous_attempt_does_not_count_after_a_resume(tmp_path):
-    class Save(RecordKinds):
-        def on_train_end(self, trainer, module):
-            trainer.save_checkpoint(tmp_path / "a.ckpt")
-
-    train_in_process(Save(), loops=True, max_epochs=2, limit_train_batches=4)
+    train_in_process(saves_to(tmp_path / "a.ckpt"), loops=True, max_epochs=2, limit_train_batches=4)
     recorder = RecordKinds()
     train_in_process(recorder, loops=True, max_epochs=3, limit_train_batches=4, resume=tmp_path / "a.ckpt")
     assert recorder.actual == [StepKind.PLAIN, StepKind.PLAIN, StepKind.PLAIN, StepKind.VALIDATION]

@@ -1,6 +1,5 @@
 import lightning
 import pytest
-import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler
@@ -8,7 +7,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler
 from rankzero.training.fast import replaced
 from rankzero.training.fast.conditions import TRANSFER_HOOKS, fallback_reason, has_stock_optimizer_step, needs_transfer
 from rankzero.training.fast.epoch import dependencies_of
-from stock import Net, differences, log_calls, observe, of_stock, train, with_methods
+from stock import ManualNet, Net, differences, log_calls, observe, of_stock, train, with_methods
 
 INSTANCES = [
     *(f"trainer.strategy.{name}" for name in ("backward", "training_step", "optimizer_step", "batch_to_device")),
@@ -120,15 +119,6 @@ def test_fallback_reason_names_the_cause(trainer, monkeypatch, change, reason):
     assert fallback_reason(trainer, FETCHER).count(",") <= 2
 
 
-class TwoOptimizers(Net):
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-
-    def configure_optimizers(self):
-        return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
-
-
 def take_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
     optimizer.step(closure=optimizer_closure)
 
@@ -138,7 +128,7 @@ OPTIMIZER_STEPS = {
     "bf16": (Net, {"precision": "bf16-mixed"}, True),
     "double": (Net, {"precision": "64-true"}, False),
     "a hook of the optimizer step": (with_methods("Steps", optimizer_step=take_step), {}, False),
-    "two optimizers": (TwoOptimizers, {}, False),
+    "two optimizers": (ManualNet, {}, False),
 }
 
 

@@ -7,6 +7,7 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.saved_state.optimizer_overrides import OptimizerOverrides
 from rankzero.training.strategies import OneProcess
 from running import train_in_process
+from stock import saves_to
 
 
 class Model(BoringModel):
@@ -22,13 +23,8 @@ class Model(BoringModel):
 def train_and_get_group(tmp_path, schedule, epochs, resume=None, **settings):
     model, file = Model(schedule, **settings), tmp_path / f"{epochs}.ckpt"
     limits = {"limit_train_batches": 2, "limit_val_batches": 0}
-
-    class Save(OptimizerOverrides):
-        def on_train_end(self, trainer, module):
-            trainer.save_checkpoint(file)
-
-    strategy = OneProcess(SamplingPlan(), device="cpu")
-    train_in_process(Save(), model=model, loops=True, max_epochs=epochs, resume=resume, strategy=strategy, **limits)
+    limits |= {"max_epochs": epochs, "strategy": OneProcess(SamplingPlan(), device="cpu")}
+    train_in_process(OptimizerOverrides(), saves_to(file), model=model, loops=True, resume=resume, **limits)
     return model.trainer.optimizers[0].param_groups[0], file
 
 
