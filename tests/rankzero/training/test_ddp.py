@@ -103,13 +103,11 @@ def test_step_with_an_empty_rank_reduces_nothing_and_refuses_all_gather():
     strategy = DataParallel(SamplingPlan(), None)
     strategy.share = Share(1, 1, 2.0, 2.0, True)
     value = torch.tensor(4.0)
+    message = r"in a step in which a rank has no sample would wait forever. DataLoader\(drop_last=True\), or a --global"
 
     def step(batch):
         assert strategy.reduce(value) is value and strategy.reduce(value, reduce_op="sum") is value
-        with pytest.raises(
-            RuntimeError,
-            match=r"in a step in which a rank has no sample would wait forever. DataLoader\(drop_last=True\), or a --global",
-        ):
+        with pytest.raises(RuntimeError, match=message):
             strategy.all_gather(value)
         raise LookupError(batch)
 
