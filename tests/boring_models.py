@@ -78,6 +78,5 @@ class DropoutNet(BoringModel):
 
 
 def samples(count=21, shuffle=False):
-    """Returns a loader for `DropoutNet`."""
     data = TensorDataset(torch.randn(count, 32, generator=torch.Generator().manual_seed(1)))
     return DataLoader(data, batch_size=4, shuffle=shuffle)

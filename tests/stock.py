@@ -101,12 +101,10 @@ class ManualNet(Net):
 
 
 def with_methods(name, **methods):
-    """Returns a subclass of `Net` with some methods replaced."""
     return type(name, (Net,), methods)
 
 
 def record(calls, source, hook, trainer, arguments):
-    """Records everything that a hook can observe."""
     numbers = [argument for argument in arguments if isinstance(argument, int)]
     tensors = [argument.detach().clone() for argument in arguments if isinstance(argument, torch.Tensor)]
     outputs = [argument for argument in arguments if isinstance(argument, dict) and "loss" in argument]
@@ -140,8 +138,6 @@ def hooks_of_module(calls):
 
 
 class Loaders:
-    """Creates loaders that read samples in a fixed order."""
-
     def __init__(self, count=BATCHES * SIZE, collate=None, **settings):
         generator = torch.Generator().manual_seed(1)
         inputs = torch.rand(count, 3, generator=generator)

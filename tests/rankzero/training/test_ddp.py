@@ -204,7 +204,6 @@ def test_training_on_several_ranks_equals_training_on_one_rank(on_ranks, world_s
 
 
 def collective_results(coordinator):
-    """Returns the results of a strategy's collectives on this rank."""
     rank = coordinator.launch.rank
     strategy = DataParallel(SamplingPlan(), coordinator, parallel_devices=[torch.device("cpu")])
     values = {}

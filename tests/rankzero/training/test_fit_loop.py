@@ -51,7 +51,6 @@ def test_on_step_done_is_called_once_per_accumulated_step_and_on_epoch_done_only
 
 
 def positions_by_stock(*max_steps):
-    """Trains and resumes with stock Lightning; returns the positions of the batches."""
     WeightedNet.positions.clear()
     with restore_process_state():
         for number, steps in enumerate(max_steps):

@@ -34,7 +34,6 @@ def has_gradient(name, rank):
 
 
 def average_many_kinds(coordinator):
-    """Averages gradients of many kinds; returns the values, dtype and sparsity of each."""
     rank, world_size = coordinator.launch.rank, coordinator.launch.world_size
     parameters = {}
     for name, shape in SHAPES.items():
@@ -66,7 +65,6 @@ def test_gradients_of_trained_parameters_are_averaged_over_ranks(on_ranks, world
 
 @pytest.fixture
 def one_rank_group():
-    """Creates a process group of one rank in this process."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()

@@ -13,8 +13,6 @@ from stock import SILENT
 
 
 class Recorder(LoopCallback):
-    """Records the calls of two hooks."""
-
     def __init__(self, name, seen):
         self.name, self.seen = name, seen
 
@@ -46,8 +44,6 @@ class Idle(Recorder):
 
 
 class Once(Recorder):
-    """Removes itself from a hook."""
-
     def on_step_done(self, trainer):
         super().on_step_done(trainer)
         self.table.remove("on_step_done", self)
@@ -80,17 +76,13 @@ def test_subscribers_are_called_in_their_order_and_others_after_callbacks(kind, 
     assert seen == [*((name, "step", trainer) for name in at_steps), *((name, "batch", 3) for name in at_batch)]
 
 
-def test_a_hook_without_an_implementation_has_no_subscriber():
+def test_every_hook_except_on_configured_is_in_the_table_and_has_subscribers_only_with_an_implementation():
     table, _ = subscribers([Recorder("a", []), LoopCallback(), Callback()], [LoopHooks(), ExtraRecorder("extra", [])])
     counts = {hook: len(functions) for hook, functions in table.methods.items() if functions}
     assert counts == {"on_ready": 1, "on_batch_done": 1, "on_step_done": 2}
     table.call("on_safe_point")
-
-
-def test_every_hook_except_on_configured_is_in_the_subscriber_table():
     hooks = {name for name in vars(LoopHooks) if name.startswith("on_")}
     assert hooks - {*Subscribers.HOOKS} == {"on_configured"} and {*Subscribers.HOOKS} <= hooks
-    table, _ = subscribers([], [])
     assert table.methods.keys() == {*Subscribers.HOOKS}
     with pytest.raises(KeyError):
         table.call("on_configured")
@@ -122,10 +114,6 @@ class LoopBatchRecorder(BatchRecorder, LoopCallback):
     on_tick = functools.partialmethod(record, "on_tick")
 
 
-STARTS, ENDS = ("on_train_batch_start",) * 2, ("on_train_batch_end",) * 2
-ORDER = (*STARTS, "on_batch_done", *ENDS)
-
-
 @pytest.mark.parametrize("fast", [True, False])
 def test_batch_hooks_run_before_lightnings_and_on_tick_at_intervals_and_after_the_last_batch(fast, monkeypatch):
     monkeypatch.setattr("rankzero.training.fast.epoch.TICK_SECONDS", 3600)
@@ -136,7 +124,8 @@ def test_batch_hooks_run_before_lightnings_and_on_tick_at_intervals_and_after_th
     settings = {"max_epochs": 1, "limit_train_batches": 4, "limit_val_batches": 0, "log_every_n_steps": 3}
     train_in_process(*callbacks, loops=True, profiler=profiler, **settings)
     batch_hooks = [(hook, batch_idx) for hook, batch_idx in seen if hook not in ("on_logging_step", "on_tick")]
-    assert batch_hooks == [(hook, batch_idx) for batch_idx in range(4) for hook in ORDER]
+    order = (*["on_train_batch_start"] * 2, "on_batch_done", *["on_train_batch_end"] * 2)
+    assert batch_hooks == [(hook, batch_idx) for batch_idx in range(4) for hook in order]
     assert [entry for entry in seen if entry[0] == "on_logging_step"] == [("on_logging_step", 2)]
     assert seen.index(("on_logging_step", 2)) < seen.index(("on_train_batch_start", 2))
     assert [batch_idx for hook, batch_idx in seen if hook == "on_tick"] == [0, 3]
@@ -144,8 +133,6 @@ def test_batch_hooks_run_before_lightnings_and_on_tick_at_intervals_and_after_th
 
 
 class RecordsPhases(BoringModel):
-    """Records in which phase each of its hooks and steps runs."""
-
     def __init__(self):
         super().__init__()
         self.phases = {}
@@ -190,10 +177,8 @@ for _hook in PHASES.keys() - {"on_before_batch_transfer", "in validation"}:
 def test_each_hook_runs_in_its_phase(cwd, monkeypatch, in_lightnings_loop):
     if in_lightnings_loop:
         monkeypatch.setattr("rankzero.training.epoch_loop.fallback_reason", lambda *_: "a test")
-    model, saves = (
-        RecordsPhases(),
-        LambdaCallback(on_train_epoch_end=lambda trainer, _: trainer.save_checkpoint("x.ckpt")),
-    )
+    model = RecordsPhases()
+    saves = LambdaCallback(on_train_epoch_end=lambda trainer, _: trainer.save_checkpoint("x.ckpt"))
     train_in_process(saves, model=model, loops=True, max_epochs=2, limit_train_batches=3)
     assert model.phases == PHASES
 

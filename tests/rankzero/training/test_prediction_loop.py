@@ -20,15 +20,11 @@ DATA = TensorDataset(torch.arange(10.0)[:, None])
 
 
 class Net(BoringModel):
-    """Module that predicts its input."""
-
     def predict_step(self, batch, batch_idx, dataloader_idx=0):
         return (batch[0] if isinstance(batch, list) else batch)[:, 0].tolist()
 
 
 class Writer(BasePredictionWriter):
-    """Records the predictions with the sample indices of each batch."""
-
     def __init__(self, interval):
         super().__init__(interval)
         self.batches, self.epochs = [], []

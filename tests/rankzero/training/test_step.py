@@ -23,6 +23,10 @@ def return_dict(self, batch, batch_idx):
     return {"loss": Net.training_step(self, batch, batch_idx), "more": batch_idx}
 
 
+def train_without_index(self, batch):
+    return Net.training_step(self, batch, 1)
+
+
 def return_no_loss_in_some_steps(self, batch, batch_idx):
     loss = Net.training_step(self, batch, batch_idx)
     return None if batch_idx % 3 == 2 else loss
@@ -87,7 +91,6 @@ class IgnoresClosure(torch.optim.SGD):
 
 
 def with_optimizer(kind, make_module=Net, **settings):
-    """Returns a function that creates a module with an optimizer."""
     return lambda: make_module(optimizer=lambda parameters: kind(parameters, lr=0.1, **settings))
 
 
@@ -102,10 +105,7 @@ CASES = {
     "LBFGS": (with_optimizer(torch.optim.LBFGS, max_iter=3), {}),
     "outputs in a dictionary": (with_methods("Dict", training_step=return_dict), {}),
     "a step without a loss": (with_methods("Nothing", training_step=return_no_loss_in_some_steps), {}),
-    "training_step(batch)": (
-        with_methods("NoIndex", training_step=lambda self, batch: Net.training_step(self, batch, 1)),
-        {},
-    ),
+    "training_step(batch)": (with_methods("NoIndex", training_step=train_without_index), {}),
     "optimizer_step": (with_methods("OwnStep", optimizer_step=custom_optimizer_step), {}),
     "backward": (with_methods("OwnBackward", backward=lambda self, loss: (loss * 0.5).backward()), {}),
     "configure_gradient_clipping": (with_methods("OwnClipping", configure_gradient_clipping=custom_clipping), {}),
@@ -159,8 +159,6 @@ def test_steps_without_a_loss_warn_and_do_not_change_the_weights():
 
 
 class RecordsHookName(Net):
-    """Records the module's current hook name, and whether gradients are enabled."""
-
     def __init__(self, **settings):
         super().__init__(**settings)
         self.seen = []

@@ -22,7 +22,6 @@ DATA = TensorDataset(torch.arange(9.0)[:, None])
 
 
 def connected_strategy(plan=None, module=None, stage=RunningStage.TRAINING, **settings):
-    """Returns a strategy that is connected to a trainer and a module."""
     strategy = OneProcess(plan or SamplingPlan(), device="cpu")
     trainer, module = Trainer(strategy=strategy, **SILENT, **settings), module or BoringModel()
     strategy.connect(module)
@@ -55,9 +54,8 @@ def test_stage_selects_the_training_or_evaluation_order_of_a_loader(stage, loads
 @pytest.mark.filterwarnings("ignore:.*decides the order of")
 @pytest.mark.parametrize(("limit", "micro_batches"), [(None, 1), (8, 1), (7, 2), (4, 2), (3, 3), (1, 8)])
 def test_accumulate_grad_batches_equals_the_number_of_micro_batches_of_a_managed_loader(limit, micro_batches):
-    strategy = connected_strategy(
-        SamplingPlan(global_batch_size=8, max_device_batch_size=limit), accumulate_grad_batches=9
-    )
+    plan = SamplingPlan(global_batch_size=8, max_device_batch_size=limit)
+    strategy = connected_strategy(plan, accumulate_grad_batches=9)
     user_loader = [torch.ones(1)]
     assert strategy.process_dataloader(user_loader) is user_loader
     assert strategy.lightning_module.trainer.accumulate_grad_batches == 9
@@ -81,12 +79,11 @@ def test_micro_batches_are_refused_if_the_module_or_a_callback_decides_when_to_s
     assert refused.value.instead == "a smaller --global_batch_size, or no --max_device_batch_size"
 
 
-@pytest.mark.parametrize("callbacks", [[], [GradientAccumulationScheduler({0: 2})]])
-def test_gradient_accumulation_scheduler_is_kept_without_micro_batches(callbacks):
-    strategy = connected_strategy(SamplingPlan(), callbacks=callbacks)
+def test_gradient_accumulation_scheduler_is_kept_without_micro_batches():
+    strategy = connected_strategy(callbacks=[GradientAccumulationScheduler({0: 2})])
     strategy.lightning_module.trainer.accumulate_grad_batches = 2
     strategy.process_dataloader(DataLoader(DATA, batch_size=4))
-    assert strategy.lightning_module.trainer.accumulate_grad_batches == (2 if callbacks else 1)
+    assert strategy.lightning_module.trainer.accumulate_grad_batches == 2
 
 
 def module_with(*layers):
@@ -115,30 +112,28 @@ def test_batch_norm_with_a_single_sample_warns(recwarn, layer, size, drop_last, 
 
 
 @pytest.mark.parametrize(
-    ("module", "reasons"),
+    ("module", "reason"),
     [
-        (BoringModel(), []),
-        (ManualNet(), ["manual optimization"]),
-        (module_with(nn.SyncBatchNorm(2)), ["SyncBatchNorm"]),
-        (module_with(nn.BatchNorm1d(2)), []),
+        (BoringModel(), None),
+        (ManualNet(), "manual optimization"),
+        (module_with(nn.SyncBatchNorm(2)), "SyncBatchNorm"),
+        (module_with(nn.BatchNorm1d(2)), None),
     ],
 )
-def test_empty_ranks_are_padded_with_a_warning_only_if_the_module_needs_samples(recwarn, module, reasons):
+def test_empty_ranks_are_padded_with_a_warning_only_if_the_module_needs_samples(recwarn, module, reason):
     strategy = connected_strategy(SamplingPlan(rank=1, world_size=2), module)
     strategy.process_dataloader(DataLoader(DATA, batch_size=4))
-    assert strategy.plan.order.is_padded == bool(reasons)
+    assert strategy.plan.order.is_padded == bool(reason)
     messages = [str(warning.message) for warning in recwarn if "each process needs a sample" in str(warning.message)]
-    assert len(messages) == len(reasons)
-    assert all(f"needs a sample for {reason}" in message for reason, message in zip(reasons, messages, strict=True))
+    assert [f"needs a sample for {reason}" in message for message in messages] == [True] * bool(reason)
 
 
-def strategy_and_loaders(*counts, rank=1, world_size=2, size=4):
-    """Returns a strategy, and loaders whose batches have all been read."""
-    strategy = connected_strategy(SamplingPlan(rank=rank, world_size=world_size, global_batch_size=size))
-    loaders = []
+def strategy_and_loaders(*counts, rank=1, world_size=2):
+    """Returns a strategy, and loaders whose batches of 4 samples have all been read."""
+    strategy, loaders = connected_strategy(), []
     for count in counts:
-        plan = SamplingPlan(rank=rank, world_size=world_size, global_batch_size=size)
-        data = DataLoader(TensorDataset(torch.zeros(count, 1)), batch_size=size)
+        plan = SamplingPlan(rank=rank, world_size=world_size, global_batch_size=4)
+        data = DataLoader(TensorDataset(torch.zeros(count, 1)), batch_size=4)
         loaders.append(plan.wrap(data, True, lambda batch: [torch.zeros(0, 1)]))
         list(loaders[-1])
     return strategy, loaders

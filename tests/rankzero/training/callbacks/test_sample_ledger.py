@@ -77,7 +77,6 @@ def test_long_epoch_is_counted_before_it_ends(fast, monkeypatch):
 
 
 def alter_third_batch(monkeypatch, change):
-    """Replaces the drawn samples of the third batch."""
     batches = ElasticBatchSampler._batches
 
     def altered_batches(self, in_flight):

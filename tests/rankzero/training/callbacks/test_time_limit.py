@@ -10,8 +10,6 @@ from stock import saves_to
 
 
 class RecordKinds(LoopCallback):
-    """Records the predicted kind and the actual kind of each step."""
-
     def __init__(self):
         self.predicted, self.actual, self.validated = [], [], False
 

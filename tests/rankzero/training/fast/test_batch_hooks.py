@@ -35,7 +35,6 @@ def test_callbacks_that_compare_equal_are_distinguished():
 
 
 def loop_callback_with(hook):
-    """Returns a callback of Rankzero that implements one hook."""
     return type("Implements", (LoopCallback,), {hook: lambda self, *arguments: None})()
 
 
@@ -55,7 +54,6 @@ def observers(hooks):
 
 
 def module_overriding(*names):
-    """Returns a module whose class overrides some methods."""
     return type("Overrides", (LightningModule,), {name: lambda self, *arguments: None for name in names})()
 
 

@@ -96,8 +96,6 @@ def test_all_hooks_are_called_as_by_lightning_while_callbacks_change():
 
 
 class SwitchesToManual(Net):
-    """Module that switches to manual optimization in the middle of an epoch."""
-
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
         if not self.automatic_optimization:
@@ -136,8 +134,6 @@ class StoresMetrics(Net):
 
 
 class ReadsMetrics(StoresMetrics):
-    """Module that also reads metrics in the same step."""
-
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
         self.seen.append({name: float(value) for name, value in self.trainer.callback_metrics.items()})

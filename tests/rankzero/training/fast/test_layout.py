@@ -10,19 +10,14 @@ import yaml
 from torch import nn
 
 from rankzero.training.fast import layout as layout_module
-from rankzero.training.fast.layout import (
-    apply_layout,
-    choose_layout,
-    choose_precision,
-    computes_in_bf16,
-    layer_unsafe_in_channels_last,
-)
+from rankzero.training.fast.layout import apply_layout, choose_layout, choose_precision, computes_in_bf16
 from running import evaluate_in_process, fit, fit_in_process, weights
 from stock import differences
 
 RESNET = ("--model", "ResNet", "--model.width", "16", "--data", "SyntheticImages", "--data.count", "32")
 SMALL = (*RESNET, "--data.image_size", "8", "--batch_size", "8", "--run", "x", "--fast", "yes")
 
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 CONVOLUTIONAL = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 2))
 
 
@@ -87,7 +82,7 @@ class Functional(nn.Module):
     ],
 )
 def test_layer_with_a_wrong_onednn_gradient_prevents_channels_last_on_the_cpu(model, unsafe):
-    assert layer_unsafe_in_channels_last(model) == unsafe
+    assert layout_module.layer_unsafe_in_channels_last(model) == unsafe
     assert choose_layout(nn.Sequential(CONVOLUTIONAL, model), "cuda")[0]
     channels_last, description = choose_layout(nn.Sequential(CONVOLUTIONAL, model), "cpu")
     assert channels_last == (unsafe is None) == ("oneDNN" not in description)
@@ -103,9 +98,7 @@ def test_model_with_layers_of_unknown_shape_keeps_its_layout():
 @pytest.mark.parametrize(("processor", "threads"), [("AVX2", 1), ("AVX2", 2), (None, 2)])
 def test_both_layouts_have_the_same_gradients(processor, threads):
     """With one thread, oneDNN's bug corrupts the heap; with two threads, gradients are wrong."""
-    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
-    if processor:
-        environment |= {"ONEDNN_MAX_CPU_ISA": processor, "ATEN_CPU_CAPABILITY": processor.lower()}
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"} | (AVX2 if processor else {})
     command = [sys.executable, str(Path(__file__).with_name("layouts.py")), str(threads)]
     process = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert process.returncode == 0 and process.stdout.startswith("compared"), process.stdout + process.stderr
@@ -135,8 +128,7 @@ def test_bf16_support_of_the_cpu_is_read_from_the_kernel_if_it_reports_features(
 
 def test_isa_limit_of_onednn_disables_bf16():
     program = "from rankzero.training.fast.layout import _onednn_computes_in_bf16; print(_onednn_computes_in_bf16())"
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-    assert subprocess.check_output([sys.executable, "-c", program], env=environment, text=True) == "False\n"
+    assert subprocess.check_output([sys.executable, "-c", program], env={**os.environ, **AVX2}, text=True) == "False\n"
 
 
 def config(folder):

@@ -12,13 +12,7 @@ import torch
 
 from rankzero.training.fast import known_sources, replaced
 from rankzero.training.fast.known_sources import KNOWN_SOURCES
-from rankzero.training.fast.replaced import (
-    LIGHTNING_FUNCTIONS,
-    TORCH_FUNCTIONS,
-    Functions,
-    changed_in_lightning,
-    source_digest,
-)
+from rankzero.training.fast.replaced import Functions, changed_in_lightning, source_digest
 from stock import AtBatch, Counts, Net, differences, log_calls, observe, of_stock
 
 CORE, STRATEGY = "lightning.pytorch.core", "lightning.pytorch.strategies.Strategy"
@@ -102,6 +96,7 @@ class Owner:
         return 1
 
 
+REPLACED = (*replaced.LIGHTNING_FUNCTIONS, *replaced.TORCH_FUNCTIONS)
 NAMES = "plain computed static of_class without_gradients context later"
 
 
@@ -158,7 +153,7 @@ def test_digest_covers_wrappers_except_those_of_the_standard_library_and_no_grad
 
 
 def test_sources_are_identical_to_those_from_inspect():
-    functions = [Functions({Owner: NAMES}), *LIGHTNING_FUNCTIONS, *TORCH_FUNCTIONS]
+    functions = [Functions({Owner: NAMES}), *REPLACED]
     codes = [code for group in functions for original in group._originals for code in replaced._code_objects(original)]
     assert len(codes) >= 7 + 100
     for code in codes:
@@ -167,7 +162,7 @@ def test_sources_are_identical_to_those_from_inspect():
 
 def test_installed_lightning_has_only_known_sources_and_changed_functions_are_listed(monkeypatch):
     assert changed_in_lightning() == []
-    assert [name for functions in (*LIGHTNING_FUNCTIONS, *TORCH_FUNCTIONS) for name in functions.replaced_names] == []
+    assert [name for functions in REPLACED for name in functions.replaced_names] == []
     monkeypatch.setitem(vars(replaced.loop), "changed", ["a"])
     monkeypatch.setitem(vars(replaced.relied_on), "changed", ["b", "c"])
     monkeypatch.setitem(vars(replaced.backward), "changed", ["of torch"])

@@ -19,8 +19,6 @@ INTERVAL = 3
 
 
 class CountingStrategy(DataParallel):
-    """Strategy that counts its reductions over ranks."""
-
     def __init__(self):
         super().__init__(SamplingPlan(), None, process_group_backend="gloo")
         self.parallel_devices, self.reductions = [torch.device("cpu")], 0

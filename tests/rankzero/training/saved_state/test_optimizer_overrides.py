@@ -49,8 +49,6 @@ def test_changed_setting_is_used_and_the_schedule_continues_in_proportion(tmp_pa
 
 
 class Warmup:
-    """Schedule function that stores its settings as attributes."""
-
     def __init__(self, steps):
         self.steps, self.maximum = steps, torch.ones(())  # a plain value and a tensor
 
