@@ -159,8 +159,7 @@ class ZeroAtTheEnd(Callback):
 class FindRateLater(LearningRateFinder):
     """Searches for a learning rate at the start of the third epoch, as in Lightning's documentation."""
 
-    def on_fit_start(self, *arguments):
-        pass
+    on_fit_start = Callback.on_fit_start
 
     def on_train_epoch_start(self, trainer, pl_module):
         if trainer.current_epoch == 2:
@@ -170,8 +169,7 @@ class FindRateLater(LearningRateFinder):
 class FindSizeLater(BatchSizeFinder):
     """Searches for a batch size at the start of the third epoch."""
 
-    def on_fit_start(self, *arguments):
-        pass
+    on_fit_start = Callback.on_fit_start
 
     def on_train_epoch_start(self, trainer, pl_module):
         if trainer.current_epoch == 2:
@@ -192,16 +190,13 @@ def fit_in(folder: Path, *arguments: str, stops: Sequence[int] = ()) -> dict[str
         assert codes == [75] * len(stops) + [0]
         newest = sorted(Path("runs/x/checkpoints").glob("step-*"))[-1]
         state = torch.load(newest / "state.pt", weights_only=True)
+        callbacks = {name: value for name, value in state["callbacks"].items() if "Timer" not in name}
         return {
             **_record(),
             "saved weights": state["state_dict"],
             "summary": json.loads(Path("runs/x/summary.json").read_text()),
             "state": state,
-            "callbacks": {
-                name: _without_folder(str(folder), callback_state)
-                for name, callback_state in state["callbacks"].items()
-                if "Timer" not in name
-            },
+            "callbacks": _without_folder(str(folder), callbacks),
         }
 
 
@@ -217,15 +212,10 @@ def fit_stock(folder: Path, *arguments: str) -> dict[str, Any]:
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patch, restore_process_state():
         patch.chdir(folder)
-        saves = "ModelCheckpoint" in str(arguments)
-        cli = LightningCLI(
-            Net,
-            run=False,
-            args=[*arguments, "--trainer.callbacks+=resuming.Record"],
-            save_config_callback=None,
-            seed_everything_default=0,
-            trainer_defaults={**SILENT, "max_epochs": EPOCHS, "enable_checkpointing": saves},
-        )
+        defaults = {**SILENT, "max_epochs": EPOCHS, "enable_checkpointing": "ModelCheckpoint" in str(arguments)}
+        settings = {"run": False, "save_config_callback": None, "seed_everything_default": 0}
+        flags = [*arguments, "--trainer.callbacks+=resuming.Record"]
+        cli = LightningCLI(Net, args=flags, trainer_defaults=defaults, **settings)
         cli.trainer.fit(cli.model)
         return _record()
 

@@ -265,14 +265,16 @@ def saves_to(file):
 
 
 class AtBatch(Callback):
-    """Calls a function once, in a hook of the third batch."""
+    """Calls a function once, in a hook of the third batch or at the start of the second epoch."""
 
     def __init__(self, change, hook="on_train_batch_end"):
         self.change, self.has_changed = change, False
         setattr(self, hook, functools.partial(self._change_once, hook))
 
     def _change_once(self, hook, trainer, module, *arguments):
-        if trainer.fit_loop.epoch_loop.batch_idx == 2 and not self.has_changed:
+        is_epoch_start = hook == "on_train_epoch_start"
+        is_due = trainer.current_epoch == 1 if is_epoch_start else trainer.fit_loop.epoch_loop.batch_idx == 2
+        if is_due and not self.has_changed:
             self.has_changed = True
             self.change(self, trainer, module)
 

@@ -9,20 +9,15 @@ from rankzero.messages import set_spelling
 from running import run
 
 
-@pytest.fixture(autouse=True)
-def restore_spelling(restore_signals):
-    yield
-    set_spelling(None)
-
-
 @pytest.fixture
-def run_command(monkeypatch, capsys):
+def run_command(monkeypatch, capsys, restore_signals):
     def type_line(*words):
         monkeypatch.setattr(sys, "argv", ["rankzero", *words])
         code = main()
         return code, capsys.readouterr()
 
-    return type_line
+    yield type_line
+    set_spelling(None)
 
 
 def test_the_help_lists_the_commands_and_the_version_is_printed(run_command):

@@ -14,12 +14,10 @@ from rankzero import Trainer as RunTrainer
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard.curves import read_curves
 from rankzero.training.fast import replaced
-from rankzero.training.fit_loop import fit_loop_of
 from running import script_process
 from stock import (
     BATCHES,
     SIZE,
-    Counts,
     Loaders,
     ManualNet,
     Net,
@@ -154,18 +152,6 @@ def saved_states(uses_rankzero, folder):
 
 def test_model_checkpoint_saves_the_same_state_as_in_stock_lightning(tmp_path):
     assert len(assert_equals_stock(saved_states, tmp_path)) == 5
-
-
-def test_callback_added_at_the_start_of_an_epoch_is_called_for_each_batch():
-    added = Counts()
-
-    def add(trainer, module):
-        if trainer.current_epoch == 1:
-            trainer.callbacks.append(added)
-
-    _, trainer = train(True, Net(), [LambdaCallback(on_train_epoch_start=add)])
-    assert sum(entry[0] == "end" for entry in added.seen) == BATCHES
-    assert fit_loop_of(trainer).epoch_loop._fast_epoch is None
 
 
 def saves_at(points, folder):

@@ -56,9 +56,9 @@ def predict(uses_rankzero, *loaders, interval="batch_and_epoch", **settings):
     return predicted, writer.batches, writer.epochs
 
 
-def predict_sizes(uses_rankzero, sizes, interval, drop_last=False, **settings):
-    loaders = [DataLoader(DATA, batch_size=size, drop_last=drop_last) for size in sizes]
-    return predict(uses_rankzero, *loaders, interval=interval, **settings)
+def predict_sizes(uses_rankzero, sizes, interval, limit=1.0, **settings):
+    loaders = [DataLoader(DATA, batch_size=size, **settings) for size in sizes]
+    return predict(uses_rankzero, *loaders, interval=interval, limit_predict_batches=limit)
 
 
 @pytest.mark.parametrize("interval", ["batch", "epoch", "batch_and_epoch"])
@@ -71,7 +71,7 @@ def test_predictions_and_sample_indices_equal_lightnings(sizes, interval):
 
 
 def test_limit_predict_batches_has_the_same_effect_as_in_lightning():
-    assert len(assert_equals_stock(predict_sizes, (4,), "batch", limit_predict_batches=2)[0]) == 2
+    assert len(assert_equals_stock(predict_sizes, (4,), "batch", limit=2)[0]) == 2
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,11 @@ def test_custom_order_of_samples_and_sampler_of_a_batch_sampler_are_kept():
     assert predicted == [[9.0, 7.0], [5.0]] == [samples for _, samples, *_ in batches]
 
 
-def predict_own_order(uses_rankzero, interval):
-    return predict(uses_rankzero, DataLoader(DATA, batch_size=4, sampler=[9, 7, 5, 3, 1, 0]), interval=interval)
-
-
 @pytest.mark.filterwarnings("ignore:.*decides the order of")
 @pytest.mark.parametrize("interval", ["batch", "epoch"])
 def test_sample_indices_of_a_user_sampler_equal_lightnings(interval):
-    assert [*chain(*assert_equals_stock(predict_own_order, interval)[0])] == [9, 7, 5, 3, 1, 0]
+    order = (9, 7, 5, 3, 1, 0)
+    assert (*chain(*assert_equals_stock(predict_sizes, (4,), interval, sampler=order)[0]),) == order
 
 
 def test_loader_copy_with_last_batch_keeps_all_other_attributes():

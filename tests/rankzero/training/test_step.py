@@ -12,6 +12,7 @@ from stock import (
     assert_equals_stock,
     assert_same_training,
     differences,
+    log_calls,
     observe,
     observe_error,
     train,
@@ -180,10 +181,10 @@ def test_current_hook_name_and_grad_mode_equal_lightnings(optimizer):
 
 def test_fast_step_runs_for_every_batch(monkeypatch):
     """Otherwise the comparisons above would compare Lightning's step with itself."""
-    calls, run = [], OptimizerStep.run
-    monkeypatch.setattr(OptimizerStep, "run", lambda self, *arguments: calls.append(1) or run(self, *arguments))
-    train(True, Net(), max_epochs=1, accumulate_grad_batches=2)
-    assert len(calls) == BATCHES
+    calls = []
+    monkeypatch.setattr(OptimizerStep, "run", log_calls(OptimizerStep.run, calls, "run"))
+    _, trainer = train(True, Net(), max_epochs=1, accumulate_grad_batches=2)
+    assert len(calls) == BATCHES and trainer.fit_loop.epoch_loop._fast_epoch is None
 
 
 def test_step_keeps_no_reference_to_batch_or_output():

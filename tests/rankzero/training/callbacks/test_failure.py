@@ -34,16 +34,10 @@ def callback():
     return ReportFailure(Channel(), Outcome())
 
 
-def data_module_error():
-    """Returns an error that one of Rankzero's data modules raises on purpose."""
-    try:
-        at_least(1, "batch_size", 0)
-    except ValueError as error:
-        return error
-
-
+with pytest.raises(ValueError, match="batch_size") as raised_on_purpose:
+    at_least(1, "batch_size", 0)
 EXPLAINED = [CannotStart("no such data"), MisconfigurationException("no such strategy"), SaveError("full")]
-EXPLAINED += [data_module_error()]
+EXPLAINED += [raised_on_purpose.value]
 UNEXPLAINED = [RuntimeError("no such layer"), ValueError("no such value"), KeyError("x"), OSError("no such file")]
 
 

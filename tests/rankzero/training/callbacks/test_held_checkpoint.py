@@ -57,19 +57,14 @@ class Recorder(Callback):
 SLOW_VALIDATION = {"validation": SLOW, "limit_val_batches": 1}
 COPY = 0.02 * SLOW
 """Seconds of a copy that takes two percent of a slow step."""
+SLOW_COPY = {"slow_steps": range(16), "pause": 5.5 * COPY}
 CASES = {
     "nothing is held without slow steps": ({}, []),
     "nothing is held after one slow step": ({"slow_steps": [0]}, []),
     "before each slow step": ({"slow_steps": range(8)}, [2, 3, 4, 5, 6, 7]),
     "once more after the steps have become fast": ({"slow_steps": range(4)}, [2, 3, 4]),
-    "two percent of the time of slow steps": (
-        {"slow_steps": range(16), "pause": 5.5 * COPY, "limit_train_batches": 16},
-        [2, 8, 14],
-    ),
-    "two percent of the time with epochs of one step": (
-        {"slow_steps": range(16), "pause": 5.5 * COPY, "limit_train_batches": 1, "max_epochs": 16},
-        [1, 7, 13],
-    ),
+    "two percent of the time of slow steps": ({**SLOW_COPY, "limit_train_batches": 16}, [2, 8, 14]),
+    "two percent of the time of slow epochs": ({**SLOW_COPY, "limit_train_batches": 1, "max_epochs": 16}, [1, 7, 13]),
     "two percent of the time of slow validations": (
         {**SLOW_VALIDATION, "val_check_interval": 2, "pause": 2.5 * COPY, "limit_train_batches": 16},
         [3, 9, 15],

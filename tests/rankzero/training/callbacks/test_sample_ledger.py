@@ -4,7 +4,8 @@ import numpy
 import pytest
 import torch
 from boring_models import ShuffledNet
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
@@ -27,6 +28,9 @@ class SkipsThirdBatch(ShuffledNet):
         return -1 if batch_idx == 2 else None
 
 
+IN_MICRO_BATCHES = SamplingPlan(global_batch_size=24, max_device_batch_size=5)
+
+
 @pytest.mark.parametrize(
     ("settings", "micro_batches", "entry"),
     [
@@ -35,11 +39,7 @@ class SkipsThirdBatch(ShuffledNet):
         ({"max_steps": 6}, 1, "epoch 2: 16 of 29 samples, each once so far"),
         ({"limit_train_batches": 2, "max_epochs": 1}, 1, "epoch 1: 16 of 29 samples, each once"),
         ({"model": SkipsThirdBatch(), "max_epochs": 1}, 1, "epoch 1: 16 of 29 samples, each once"),
-        (
-            {"plan": SamplingPlan(global_batch_size=24, max_device_batch_size=5)},
-            5,
-            "epoch 2: 29 of 29 samples, each once",
-        ),
+        ({"plan": IN_MICRO_BATCHES}, 5, "epoch 2: 29 of 29 samples, each once"),
     ],
 )
 def test_ledger_has_a_line_for_each_epoch_with_the_number_of_used_samples(settings, micro_batches, entry):
@@ -51,9 +51,7 @@ def test_ledger_has_a_line_for_each_epoch_with_the_number_of_used_samples(settin
     assert (entry in checkpoint["ledger"]["statements"]) == (not entry.endswith("so far"))
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not guarantee that each sample", "ignore:.*num_workers", "ignore:.*Total length"
-)
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "loaders", [(ShuffledNet.loader(), ShuffledNet.loader(count=16)), (ShuffledNet.stream(),)], ids=["two", "a stream"]
 )
@@ -65,13 +63,9 @@ def test_ledger_is_empty_for_several_loaders_or_an_unmanaged_order(loaders):
 def test_long_epoch_is_counted_before_it_ends(fast, monkeypatch):
     monkeypatch.setattr("rankzero.sampling.batch_sampler.MANY_IN_FLIGHT", 7)
     plan, in_flight_counts = SamplingPlan(), []
-
-    class InFlight(Callback):
-        def on_train_batch_end(self, *arguments):
-            in_flight_counts.append(len(plan.only_order.in_flight))
-
+    counter = LambdaCallback(on_train_batch_end=lambda *_: in_flight_counts.append(len(plan.only_order.in_flight)))
     profiler = None if fast else "simple"  # with this profiler, Lightning's own loop trains
-    ledger = train(ShuffledNet(count=99, batch_size=2), plan, InFlight(), profiler=profiler)
+    ledger = train(ShuffledNet(count=99, batch_size=2), plan, counter, profiler=profiler)
     assert ledger.entries == [f"epoch {number}: 99 of 99 samples, each once" for number in (1, 2)]
     assert 7 <= max(in_flight_counts) <= 9 and len(in_flight_counts) == 100
 

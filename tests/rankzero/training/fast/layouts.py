@@ -29,13 +29,12 @@ def gradients(network: nn.Module, images: Tensor, labels: Tensor) -> dict[str, T
     return {name: parameter.grad.clone() for name, parameter in network.named_parameters()}
 
 
-def largest_difference(depth: int, width: int, stem: str, pixels: int, force: bool) -> float:
+def largest_difference(depth: int, width: int, stem: str, pixels: int) -> float:
     """Returns the largest difference between gradients, relative to the largest value of the same tensor."""
     torch.manual_seed(0)
     network = ResidualNetwork(depth, width, stem, channels=3, classes=10).eval()  # keeps BatchNorm constant
     images, labels = torch.randn(BATCH, 3, pixels, pixels), torch.randint(10, (BATCH,))
     expected = gradients(network, images, labels)
-    network = network.to(memory_format=torch.channels_last) if force else network
     apply_layout(network, "cpu")
     largest = 0.0
     for _ in range(STEPS):
@@ -46,11 +45,10 @@ def largest_difference(depth: int, width: int, stem: str, pixels: int, force: bo
     return largest
 
 
-def main(threads: str, force: str = "") -> None:
-    """Prints a line for each network whose gradients differ."""
+def main(threads: str) -> None:
     torch.set_num_threads(int(threads))
     for shape in SHAPES:
-        difference = largest_difference(*shape, force=bool(force))
+        difference = largest_difference(*shape)
         if not difference < TOLERANCE:
             print("depth {} width {} stem {} pixels {}".format(*shape), f"differs by {difference:.2g}", flush=True)
     print("compared", len(SHAPES), flush=True)

@@ -1,11 +1,13 @@
 """The fast path through an epoch: changes within an epoch take effect, and metrics match stock Lightning."""
 
+from itertools import product
+
 import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.trainer import call
 
 from rankzero.training.epoch_loop import EpochLoop
-from stock import BATCHES, AtBatch, Counts, Net, assert_equals_stock, calls_of, differences, observe, train
+from stock import BATCHES, AtBatch, Counts, Net, assert_equals_stock, calls_of, differences, log_calls, observe, train
 
 
 def set_optimizer_hooks(callback, trainer, module):
@@ -65,9 +67,13 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_before_backward", "on_train_batch_end"])
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_change_in_the_middle_of_an_epoch_takes_effect_immediately(change, hook):
+HOOKS = ("on_train_batch_start", "on_before_backward", "on_train_batch_end")
+
+
+@pytest.mark.parametrize(
+    ("change", "hook"), [*product(CHANGES, HOOKS), ("appends another", "on_train_epoch_start")], ids=str
+)
+def test_a_change_in_the_middle_or_at_the_start_of_an_epoch_takes_effect_immediately(change, hook):
     def make_module():
         module = type("Changed", (Net,), {})()
         module.seen = []
@@ -148,9 +154,6 @@ def test_metrics_are_as_current_as_in_lightning(make_module, reads):
 
 def test_unobserved_metrics_are_updated_only_at_logging_steps(monkeypatch):
     updates = []
-    update = EpochLoop.update_trainer_metrics
-    monkeypatch.setattr(
-        EpochLoop, "update_trainer_metrics", lambda self, *reduces: updates.append(1) or update(self, *reduces)
-    )
+    monkeypatch.setattr(EpochLoop, "update_trainer_metrics", log_calls(EpochLoop.update_trainer_metrics, updates, ""))
     train(True, Net(), max_epochs=1, log_every_n_steps=4, limit_val_batches=0)
     assert len(updates) == BATCHES // 4

@@ -170,7 +170,7 @@ def read_averaged_values(rank):
     return rank.averages.defers, rank.equals_stock()
 
 
-def log_values_that_are_not_deferred(rank):
+def log_undeferred_values(rank):
     rank.observe()
     results = []
     for settings in ({"group": torch.distributed.group.WORLD}, {"fx": "on_train_batch_end"}):
@@ -191,6 +191,15 @@ def log_with_an_empty_rank(rank):
     return reductions, rank.strategy.reductions, rank.equals_stock()
 
 
+def log_with_shares(rank):
+    rank.observe()
+    rank.strategy._metric_weight = (1.5, 0.5)[rank.rank]
+    rank.log(0)
+    rank.strategy._metric_weight = 1.0
+    rank.results.reduce()
+    return rank.values[0]["log"]["mean_step"], rank.values[0]["log"]["sum"]
+
+
 COUNT = len(OPERATIONS)
 EVERY_STEP = [(True, False, COUNT), (True, False, 2 * COUNT), 2 * COUNT]
 CASES = {
@@ -203,14 +212,10 @@ CASES = {
     "a read on rank 0 in the first epoch prevents deferral": (2, read_in_first_epoch, [0], [False, True, False]),
     "a read on rank 1 in the first epoch prevents deferral": (2, read_in_first_epoch, [1], [False, True, False]),
     "a read of averaged values does not end deferral": (2, read_averaged_values, [], (True, True)),
-    "values of a group or another hook are not deferred": (
-        2,
-        log_values_that_are_not_deferred,
-        [],
-        [(True, COUNT)] * 2,
-    ),
+    "values of a group or another hook are not deferred": (2, log_undeferred_values, [], [(True, COUNT)] * 2),
     # The averaged value replaces a deferred value of the same name.
     "a step with an empty rank is averaged immediately": (2, log_with_an_empty_rank, [], (COUNT, COUNT, True)),
+    "a mean has the weights of its own step": (2, log_with_shares, [], (1.5 * 0.75 + 11.5 * 0.25, (1.5 + 11.5) + 2)),
 }
 
 
@@ -218,20 +223,6 @@ CASES = {
 def test_values_equal_lightnings_and_are_averaged_when_due(on_ranks, case):
     world, work, arguments, expected = CASES[case]
     assert on_ranks(call_with_rank, world, work, *arguments) == [expected] * world
-
-
-def log_with_shares(rank):
-    rank.observe()
-    rank.strategy._metric_weight = (1.5, 0.5)[rank.rank]
-    rank.log(0)
-    rank.strategy._metric_weight = 1.0
-    rank.results.reduce()
-    return rank.values[0]["log"]
-
-
-def test_deferred_mean_is_weighted_by_the_shares_of_its_own_step(on_ranks):
-    for results in on_ranks(call_with_rank, 2, log_with_shares):
-        assert results["mean_step"] == 1.5 * 0.75 + 11.5 * 0.25 and results["sum"] == (1.5 + 11.5) + 2
 
 
 def log_an_epoch(rank):

@@ -63,9 +63,7 @@ def test_each_loader_has_its_own_position():
     ]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*does not guarantee that each sample", "ignore:.*num_workers", "ignore:.*Total length"
-)
+@pytest.mark.filterwarnings("ignore")
 def test_unmanaged_loader_has_no_saved_order():
     plan = SamplingPlan()
     assert set(map(str, orders(plan, ShuffledNet.stream(), max_epochs=1))) == {"None"}
