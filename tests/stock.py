@@ -4,6 +4,7 @@ import functools
 import pickle
 import sys
 
+import lightning
 import pytest
 import torch
 import torchmetrics
@@ -265,16 +266,15 @@ def saves_to(file):
 
 
 class AtBatch(Callback):
-    """Calls a function once, in a hook of the third batch or at the start of the second epoch."""
+    """Calls a function once, in a hook of the third batch, or at the start of the training or of the second epoch."""
 
     def __init__(self, change, hook="on_train_batch_end"):
         self.change, self.has_changed = change, False
         setattr(self, hook, functools.partial(self._change_once, hook))
 
     def _change_once(self, hook, trainer, module, *arguments):
-        is_epoch_start = hook == "on_train_epoch_start"
-        is_due = trainer.current_epoch == 1 if is_epoch_start else trainer.fit_loop.epoch_loop.batch_idx == 2
-        if is_due and not self.has_changed:
+        starts = {"on_train_start": True, "on_train_epoch_start": trainer.current_epoch == 1}
+        if not self.has_changed and starts.get(hook, trainer.fit_loop.epoch_loop.batch_idx == 2):
             self.has_changed = True
             self.change(self, trainer, module)
 
@@ -293,6 +293,12 @@ def calls_of(functions, argument, work):
     finally:
         sys.setprofile(None)
     return calls
+
+
+def owner_of(path, trainer=None):
+    """Returns the object that has a function, and the function's name."""
+    owner, _, name = path.rpartition(".")
+    return eval(owner, {"trainer": trainer, "lightning": lightning, "torch": torch}), name
 
 
 def log_calls(function, calls, name):
