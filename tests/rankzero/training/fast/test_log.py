@@ -1,4 +1,5 @@
 import copy
+from itertools import product
 
 import pytest
 import torch
@@ -111,23 +112,18 @@ class LogsValues(Net):
         self.seen.append({name: value.clone() for name, value in self.trainer.callback_metrics.items()})
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_logged_values_equal_lightnings(settings):
-    assert_equals_stock(observe_results, LogsValues, settings, limit_train_batches=5, limit_val_batches=0)
-
-
-def observe_with_double_as_default(uses_rankzero):
-    torch.set_default_dtype(torch.float64)
+def observe_values(uses_rankzero, settings, dtype):
+    torch.set_default_dtype(dtype)
     try:
-        return observe_results(uses_rankzero, LogsValues, "both", max_epochs=1)[0]["metrics"]
+        return observe_results(uses_rankzero, LogsValues, settings, limit_train_batches=5, limit_val_batches=0)
     finally:
         torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_logged_values_equal_lightnings_with_another_default_dtype():
-    assert_equals_stock(observe_with_double_as_default)
+@pytest.mark.parametrize(("settings", "dtype"), [*product(SETTINGS, [torch.float32]), ("both", torch.float64)])
+def test_logged_values_equal_lightnings_with_any_default_dtype(settings, dtype):
+    assert_equals_stock(observe_values, settings, dtype)
 
 
 def test_lightnings_log_is_called_once_per_epoch_for_each_plain_value():
