@@ -138,8 +138,6 @@ class ThawByHand(Callback):
 
 
 class Thaw(BaseFinetuning):
-    """Unfreezes the backbone in the second epoch, as in Lightning's documentation."""
-
     def freeze_before_training(self, pl_module):
         self.freeze(pl_module.backbone, train_bn=False)
 
@@ -157,8 +155,6 @@ class ZeroAtTheEnd(Callback):
 
 
 class FindRateLater(LearningRateFinder):
-    """Searches for a learning rate at the start of the third epoch, as in Lightning's documentation."""
-
     on_fit_start = Callback.on_fit_start
 
     def on_train_epoch_start(self, trainer, pl_module):
@@ -167,8 +163,6 @@ class FindRateLater(LearningRateFinder):
 
 
 class FindSizeLater(BatchSizeFinder):
-    """Searches for a batch size at the start of the third epoch."""
-
     on_fit_start = Callback.on_fit_start
 
     def on_train_epoch_start(self, trainer, pl_module):

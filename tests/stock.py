@@ -138,20 +138,23 @@ def hooks_of_module(calls):
     return {hook: recorder(hook) for hook in batch_hooks.BATCH_HOOKS}
 
 
+class Unsized(IterableDataset):
+    def __init__(self, data):
+        self.data = data
+
+    def __iter__(self):
+        return iter(self.data)
+
+
 class Loaders:
-    def __init__(self, count=BATCHES * SIZE, collate=None, **settings):
-        generator = torch.Generator().manual_seed(1)
-        inputs = torch.rand(count, 3, generator=generator)
-        self.data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+    def __init__(self, count=BATCHES * SIZE, collate=None, has_length=True, **settings):
+        inputs = torch.rand(count, 3, generator=torch.Generator().manual_seed(1))
+        data = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+        self.data = data if has_length else Unsized(data)
         self.collate, self.settings = collate, settings
 
     def __call__(self):
         return DataLoader(self.data, batch_size=SIZE, collate_fn=self.collate, **self.settings)
-
-
-class Unsized(IterableDataset):
-    def __iter__(self):
-        return iter(Loaders().data)
 
 
 def train(uses_rankzero, module, callbacks=(), loaders=None, val_loaders=None, **settings):

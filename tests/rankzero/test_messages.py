@@ -11,25 +11,15 @@ import pytest
 
 from data_modules import in_memory
 from data_modules.in_memory import at_least
-from rankzero.messages import (
-    CannotStart,
-    RequestError,
-    as_user_errors,
-    is_peer_failure,
-    is_quiet,
-    nearest,
-    print_line,
-    print_notice,
-    set_quiet,
-    user_message,
-)
+from rankzero import messages
+from rankzero.messages import RequestError, is_peer_failure, print_line, user_message
 
 
 @pytest.mark.parametrize(
     ("name", "expected"), [("reznet", "ResNet"), ("mlp", "MLP"), ("Rsnet", "ResNet"), ("qqq", None), ("", None)]
 )
 def test_nearest_returns_the_most_similar_name_or_none(name, expected):
-    assert nearest(name, ["MLP", "ResNet"]) == expected
+    assert messages.nearest(name, ["MLP", "ResNet"]) == expected
 
 
 def test_only_errors_of_included_modules_become_user_messages_in_this_process_or_in_a_loader_process():
@@ -48,11 +38,11 @@ def test_only_errors_of_included_modules_become_user_messages_in_this_process_or
 
 
 def test_user_errors_become_cannot_start_only_before_the_first_step():
-    with pytest.raises(CannotStart, match="must be"), as_user_errors(has_begun=lambda: False):
+    with pytest.raises(messages.CannotStart, match="must be"), messages.as_user_errors(has_begun=lambda: False):
         at_least(1, "batch_size", 0)
-    with pytest.raises(ValueError, match="must be") as error, as_user_errors(has_begun=lambda: True):
+    with pytest.raises(ValueError, match="must be") as error, messages.as_user_errors(has_begun=lambda: True):
         at_least(1, "batch_size", 0)
-    assert not isinstance(error.value, CannotStart)
+    assert not isinstance(error.value, messages.CannotStart)
 
 
 def test_a_request_error_keeps_its_message_when_pickled():
@@ -122,10 +112,10 @@ def test_characters_that_stdout_cannot_encode_are_replaced_and_no_line_is_lost(m
 def test_notices_are_printed_unless_quiet(capsys):
     try:
         for quiet in (False, True):
-            set_quiet(quiet)
-            assert is_quiet() is quiet
-            print_notice(f"quiet {quiet}")
+            messages.set_quiet(quiet)
+            assert messages.is_quiet() is quiet
+            messages.print_notice(f"quiet {quiet}")
             print_line("result")
     finally:
-        set_quiet(False)
+        messages.set_quiet(False)
     assert capsys.readouterr().out == "rankzero: quiet False\nresult\nresult\n"

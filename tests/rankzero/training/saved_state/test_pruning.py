@@ -6,13 +6,8 @@ from lightning.pytorch.callbacks import ModelPruning
 from torch import nn
 from torch.nn.utils import prune
 
-from rankzero.training.saved_state.pruning import (
-    prune_again,
-    pruned_parameters,
-    tickets_in_use,
-    use_tickets,
-    without_pruning,
-)
+from rankzero.training.saved_state import pruning
+from rankzero.training.saved_state.pruning import prune_again, pruned_parameters, without_pruning
 from stock import differences
 
 
@@ -117,14 +112,14 @@ def set_up_callback(module, lottery=True):
 
 def test_lottery_tickets_are_in_use_only_after_lightning_restores_initial_parameters():
     without_lottery, callback = set_up_callback(net(), lottery=False), set_up_callback(net())
-    assert tickets_in_use(without_lottery) == []
-    use_tickets(without_lottery, [0, 1])
-    assert tickets_in_use(callback) == []
+    assert pruning.tickets_in_use(without_lottery) == []
+    pruning.use_tickets(without_lottery, [0, 1])
+    assert pruning.tickets_in_use(callback) == []
     callback.apply_pruning(0.3)
-    assert tickets_in_use(callback) == []
+    assert pruning.tickets_in_use(callback) == []
     for _ in range(2):
         callback.apply_lottery_ticket_hypothesis()
-        assert sorted(tickets_in_use(callback)) == [0, 1, 2, 3]
+        assert sorted(pruning.tickets_in_use(callback)) == [0, 1, 2, 3]
 
 
 def test_lottery_tickets_are_in_use_again_after_a_resume():
@@ -132,8 +127,8 @@ def test_lottery_tickets_are_in_use_again_after_a_resume():
     module = net()
     callback = set_up_callback(module)
     callback.apply_pruning(0.3)
-    use_tickets(callback, [0, 2])
-    assert tickets_in_use(callback) == [0, 2]
+    pruning.use_tickets(callback, [0, 2])
+    assert pruning.tickets_in_use(callback) == [0, 2]
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.fill_(7)
@@ -143,5 +138,5 @@ def test_lottery_tickets_are_in_use_again_after_a_resume():
         for number, name in layer["names"]
     }
     assert {number for number, copy in copies.items() if (copy == 7).all()} == {0, 2} and len(copies) == 4
-    use_tickets(callback, [])
-    assert tickets_in_use(callback) == [0, 2]
+    pruning.use_tickets(callback, [])
+    assert pruning.tickets_in_use(callback) == [0, 2]
