@@ -214,18 +214,6 @@ def test_weights_in_training_are_loaded_only_to_train():
     strategy.load_model_state_dict({"state_dict": {}}, strict=False)
 
 
-def test_loading_adds_parameter_groups_that_a_callback_had_added():
-    strategy = connected_strategy()
-    module = strategy.lightning_module
-    names = [["layer.weight"], ["layer.bias"]]
-    saved = torch.optim.SGD([{"params": [module.layer.weight], "lr": 0.1}, {"params": [module.layer.bias], "lr": 0.2}])
-    strategy.optimizers = [torch.optim.SGD([module.layer.weight], lr=0.7)]
-    checkpoint = {"optimizer_states": [saved.state_dict()], "live_settings": {"groups": [names]}}
-    strategy.load_optimizer_state_dict(checkpoint)
-    groups = strategy.optimizers[0].param_groups
-    assert [group["lr"] for group in groups] == [0.1, 0.2] and groups[1]["params"][0] is module.layer.bias
-
-
 def weights_after_steps_of_four(monkeypatch, **settings):
     monkeypatch.setattr("stock.SamplingPlan", lambda micro_batches: SamplingPlan(global_batch_size=4, **settings))
     return train(True, Net(), max_epochs=1, limit_val_batches=0, loaders=Loaders(11))[0]["weights"]

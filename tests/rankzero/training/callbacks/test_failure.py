@@ -39,11 +39,9 @@ with pytest.raises(ValueError, match="batch_size") as raised_on_purpose:
 EXPLAINED = [CannotStart("no such data"), MisconfigurationException("no such strategy"), SaveError("full")]
 EXPLAINED += [raised_on_purpose.value]
 UNEXPLAINED = [RuntimeError("no such layer"), ValueError("no such value"), KeyError("x"), OSError("no such file")]
-
-
 OF_OTHERS = [
     *(Stopped("SIGTERM"), SystemExit(3), KeyboardInterrupt()),
-    *(AnotherRankFailed("rank 1"), RuntimeError("Connection closed by peer [127.0.0.1]:1234")),
+    *(AnotherRankFailed("rank 1"), RuntimeError("[gloo/x.cc:81] Connection closed by peer [127.0.0.1]:1")),
 ]
 """A stop, an exit, and failures of other ranks."""
 
