@@ -54,9 +54,11 @@ def observe_wrapped(uses_rankzero, hook, *names):
                 owner, function = owner_of(name, trainer)
                 context.setattr(owner, function, log_calls(getattr(owner, function), calls, name))
 
-        if not hook:
+        callbacks = [Counts()]
+        if hook:
+            callbacks.insert(0, AtBatch(install_wrappers, hook))
+        else:
             install_wrappers()
-        callbacks = [AtBatch(install_wrappers, hook)] * bool(hook) + [Counts()]
         make = functools.partial(make_module, names)
         result = observe(uses_rankzero, make, lambda: callbacks, max_epochs=1, limit_val_batches=0)
     return result, calls
