@@ -146,7 +146,7 @@ def test_step_hooks_and_profiler_observe_fast_steps():
     assert any(event.key == "Optimizer.step#SGD.step" for event in profile.key_averages())
 
 
-def test_step_that_is_wrapped_on_an_optimizer_with_a_schedule_is_called():
+def test_step_that_is_wrapped_on_an_optimizer_with_a_schedule_or_during_a_run_is_called():
     calls = []
 
     def wrap(optimizer):
@@ -154,3 +154,8 @@ def test_step_that_is_wrapped_on_an_optimizer_with_a_schedule_is_called():
 
     expected = train_steps(2, KINDS["SGD"], False, True)
     assert train_steps(2, KINDS["SGD"], True, True, wrap) == expected and len(calls) == 2
+    optimizer = KINDS["SGD"]([torch.nn.Parameter(torch.ones(1))])
+    step = fast_step(optimizer)
+    wrap(optimizer)  # during a run
+    step(lambda: None)
+    assert len(calls) == 3
