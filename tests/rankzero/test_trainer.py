@@ -156,9 +156,7 @@ def test_another_trainer_with_the_same_name_resumes_the_run_or_restores_a_finish
         ({}, "step-00000012", "resumes from the newest"),
     ],
 )
-def test_a_finished_run_without_its_last_checkpoint_trains_in_a_new_attempt(
-    script_folder, settings, lost, start, capsys
-):
+def test_a_finished_run_without_its_last_checkpoint_trains_again(script_folder, settings, lost, start, capsys):
     for attempt in (1, 2):
         model, locks = DropoutNet(), []
         model.on_train_end = lambda locks=locks: locks.append(len(list(script_folder.glob("runs/.x.lock"))))

@@ -118,9 +118,7 @@ def train_on_iterator(self, dataloader_iter):
         (Net, {"profiler": "simple"}, "SimpleProfiler measures the parts of Lightning's loop"),
     ],
 )
-def test_unsupported_training_falls_back_to_lightnings_loop_and_prints_the_reason(
-    make_module, settings, reason, capsys
-):
+def test_unsupported_training_uses_lightnings_loop_and_prints_the_reason(make_module, settings, reason, capsys):
     assert_same_training(make_module, **settings)
     assert capsys.readouterr().out.count(reason) == 2
 

@@ -46,25 +46,25 @@ def channel():
 
 
 @pytest.fixture
-def checkpoint_callback(tmp_path):
+def checkpoints(tmp_path):
     return CheckpointCallback(RunDirectory(tmp_path / "x"), Interval(epochs=9), lambda: {"run": "x"})
 
 
-def train(channel, checkpoint_callback, hook="", occurrence=0, **settings):
+def train(channel, checkpoints, hook="", occurrence=0, **settings):
     """Trains 2 epochs of 4 batches; returns the hooks that were called, and the reason and step of the stop."""
-    request_stop = RequestStop(StopAtSafePoint(channel, checkpoint_callback), hook, occurrence)
+    request_stop = RequestStop(StopAtSafePoint(channel, checkpoints), hook, occurrence)
     model, reason = BoringModel(), None
     settings = {"limit_train_batches": 4, "max_epochs": 2, "num_sanity_val_steps": 0, **settings}
-    settings |= {"plugins": [DirectoryCheckpointIO()], "enable_checkpointing": checkpoint_callback is not None}
+    settings |= {"plugins": [DirectoryCheckpointIO()], "enable_checkpointing": checkpoints is not None}
     try:
-        train_in_process(request_stop, *filter(None, [checkpoint_callback]), model=model, loops=True, **settings)
+        train_in_process(request_stop, *filter(None, [checkpoints]), model=model, loops=True, **settings)
     except Stopped as stopped:
         reason = stopped.reason
     return request_stop.called_hooks, (reason, model.trainer.global_step)
 
 
-def saved_steps(checkpoint_callback):
-    return [int(path.name.removeprefix("step-")) for path in checkpoints_in(checkpoint_callback.folder)]
+def saved_steps(checkpoints):
+    return [int(path.name.removeprefix("step-")) for path in checkpoints_in(checkpoints.folder)]
 
 
 @pytest.mark.parametrize(
@@ -79,37 +79,35 @@ def saved_steps(checkpoint_callback):
         ("on_train_batch_end", 2, 3, 1),
     ],
 )
-def test_run_stops_after_the_current_step_and_saves_it(
-    channel, checkpoint_callback, hook, occurrence, micro_batches, step
-):
+def test_run_stops_after_the_current_step_and_saves_it(channel, checkpoints, hook, occurrence, micro_batches, step):
     """The first reason counts. A validation or the end of an epoch that has begun is completed before the stop."""
     settings = {"accumulate_grad_batches": micro_batches}
-    called_hooks, stopped = train(channel, checkpoint_callback, hook, occurrence, **settings)
-    assert stopped == ("SIGTERM", step) and saved_steps(checkpoint_callback) == [step]
+    called_hooks, stopped = train(channel, checkpoints, hook, occurrence, **settings)
+    assert stopped == ("SIGTERM", step) and saved_steps(checkpoints) == [step]
     assert called_hooks.count("on_train_batch_end") == step * micro_batches
     assert called_hooks.count("on_validation_end") == called_hooks.count("on_train_epoch_end") == step // 4
 
 
-def test_stop_request_before_the_first_step_stops_before_training(channel, checkpoint_callback):
+def test_stop_request_before_the_first_step_stops_before_training(channel, checkpoints):
     channel.request_stop("SIGINT")
-    assert train(channel, checkpoint_callback) == ([], ("SIGINT", 0)) and saved_steps(checkpoint_callback) == [0]
+    assert train(channel, checkpoints) == ([], ("SIGINT", 0)) and saved_steps(checkpoints) == [0]
 
 
 @pytest.mark.parametrize(("hook", "occurrence"), [("", 0), ("on_train_batch_start", 7), ("on_validation_end", 1)])
-def test_no_stop_request_or_one_in_the_last_step_lets_the_run_finish(channel, checkpoint_callback, hook, occurrence):
-    _, stopped = train(channel, checkpoint_callback, hook, occurrence)
-    assert stopped == (None, 8) and saved_steps(checkpoint_callback) == [8]
+def test_no_stop_request_or_one_in_the_last_step_lets_the_run_finish(channel, checkpoints, hook, occurrence):
+    _, stopped = train(channel, checkpoints, hook, occurrence)
+    assert stopped == (None, 8) and saved_steps(checkpoints) == [8]
 
 
 def test_run_without_checkpoints_stops_after_the_current_step(channel):
     assert train(channel, None, "on_train_batch_end", 1)[1] == ("SIGTERM", 2)
 
 
-def test_run_that_cannot_save_raises_a_save_error(channel, checkpoint_callback, capsys):
-    checkpoint_callback.folder.parent.mkdir()
-    checkpoint_callback.folder.write_text("a file")
+def test_run_that_cannot_save_raises_a_save_error(channel, checkpoints, capsys):
+    checkpoints.folder.parent.mkdir()
+    checkpoints.folder.write_text("a file")
     with pytest.raises(SaveError, match="step-00000002 could not be saved"):
-        train(channel, checkpoint_callback, "on_train_batch_end", 1)
+        train(channel, checkpoints, "on_train_batch_end", 1)
     assert "step-00000002 could not be saved" in capsys.readouterr().err
 
 

@@ -52,11 +52,9 @@ def test_time_is_over_when_the_next_steps_and_a_slow_save_no_longer_fit(guess, n
     assert wall_time.seconds_left == 10.0 and wall_time.is_over([])
 
 
-@pytest.mark.parametrize(
-    ("saves", "expected"), [([0.5], 1.0), ([2.0, 9.0, 1.0], 18.0), ([2.5], 5.0), ([2.5, 1.0], 5.0)]
-)
-def test_save_estimate_is_twice_the_longest_save(saves, expected):
+@pytest.mark.parametrize(("saves", "needed"), [([0.5], 1.0), ([2.0, 9.0, 1.0], 18.0), ([2.5], 5.0), ([2.5, 1.0], 5.0)])
+def test_save_estimate_is_twice_the_longest_save(saves, needed):
     wall_time = WallTime(1000.0, clock=Clock())
     for seconds in saves:
         wall_time.note_save(seconds)
-    assert wall_time.save_seconds == expected
+    assert wall_time.save_seconds == needed

@@ -70,9 +70,7 @@ CHANGES = {
 HOOKS = ("on_train_batch_start", "on_before_backward", "on_train_batch_end")
 
 
-@pytest.mark.parametrize(
-    ("change", "hook"), [*product(CHANGES, HOOKS), ("appends another", "on_train_epoch_start")], ids=str
-)
+@pytest.mark.parametrize(("change", "hook"), [*product(CHANGES, HOOKS), ("appends another", "on_train_epoch_start")])
 def test_a_change_in_the_middle_or_at_the_start_of_an_epoch_takes_effect_immediately(change, hook):
     def make_module():
         module = type("Changed", (Net,), {})()

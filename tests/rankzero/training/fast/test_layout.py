@@ -158,9 +158,7 @@ def test_layout_and_precision_are_kept(cwd, capsys, has_bf16, arguments, precisi
     assert weights(cwd / "runs/x")["network.layer1.0.conv1.weight"].is_contiguous()
 
 
-def test_resumed_fast_run_ends_with_the_same_weights_and_reports_a_changed_precision(
-    cwd, has_bf16, monkeypatch, capsys
-):
+def test_resumed_fast_run_has_the_same_weights_and_reports_a_changed_precision(cwd, has_bf16, monkeypatch, capsys):
     fit_in_process(*SMALL, "--epochs", "2", "--model.schedule", "Constant")
     for epochs in ("1", "2"):
         fit_in_process(*SMALL, "--run", "y", "--epochs", epochs, "--model.schedule", "Constant")

@@ -57,22 +57,20 @@ class Net(BoringModel):
 )
 def test_the_value_of_a_metric_that_raises_is_nan_with_one_warning(script_folder, stage, hook, epochs):
     """Callbacks see NaN at the end, and not the value of the previous epoch."""
-    seen = []
-    recorder = LambdaCallback(
-        **{hook: lambda trainer, _: seen.append(float(trainer.callback_metrics[f"{stage}/failing"]))}
-    )
+    seen, name = [], f"{stage}/failing"
+    recorder = LambdaCallback(**{hook: lambda trainer, _: seen.append(float(trainer.callback_metrics[name]))})
     trainer = Trainer(**{**SETTINGS, "max_epochs": epochs}, callbacks=[recorder])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer.fit(Net(stage))
     texts = [str(warning.message) for warning in caught if "cannot be computed" in str(warning.message)]
     assert texts == [
-        f"rankzero: the metric '{stage}/failing' cannot be computed and is NaN in this epoch; training continues: "
+        f"rankzero: the metric '{name}' cannot be computed and is NaN in this epoch; training continues: "
         "ArithmeticError('no samples of class 7')"
     ]
     curves = scalars_of(script_folder / "runs/x")
     assert trainer.current_epoch == len(curves["val/loss"]) == epochs
-    values, is_nan = curves[f"{stage}/failing"], [False, True, True, False][:epochs]
+    values, is_nan = curves[name], [False, True, True, False][:epochs]
     assert list(values) == [2, 5, 8, 11][:epochs] and [*map(math.isnan, values.values())] == is_nan
     assert [*map(math.isnan, seen)] == (is_nan if hook == "on_train_epoch_end" else is_nan[-1:])
 

@@ -48,14 +48,12 @@ def updated(samples):
     return ModuleWithMetrics().update_metrics(samples)
 
 
-@pytest.mark.parametrize(
-    "samples_of_ranks", [[range(9)], [range(4), range(4, 9)], [range(2), range(2), [5], range(4, 9)]]
-)
-def test_metrics_continue_with_the_samples_of_all_ranks(samples_of_ranks):
+@pytest.mark.parametrize("shares", [[range(9)], [range(4), range(4, 9)], [range(2), range(2), [5], range(4, 9)]])
+def test_metrics_continue_with_the_samples_of_all_ranks(shares):
     resumed = ModuleWithMetrics()
-    load_metrics(resumed, [save_metrics(updated(samples_of_rank)) for samples_of_rank in samples_of_ranks])
+    load_metrics(resumed, [save_metrics(updated(share)) for share in shares])
     resumed.update_metrics(range(9, 20))
-    expected = updated([*chain(*samples_of_ranks), *range(9, 20)]).values()
+    expected = updated([*chain(*shares), *range(9, 20)]).values()
     for name, value in resumed.values().items():
         assert torch.allclose(value, expected[name]), name
 
