@@ -5,19 +5,9 @@ from torch import nn
 from rankzero.training import gradients
 from rankzero.training.gradients import average_gradients
 
-SHAPES = {
-    "on all ranks": (2, 3),
-    "on rank zero": (3,),
-    "on no rank": (2,),
-    "frozen": (2,),
-    "scalar": (),
-    "empty": (0,),
-    "double": (2,),
-    "bfloat16": (2,),
-    "channels last": (2, 2, 2, 2),
-    "sparse": (4, 2),
-    "sparse on rank zero": (4, 2),
-}
+SHAPES = {"on all ranks": (2, 3), "on rank zero": (3,), "scalar": (), "empty": (0,), "channels last": (2, 2, 2, 2)}
+SHAPES |= dict.fromkeys(("on no rank", "frozen", "double", "bfloat16"), (2,))
+SHAPES |= dict.fromkeys(("sparse", "sparse on rank zero"), (4, 2))
 DTYPES = {"double": torch.float64, "bfloat16": torch.bfloat16}
 
 
