@@ -3,7 +3,9 @@
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+from stock import Unsized
 
 
 class ShuffledNet(BoringModel):
@@ -19,7 +21,7 @@ class ShuffledNet(BoringModel):
 
     @staticmethod
     def stream():
-        return DataLoader(Stream(), batch_size=2)
+        return DataLoader(Unsized(torch.rand(4, 32)), batch_size=2)
 
     def training_step(self, batch, batch_idx):
         while isinstance(batch, list):
@@ -41,11 +43,6 @@ class WeightedNet(ShuffledNet):
     def training_step(self, batch, batch_idx):
         self.positions.append((self.current_epoch, batch_idx, self.global_step))
         return super().training_step(batch, batch_idx)
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(torch.rand(4, 32))
 
 
 class DropoutNet(BoringModel):

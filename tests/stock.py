@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.epoch_loop import EpochLoop
-from rankzero.training.fast import batch_hooks
+from rankzero.training.fast.batch_hooks import BATCH_HOOKS
 from rankzero.training.fit_loop import install
 from rankzero.training.strategies import OneProcess
 from running import restore_process_state
@@ -129,15 +129,6 @@ def every_hook(calls):
     return type("EveryHook", (Callback,), hooks)()
 
 
-def hooks_of_module(calls):
-    """Returns recording functions for a module's batch hooks, by hook name."""
-
-    def recorder(hook):
-        return lambda self, *arguments: record(calls, "module", hook, self.trainer, arguments)
-
-    return {hook: recorder(hook) for hook in batch_hooks.BATCH_HOOKS}
-
-
 class Unsized(IterableDataset):
     def __init__(self, data):
         self.data = data
@@ -186,9 +177,13 @@ def observe(uses_rankzero, make_module=Net, make_callbacks=list, has_every_hook=
     With `has_every_hook`, a callback has every hook, and the module gets the batch hooks that it lacks.
     """
     calls, module, callbacks = [], make_module(), make_callbacks()
+
+    def recorder(hook):
+        return lambda self, *arguments: record(calls, "module", hook, self.trainer, arguments)
+
     if has_every_hook:
         callbacks.append(every_hook(calls))
-        methods = {name: hook for name, hook in hooks_of_module(calls).items() if name not in vars(type(module))}
+        methods = {name: recorder(name) for name in BATCH_HOOKS if name not in vars(type(module))}
         module.__class__ = type(type(module).__name__, (type(module),), methods)
     result, trainer = train(uses_rankzero, module, callbacks, **settings)
     assert not uses_rankzero or isinstance(trainer.fit_loop.epoch_loop, EpochLoop)

@@ -23,10 +23,6 @@ from rankzero.training.strategies import OneProcess
 from stock import SILENT
 
 
-class DDPSubclass(DDPStrategy):
-    pass
-
-
 @pytest.mark.parametrize(
     ("requested", "unused"),
     [
@@ -75,7 +71,8 @@ def test_ddp_strategy_options_that_rankzero_decides_are_refused(settings):
     "requested",
     [
         *("fsdp", "ddp_spawn", "single_device", "DDP", "", None, 3),
-        *(DDPSubclass(), SingleDeviceStrategy(), FSDPStrategy(), DDPStrategy(model_averaging_period=2)),
+        *(type("DDPSubclass", (DDPStrategy,), {})(), SingleDeviceStrategy(), FSDPStrategy()),
+        DDPStrategy(model_averaging_period=2),
     ],
     ids=lambda requested: requested if isinstance(requested, str) else type(requested).__name__,
 )

@@ -1,3 +1,5 @@
+from unittest.mock import Mock
+
 import pytest
 import torch
 from torch import nn
@@ -72,19 +74,14 @@ def one_rank_group():
 )
 def test_gradients_of_one_dtype_share_buckets_up_to_a_size_limit(one_rank_group, monkeypatch, sizes, dtypes, buckets):
     monkeypatch.setattr(gradients, "BUCKET_BYTES", 16)
-    reduced_sizes, all_reduce = [], torch.distributed.all_reduce
-
-    def record_size(values, *arguments):
-        reduced_sizes.append(values.numel())
-        return all_reduce(values, *arguments)
-
-    monkeypatch.setattr(torch.distributed, "all_reduce", record_size)
+    all_reduce = Mock(wraps=torch.distributed.all_reduce)
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
     parameters += [nn.Parameter(torch.zeros(1, dtype=dtype)) for dtype in dtypes]
     for number, parameter in enumerate(parameters):
         parameter.grad = torch.full_like(parameter, number + 1.0)
     average_gradients(parameters, 1)
-    assert reduced_sizes == [len(parameters), *buckets]
+    assert [call.args[0].numel() for call in all_reduce.call_args_list] == [len(parameters), *buckets]
     assert [parameter.grad.flatten()[0].item() for parameter in parameters] == [*range(1, len(parameters) + 1)]
 
 

@@ -108,14 +108,10 @@ def test_loader_copy_with_last_batch_keeps_all_other_attributes():
     assert all(vars(loader)[name] is vars(user_loader)[name] for name in kept_names)
 
 
-class BatchSamplerSubclass(BatchSampler):
-    pass
-
-
 @pytest.mark.parametrize(
     "loader",
     [
-        DataLoader(DATA, batch_sampler=BatchSamplerSubclass(SequentialSampler(DATA), 4, True)),
+        DataLoader(DATA, batch_sampler=type("Subclass", (BatchSampler,), {})(SequentialSampler(DATA), 4, True)),
         DataLoader(DATA, batch_size=None),
         [1, 2],
         None,

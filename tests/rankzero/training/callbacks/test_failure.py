@@ -3,7 +3,8 @@ import socket
 
 import pytest
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from data_modules.in_memory import at_least
@@ -74,24 +75,16 @@ class FailingModel(BoringModel):
         return super().training_step(batch, batch_idx)
 
 
-class RecordReports(Callback):
-    """User's callback that could wait for all ranks, as `OnExceptionCheckpoint` does; records earlier reports."""
-
-    def __init__(self, channel):
-        self.channel = channel
-
-    def on_exception(self, trainer, pl_module, exception):
-        self.reports = list(self.channel.reported)
-
-
 @pytest.mark.parametrize("failing_batch", [0, 1, 3])
 def test_failure_in_training_is_reported_before_other_callbacks_are_called(callback, failing_batch):
-    recorder, model = RecordReports(callback.control_channel), FailingModel()
+    """A user's callback may wait for all ranks, as `OnExceptionCheckpoint` does."""
+    earlier_reports, model = [], FailingModel()
+    recorder = LambdaCallback(on_exception=lambda *_: earlier_reports.extend(callback.control_channel.reported))
     model.failing_batch = failing_batch
     with pytest.raises(ZeroDivisionError) as error:
         train_in_process(callback, recorder, model=model, loops=True, max_epochs=1, limit_train_batches=5)
     assert callback.outcome == Outcome(has_trained=failing_batch > 0, error=error.value)
-    assert recorder.reports == callback.control_channel.reported and "in the step" in recorder.reports[0]
+    assert earlier_reports == callback.control_channel.reported and "in the step" in earlier_reports[0]
 
 
 def test_training_without_a_failure_reports_nothing(callback):
