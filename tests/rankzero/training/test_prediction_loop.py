@@ -1,5 +1,3 @@
-"""Predictions of every sample, even if a loader drops its last batch, with the sample indices of each batch."""
-
 from itertools import chain
 
 import pytest

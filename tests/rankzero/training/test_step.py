@@ -75,11 +75,6 @@ class CallsClosureTwice(torch.optim.SGD):
         return loss
 
 
-class IgnoresClosure(torch.optim.SGD):
-    def step(self, closure=None):
-        """Does not call the closure."""
-
-
 def with_optimizer(kind, make_module=Net, **settings):
     return lambda: make_module(optimizer=lambda parameters: kind(parameters, lr=0.1, **settings))
 
@@ -112,10 +107,6 @@ def test_steps_are_identical_to_stock_lightning(case):
     assert_same_training(make_module, **settings)
 
 
-def fail(self, batch, batch_idx):
-    raise LookupError("the user's own")
-
-
 WRONG_STEPS = {
     "a dictionary without a loss": lambda self, batch, batch_idx: {"more": self.loss(batch)},
     "a dictionary with None": lambda self, batch, batch_idx: {"loss": None},
@@ -123,10 +114,12 @@ WRONG_STEPS = {
     "a number": lambda self, batch, batch_idx: 1.0,
     "a loss without a graph": lambda self, batch, batch_idx: self.loss(batch).detach(),
     "two losses": lambda self, batch, batch_idx: self.loss(batch) * torch.ones(2),
-    "an error": fail,
+    "an error": lambda self, batch, batch_idx: {}["the user's own"],
 }
 WRONG_MODULES = {name: with_methods("Fails", training_step=step) for name, step in WRONG_STEPS.items()}
-WRONG_MODULES["an ignored closure"] = with_optimizer(IgnoresClosure)
+WRONG_MODULES["an ignored closure"] = with_optimizer(
+    type("Ignores", (torch.optim.SGD,), {"step": lambda self, closure: None})
+)
 
 
 @pytest.mark.parametrize("case", WRONG_MODULES)

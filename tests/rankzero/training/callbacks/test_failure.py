@@ -66,23 +66,20 @@ def test_error_is_reported_unless_its_message_or_another_rank_explains_it(callba
     assert record.levelno == logging.ERROR and str(error) in record.getMessage()
 
 
-class FailingModel(BoringModel):
-    failing_batch = None
-
-    def training_step(self, batch, batch_idx):
-        if batch_idx == self.failing_batch:
-            raise ZeroDivisionError("in the step")
-        return super().training_step(batch, batch_idx)
-
-
 @pytest.mark.parametrize("failing_batch", [0, 1, 3])
 def test_failure_in_training_is_reported_before_other_callbacks_are_called(callback, failing_batch):
     """A user's callback may wait for all ranks, as `OnExceptionCheckpoint` does."""
-    earlier_reports, model = [], FailingModel()
+
+    class FailingModel(BoringModel):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == failing_batch:
+                raise ZeroDivisionError("in the step")
+            return super().training_step(batch, batch_idx)
+
+    earlier_reports = []
     recorder = LambdaCallback(on_exception=lambda *_: earlier_reports.extend(callback.control_channel.reported))
-    model.failing_batch = failing_batch
     with pytest.raises(ZeroDivisionError) as error:
-        train_in_process(callback, recorder, model=model, loops=True, max_epochs=1, limit_train_batches=5)
+        train_in_process(callback, recorder, model=FailingModel(), loops=True, max_epochs=1, limit_train_batches=5)
     assert callback.outcome == Outcome(has_trained=failing_batch > 0, error=error.value)
     assert earlier_reports == callback.control_channel.reported and "in the step" in earlier_reports[0]
 

@@ -12,7 +12,6 @@ from running import fit_in_process
 from stock import differences
 
 pytestmark = pytest.mark.usefixtures("finders_without_gc")
-
 SIZE = ("--trainer.callbacks+=BatchSizeFinder", "--trainer.callbacks.max_trials=5")
 RATE = ("--trainer.callbacks+=LearningRateFinder", "--trainer.callbacks.num_training_steps=30")
 DATA = ("--model.samples=160",)

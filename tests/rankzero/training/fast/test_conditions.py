@@ -10,6 +10,7 @@ from stock import ManualNet, Net, owner_of, train, with_methods
 
 CONNECTOR = "lightning.pytorch.trainer.connectors.logger_connector._LoggerConnector"
 LOOP = "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop"
+FETCHER = _PrefetchDataFetcher()
 
 
 @pytest.fixture
@@ -20,9 +21,6 @@ def trainer():
 
 def train_one_batch(module, **settings):
     return train(True, module, max_epochs=1, limit_train_batches=1, limit_val_batches=0, **settings)[1]
-
-
-FETCHER = _PrefetchDataFetcher()
 
 
 def test_plain_training_needs_a_fallback_only_with_dataloader_iter(trainer):

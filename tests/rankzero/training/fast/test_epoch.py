@@ -1,5 +1,3 @@
-"""The fast path through an epoch: changes within an epoch take effect, and metrics match stock Lightning."""
-
 from itertools import product
 
 import pytest
@@ -65,8 +63,6 @@ CHANGES = {
     "a hook on a callback": set_hook_on_callback,
     "a hook on the class of a callback": set_hook_on_callback_class,
 }
-
-
 HOOKS = ("on_train_batch_start", "on_before_backward", "on_train_batch_end")
 
 

@@ -1,5 +1,3 @@
-"""Functions that the fast path replaces: checked by their sources, and for replacement at run time."""
-
 import contextlib
 import functools
 import inspect
@@ -39,14 +37,10 @@ INSTANCES = [
 ]
 
 
-def make_module(names):
-    schedule = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=3) if SCHEDULED in names else None
-    return Net(schedule=schedule, interval="step")
-
-
 def observe_wrapped(uses_rankzero, hook, *names):
     """Trains with functions that are wrapped before the fit or in a hook; returns results and names of all calls."""
-    calls = []
+    calls, schedule = [], functools.partial(torch.optim.lr_scheduler.StepLR, step_size=3)
+    make_module = functools.partial(Net, schedule=schedule if SCHEDULED in names else None, interval="step")
     with pytest.MonkeyPatch.context() as context:
 
         def install_wrappers(callback=None, trainer=None, module=None):
@@ -59,8 +53,7 @@ def observe_wrapped(uses_rankzero, hook, *names):
             callbacks.insert(0, AtBatch(install_wrappers, hook))
         else:
             install_wrappers()
-        make = functools.partial(make_module, names)
-        result = observe(uses_rankzero, make, lambda: callbacks, max_epochs=1, limit_val_batches=0)
+        result = observe(uses_rankzero, make_module, lambda: callbacks, max_epochs=1, limit_val_batches=0)
     return result, calls
 
 

@@ -45,7 +45,6 @@ CASES = {
     "EMA and finetuning": callback_flags("resuming.Thaw") + callback_flags("EMAWeightAveraging", decay=0.8),
 }
 """Arguments of runs that equal runs of stock Lightning."""
-
 RANDOM_CASES = {
     "SWA": SWA,
     "learning rate finder": SCHEDULE + RATE_FINDER,
@@ -59,7 +58,6 @@ RANDOM_CASES = {
 `test_found_settings.py` compares the finders with stock Lightning, which trains on no batch after a batch size finder
 in a later epoch. LightningCLI cannot write the defaults of a Timer.
 """
-
 STOPS = (3, 12, 15)
 """Steps after which a run stops: in the first epoch, and in the middle and just before the end of the second epoch."""
 

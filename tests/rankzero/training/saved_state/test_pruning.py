@@ -1,5 +1,3 @@
-"""Saved and restored pruning, compared with the results of torch's own pruning functions."""
-
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelPruning
