@@ -90,7 +90,8 @@ def test_sparse_adam_accepts_averaged_sparse_gradients(one_rank_group):
     before = table.weight.detach().clone()
     table(torch.tensor([3, 1, 3])).sum().backward()
     without_gradient = nn.Parameter(torch.zeros(1))
-    average_gradients([table.weight, without_gradient], 1)
+    for parameter in (table.weight, without_gradient):
+        average_gradients([parameter], 1)
     torch.optim.SparseAdam([table.weight], lr=0.5).step()
     changed = (table.weight.detach() != before).all(1)
     assert changed.tolist() == [False, True, False, True, False] and without_gradient.grad is None

@@ -128,11 +128,11 @@ def test_empty_ranks_are_padded_with_a_warning_only_if_the_module_needs_samples(
     assert [f"needs a sample for {reason}" in message for message in messages] == [True] * bool(reason)
 
 
-def strategy_and_loaders(*counts):
-    """Returns a strategy, and loaders of the second of two ranks, whose batches of 4 samples have all been read."""
+def strategy_and_loaders(*counts, rank=1):
+    """Returns a strategy, and loaders of one of two ranks, whose batches of 4 samples have all been read."""
     strategy, loaders = connected_strategy(), []
     for count in counts:
-        plan = SamplingPlan(rank=1, world_size=2, global_batch_size=4)
+        plan = SamplingPlan(rank=rank, world_size=2, global_batch_size=4)
         data = DataLoader(TensorDataset(torch.zeros(count, 1)), batch_size=4)
         loaders.append(plan.wrap(data, True, lambda batch: [torch.zeros(0, 1)]))
         list(loaders[-1])
@@ -145,17 +145,20 @@ def set_next_share(strategy, loaders):
     strategy.on_train_batch_start(None, 0)
 
 
-def test_share_of_each_batch_is_set_in_order():
+@pytest.mark.parametrize(("rank", "last"), [(0, (1, 1, False)), (1, (0, 1, True))])
+def test_share_of_each_batch_is_set_in_order_and_scales_the_loss(rank, last):
+    """The mean of the ranks' scaled losses is the mean over the samples of the step."""
     samples_before_steps_with_empty_rank = []
-    strategy, loaders = strategy_and_loaders(9)  # batches of 4, 4 and 1 samples
+    strategy, loaders = strategy_and_loaders(9, rank=rank)  # batches of 4, 4 and 1 samples
     strategy.before_step_with_empty_rank = lambda: samples_before_steps_with_empty_rank.append(strategy.share.samples)
     shares = []
-    for _ in range(4):
+    for number in range(4):
         set_next_share(strategy, loaders)
-        shares.append((strategy.share.samples, strategy.share.total, strategy.share.is_empty))
-        assert strategy.scale_loss(torch.tensor(6.0)).item() == 6 * strategy.share.loss_weight
-    assert shares == [(2, 4, False), (2, 4, False), (0, 1, True), (EVEN_SHARE.samples, EVEN_SHARE.total, False)]
-    assert samples_before_steps_with_empty_rank == [0]
+        share, scaled = strategy.share, strategy.scale_loss(torch.tensor(6.0)).item()
+        shares.append((share.samples, share.total, share.is_empty))
+        assert scaled == (6 * 2 * share.samples / share.total if number < 3 else 6)
+    assert shares == [(2, 4, False), (2, 4, False), last, (EVEN_SHARE.samples, EVEN_SHARE.total, False)]
+    assert samples_before_steps_with_empty_rank == [last[0]]
 
 
 def test_several_or_unmanaged_loaders_have_even_shares():
