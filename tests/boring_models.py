@@ -1,5 +1,3 @@
-"""Variants of Lightning's BoringModel, with their data."""
-
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn

@@ -27,8 +27,6 @@ SILENT = {**QUIET, "logger": False, "enable_checkpointing": False}
 
 
 class Curves(Logger):
-    """Logger that keeps all values with their steps."""
-
     name, version = "curves", "0"
 
     def __init__(self):

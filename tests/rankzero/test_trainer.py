@@ -214,10 +214,7 @@ def test_evaluations_and_predictions_equal_stock_lightnings_before_and_after_tra
 class FailingNet(DropoutNet):
     def training_step(self, batch, batch_idx):
         if self.global_step == 3:
-            try:
-                raise LookupError("the first")
-            except LookupError as error:
-                raise KeyError("the second") from error
+            raise KeyError("the second") from LookupError("the first")
         return super().training_step(batch, batch_idx)
 
 

@@ -1,5 +1,3 @@
-"""Rankzero's epoch loop compared with Lightning's: identical weights, metrics, and hooks in the same order."""
-
 from functools import partial
 from pathlib import Path
 

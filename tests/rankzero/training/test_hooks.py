@@ -92,11 +92,11 @@ class BatchRecorder(Callback):
     def __init__(self, seen):
         self.seen = seen
 
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.seen.append(("on_train_batch_start", batch_idx))
+    def record_call(self, hook, trainer, pl_module, *arguments):
+        self.seen.append((hook, arguments[-1]))
 
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.seen.append(("on_train_batch_end", batch_idx))
+    on_train_batch_start = functools.partialmethod(record_call, "on_train_batch_start")
+    on_train_batch_end = functools.partialmethod(record_call, "on_train_batch_end")
 
 
 class LoopBatchRecorder(BatchRecorder, LoopCallback):

@@ -12,15 +12,6 @@ from running import train_in_process
 SLOW = 3.0
 
 
-class Clock:
-    """Stands for the module `time`; the time passes only where a test says so."""
-
-    now = 0.0
-
-    def monotonic(self):
-        return self.now
-
-
 class Paused(BoringModel):
     """Takes time in steps, by their number from 0, and in validation."""
 
@@ -76,7 +67,8 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_checkpoints_are_held_before_slow_steps_and_validations(monkeypatch, case):
-    monkeypatch.setattr(held_checkpoint, "time", clock := Clock())
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)  # the time passes only in the model and the recorder
+    monkeypatch.setattr(held_checkpoint, "time", clock)
     settings = {"max_epochs": 1, "limit_train_batches": 8, "limit_val_batches": 0, **CASES[case][0]}
     slow_steps, validation = settings.pop("slow_steps", ()), settings.pop("validation", 0.0)
     recorder = Recorder(clock, settings.pop("pause", 0.0))

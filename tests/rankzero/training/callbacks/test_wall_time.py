@@ -1,17 +1,10 @@
+from types import SimpleNamespace
+
 import pytest
 
 from rankzero.training.callbacks.wall_time import REMEMBERED_STEPS, StepKind, WallTime
 
 PLAIN, EPOCH, VALIDATION = StepKind
-
-
-class Clock:
-    """Clock whose time, in seconds, is set by the test."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def last_second_in_time(wall_time, clock, next_steps):
@@ -40,8 +33,8 @@ def last_second_in_time(wall_time, clock, next_steps):
 )
 def test_time_is_over_when_the_next_steps_and_a_slow_save_no_longer_fit(guess, noted, next_steps, needed):
     """The guess is used until a validation is measured; a slow step is forgotten after enough steps."""
-    clock = Clock()
-    wall_time = WallTime(1000.0, margin_seconds=10.0, clock=clock)
+    clock = SimpleNamespace(now=0.0)
+    wall_time = WallTime(1000.0, margin_seconds=10.0, clock=lambda: clock.now)
     assert last_second_in_time(wall_time, clock, [PLAIN]) == 1000 - 10 - 5  # reserved for a save before any measurement
     wall_time.note_save(20.0)
     wall_time.validation_guess = guess
@@ -54,7 +47,7 @@ def test_time_is_over_when_the_next_steps_and_a_slow_save_no_longer_fit(guess, n
 
 @pytest.mark.parametrize(("saves", "needed"), [([0.5], 1.0), ([2.0, 9.0, 1.0], 18.0), ([2.5], 5.0), ([2.5, 1.0], 5.0)])
 def test_save_estimate_is_twice_the_longest_save(saves, needed):
-    wall_time = WallTime(1000.0, clock=Clock())
+    wall_time = WallTime(1000.0)
     for seconds in saves:
         wall_time.note_save(seconds)
     assert wall_time.save_seconds == needed

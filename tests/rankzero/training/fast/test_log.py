@@ -58,10 +58,7 @@ def test_copy_of_a_module_made_within_its_step_uses_its_own_log():
     assert copies[0].log.__self__ is copies[0] and copies[0].log.__func__ is LightningModule.log
 
 
-class Subclass(torch.Tensor):
-    pass
-
-
+Subclass = type("Subclass", (torch.Tensor,), {})
 VALUES = {
     "a float": lambda batch_idx: batch_idx / 3,
     "an int": lambda batch_idx: batch_idx,
