@@ -63,15 +63,17 @@ def test_the_norm_is_that_of_all_gradients(record, gradients, norm):
     assert record.gradient_norm == pytest.approx(norm, nan_ok=True)
 
 
-def test_the_norm_of_sparse_or_scaled_gradients_is_unknown(trainer, record):
+def test_the_norm_of_sparse_or_scaled_gradients_is_unknown(trainer):
     layer = torch.nn.Embedding(5, 2, sparse=True)
     layer(torch.tensor([1])).sum().backward()
+    record = IntervalRecord(trainer)
     record.measure_gradients(torch.optim.SGD(layer.parameters(), lr=0.1))
     assert record.gradient_norm is None
     trainer.strategy.precision_plugin.scaler = object()
     parameter = torch.ones(1, requires_grad=True)
     parameter.grad = torch.ones(1)
     for is_fused, norm in ((False, 1.0), (True, None)):
+        record = IntervalRecord(trainer)
         record.measure_gradients(torch.optim.SGD([parameter], lr=0.1, fused=is_fused))
         assert record.gradient_norm == norm
 
