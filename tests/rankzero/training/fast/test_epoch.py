@@ -123,8 +123,6 @@ def test_step_makes_no_lightning_hook_calls_without_subscribers():
 
 
 class StoresMetrics(Net):
-    """Module that reads metrics from dictionaries that it has stored."""
-
     def on_train_start(self):
         trainer, self.seen = self.trainer, []
         self.stored_metrics = trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics

@@ -74,8 +74,6 @@ def test_a_wrapped_function_is_called_as_often_as_by_lightning(name, hook):
 
 
 class Owner:
-    """Class with functions of every kind."""
-
     def plain(self):
         return 1
 

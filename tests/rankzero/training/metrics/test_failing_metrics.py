@@ -17,8 +17,6 @@ SETTINGS = {**QUIET, **LIMITS, "name": "x"}
 
 
 class Failing(MeanMetric):
-    """Raises an error at its second and third `compute`."""
-
     def __init__(self):
         super().__init__()
         self.computed = 0

@@ -1,5 +1,3 @@
-"""Averages over ranks in separate processes, compared value by value with those of stock Lightning."""
-
 import warnings
 from types import SimpleNamespace
 

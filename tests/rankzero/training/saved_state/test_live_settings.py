@@ -1,5 +1,3 @@
-"""Lightning's callbacks: a run that is stopped and resumed ends bit-identical to an uninterrupted run."""
-
 import pytest
 from resuming import fit_in, fit_stock
 

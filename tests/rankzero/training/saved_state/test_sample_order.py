@@ -33,9 +33,8 @@ def test_order_counts_epochs_steps_and_samples_and_resumes_on_any_number_of_rank
     saved = SamplingPlan(seed=3)
     found = orders(saved)
     steps = [Position(epoch, step, 8 * step) if step else Position(epoch) for epoch in (0, 1) for step in range(4)]
-    assert [[Position(**position) for position in order["positions"]] for order in found] == [
-        [position] for position in (*steps, Position(2))
-    ]
+    positions = [[Position(**position) for position in order["positions"]] for order in found]
+    assert positions == [[position] for position in (*steps, Position(2))]
     assert saved.data["samples"] == "29"
     settings = {"seed": 3, "global_batch_sizes": [8], "data": saved.data}
     for order in found:
