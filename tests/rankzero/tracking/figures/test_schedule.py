@@ -1,12 +1,13 @@
 from types import SimpleNamespace
 
 import pytest
-from boring_models import Stream
+import torch
 from lightning.pytorch import Callback
 from torch.utils.data import DataLoader
 
 from rankzero.tracking.figures.schedule import DrawingSchedule, is_last_validation
 from running import train_in_process
+from stock import Unsized
 
 
 def test_first_and_last_validations_are_drawn_and_others_if_drawing_takes_one_percent():
@@ -58,5 +59,9 @@ def test_a_requested_stop_that_min_epochs_prevents_makes_no_validation_the_last(
 )
 def test_exactly_the_last_validation_is_known_to_be_the_last_also_without_a_length(settings, count):
     if "data" in settings:
-        settings = {**settings, "data": DataLoader(Stream()), "limit_train_batches": 1.0}  # four batches, no length
+        settings = {
+            **settings,
+            "data": DataLoader(Unsized(torch.rand(4, 32))),
+            "limit_train_batches": 1.0,
+        }  # four batches, no length
     assert fit(**{"limit_train_batches": 10, **settings}) == [False] * (count - 1) + [True]

@@ -2,7 +2,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from boring_models import Stream
+import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -13,6 +13,7 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress.plain_lines import PlainProgress, interval_after
 from running import train_in_process
+from stock import Unsized
 
 pytestmark = pytest.mark.usefixtures("tick_after_every_batch")
 
@@ -161,6 +162,6 @@ def test_the_number_of_lines_is_bounded():
 
 def test_epochs_of_unknown_length_print_lines_without_a_total(lines_of):
     model = LoggingModel()
-    model.train_dataloader = lambda: DataLoader(Stream())
+    model.train_dataloader = lambda: DataLoader(Unsized(torch.rand(4, 32)))
     lines = lines_of(after_every_batch(), model=model, max_epochs=2, limit_train_batches=1.0, limit_val_batches=0)
     assert heads(lines)[:3] == ["epoch 1/2 batch 1", "epoch 1/2 batch 2", "epoch 1/2 batch 3"]
