@@ -1,5 +1,6 @@
 """Runs `launch/fit.py` on several ranks that are started with RANK and WORLD_SIZE, as containers are."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import running
 from rankzero.distributed.process.stop_signals import STOP_SIGNALS
@@ -64,6 +66,12 @@ def fit_on_ranks(
 def outputs(folder: Path, world: int = 1) -> list[str]:
     """Returns what each rank has printed in this folder, over all runs."""
     return [(folder / f"rank-{rank}.out").read_text() for rank in range(world)]
+
+
+def summary(folder: Path, run: str) -> dict[str, Any]:
+    """Returns the summary of a run in this folder."""
+    content: dict[str, Any] = json.loads((folder / "runs" / run / "summary.json").read_text())
+    return content
 
 
 def _start(command: Sequence[str], folder: Path, rank: int, variables: dict[str, object]) -> "subprocess.Popen[bytes]":

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from running import run
-from system.forks import fit_on_ranks, outputs
+from system.forks import fit_on_ranks, outputs, summary
 
 READERS = """
 import json
@@ -63,7 +62,7 @@ class Reader(LightningModule):
         self.seen.append({name: float(value) for name, value in sorted(self.trainer.callback_metrics.items())})
 
     def on_train_end(self):
-        with open(f"seen-{self.global_rank}.json", "w") as file:
+        with open(f"{self.reads}-{self.global_rank}.json", "w") as file:
             json.dump({"seen": self.seen, "rates": self.rates}, file)
 
     def rate(self, step):
@@ -81,17 +80,23 @@ class Reader(LightningModule):
 
 
 if __name__ == "__main__":
-    import os
     import sys
+    import warnings
 
-    for reads in sys.argv[1:]:
-        os.makedirs(reads, exist_ok=True)
+    warnings.simplefilter("always")
+    package, *cases = sys.argv[1:]
+    settings = {"strategy": "ddp", "devices": 2, "logger": False, "enable_checkpointing": False}
+    if package == "rankzero":
+        from rankzero import Trainer
+    for number, reads in enumerate(cases):
+        print(f"case: {reads}", flush=True)
+        if package == "rankzero":
+            settings = {"name": f"case-{number}"}
         trainer = Trainer(
-            strategy="ddp", devices=2, accelerator="cpu", max_epochs=EPOCHS, log_every_n_steps=4, logger=False,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            accelerator="cpu", max_epochs=EPOCHS, log_every_n_steps=4, enable_progress_bar=False,
+            enable_model_summary=False, **settings
         )
         trainer.fit(Reader(reads))
-        os.replace(f"seen-{trainer.global_rank}.json", f"{reads}/seen-{trainer.global_rank}.json")
 """
 
 READ_CASES = (
@@ -100,35 +105,34 @@ READ_CASES = (
 )
 
 
-def read_results(folder):
-    return [json.loads((folder / f"seen-{rank}.json").read_text()) for rank in (0, 1)]
-
-
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory):
-    """Returns what two ranks of stock Lightning read in each of `READ_CASES`; one start serves all."""
-    folder = tmp_path_factory.mktemp("stock")
+def read_values(tmp_path_factory):
+    """Returns what two ranks read in each of `READ_CASES`, with stock Lightning and with Rankzero, and their output."""
+    folder = tmp_path_factory.mktemp("read")
     (folder / "readers.py").write_text(READERS)
-    run("torchrun", "--standalone", "--nproc-per-node", "2", "readers.py", *READ_CASES, folder=folder)
-    return {reads: read_results(folder / reads) for reads in READ_CASES}
+    found = []
+    for package in ("stock", "rankzero"):
+        (folder / package).mkdir()
+        fit_on_ranks(package, *READ_CASES, script=str(folder / "readers.py"), folder=folder / package, world=2)
+        files = {reads: [folder / package / f"{reads}-{rank}.json" for rank in (0, 1)] for reads in READ_CASES}
+        found.append({reads: [json.loads(file.read_text()) for file in pair] for reads, pair in files.items()})
+    ranks = [text.split("case: ")[1:] for text in outputs(folder / "rankzero", 2)]
+    return *found, dict(zip(READ_CASES, zip(*ranks, strict=True), strict=True))
 
 
 @pytest.mark.xdist_group("averages")
 @pytest.mark.parametrize("reads", READ_CASES)
-def test_two_ranks_read_stock_lightnings_averages_or_are_warned(reads, stock, user_folder):
-    (user_folder / "readers.py").write_text(READERS)
-    arguments = ("--model", "readers.Reader", "--model.reads", reads, "--epochs", "4")
-    fit_on_ranks(*arguments, "--trainer.log_every_n_steps", "4", folder=user_folder, world=2)
-    found = read_results(user_folder)
-    is_warned = ["were read between two logging steps" in text for text in outputs(user_folder, 2)]
+def test_two_ranks_read_stock_lightnings_averages_or_are_warned(reads, read_values):
+    stock, found, printed = (values[reads] for values in read_values)
+    is_warned = ["were read between two logging steps" in output for output in printed]
     if not reads.startswith("late"):
-        assert found == stock[reads] and not any(is_warned)
+        assert found == stock and not any(is_warned)
         return
     # After an epoch without reads, a rank reads its own values until the next logging step, and prints a warning.
     warned_ranks = (0, 1) if reads == "late" else (1,)
     assert is_warned == [rank in warned_ranks for rank in (0, 1)]
     for rank in warned_ranks:
-        pairs = list(zip(found[rank]["seen"], stock[reads][rank]["seen"], strict=True))
+        pairs = list(zip(found[rank]["seen"], stock[rank]["seen"], strict=True))
         own_values = [value for value, expected in pairs if value != expected]
         assert 0 < len(own_values) <= 4 and own_values == [
             [200.0 + 10 * rank + batch] * 3 for batch in range(len(own_values))
@@ -185,7 +189,7 @@ def test_a_metric_that_raises_on_some_ranks_is_nan_on_all_and_does_not_end_train
     fit_on_ranks(*arguments, folder=user_folder, world=2)
     printed = "".join(outputs(user_folder, 2))
     assert printed.count("the metric 'val/failing' cannot be computed") == 1
-    metrics = json.loads((user_folder / "runs/x/summary.json").read_text())["metrics"]
+    metrics = summary(user_folder, "x")["metrics"]
     assert metrics["val/working"] is not None and metrics["val/failing"] is None
     ends = [(user_folder / f"end-{rank}.txt").read_text() for rank in (0, 1)]
     assert ends[0] == ends[1] and ends[0].startswith("nan ")

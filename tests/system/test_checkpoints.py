@@ -5,8 +5,8 @@ import torch
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in, newest_valid
 from running import disk_at
-from system.forks import fit_on_ranks, outputs
-from system.test_exactly_once import CLASSES, are_equal, learned_state, summary
+from system.forks import fit_on_ranks, outputs, summary
+from system.test_exactly_once import CLASSES, are_equal, learned_state
 
 
 def test_flags_override_the_settings_in_the_checkpoint(user_folder):

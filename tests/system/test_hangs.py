@@ -15,6 +15,8 @@ HANGING = Path(__file__).parent.parent / "scripts" / "hanging.py"
 HOST = socket.gethostname()
 PHASE = "(?:data wait|forward|backward|optimizer|hook)"
 LINE = r"\(hanging\.py:\d+ in stand_still\)"
+REDUCES = "rank %d in backward, waiting in all_reduce of 9 values"
+DIFFERENT = "the ranks wait for one another in different collectives:"
 
 
 @pytest.fixture
@@ -30,62 +32,50 @@ def run_hanging(tmp_path):
     return start
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        pytest.param(
-            ["--hang", "loop"],
-            rf"rank 1 on {HOST} has been in forward for \d+ s at step 200 {LINE}; "
-            "rank 0 in backward, waiting in all_reduce of 9 values; stopping all ranks",
-            id="loop in a step",
-        ),
-        pytest.param(
-            ["--hang", "data"],
-            rf"rank 1 on {HOST} has been in data wait for \d+ s at step \d+ \(hanging\.py:\d+ in __getitem__\); "
-            "rank 0 in backward, waiting in all_reduce of 9 values; stopping all ranks",
-            id="data set",
-        ),
-        pytest.param(
-            ["--hang", "data", "--workers", "1"],
-            rf"rank 1 on {HOST} has been in data wait for \d+ s at step \d+ "
-            r"\(loader process \d+: hanging\.py:\d+ in __getitem__\); rank 0 in backward",
-            id="data set in a loader process",
-        ),
-        pytest.param(
-            ["--hang", "different collectives"],
-            "the ranks wait for one another in different collectives: rank 0 in forward, waiting in all_reduce of 3 "
-            rf"values {LINE}; rank 1 in forward, waiting in barrier {LINE}; stopping all ranks",
-            id="different collectives",
-        ),
-        pytest.param(
-            ["--hang", "barrier on one rank", "--rank", "0"],
-            "the ranks wait for one another in different collectives: rank 1 in backward, waiting in all_reduce of 9 "
-            rf"values; rank 0 in forward, waiting in barrier {LINE}; stopping all ranks",
-            id="barrier on one rank",
-        ),
-        pytest.param(
-            ["--hang", "all_reduce in the last step", "--rank", "0", "--epochs", "1"],
-            "the ranks wait for one another in different collectives: rank 0 in backward, waiting in all_reduce of 9 "
-            "values; rank 1 in hook, waiting in all_gather of \\d+ values; stopping all ranks",
-            id="collective on one rank in the last step",
-        ),
-        pytest.param(
-            ["--hang", "all_reduce in the last step", "--rank", "1", "--epochs", "1"],
-            "the ranks wait for one another in different collectives: rank 1 in backward, waiting in all_reduce of 9 "
-            "values; rank 0 in hook, waiting in all_gather of \\d+ values; stopping all ranks",
-            id="rank zero in the metrics of an epoch",
-        ),
-    ],
-)
-def test_a_hang_is_explained_once_and_ends_all_ranks_with_1(run_hanging, tmp_path, arguments, message):
-    codes, printed = run_hanging("--step", "200", *arguments)
+LAST_STEP = ("all_reduce in the last step", "--epochs", "1", "--rank")
+HANGS = {
+    "loop in a step": (["loop"], rf"rank 1 on {HOST} has been in forward for \d+ s at step 200 {LINE}; {REDUCES % 0}"),
+    "data set": (
+        ["data"],
+        rf"rank 1 on {HOST} has been in data wait for \d+ s at step \d+ \(hanging\.py:\d+ in __getitem__\); "
+        + REDUCES % 0,
+    ),
+    "data set in a loader process": (
+        ["data", "--workers", "1"],
+        rf"rank 1 on {HOST} has been in data wait for \d+ s at step \d+ "
+        rf"\(loader process \d+: hanging\.py:\d+ in __getitem__\); {REDUCES % 0}",
+    ),
+    "different collectives": (
+        ["different collectives"],
+        f"{DIFFERENT} rank 0 in forward, waiting in all_reduce of 3 values {LINE}; "
+        f"rank 1 in forward, waiting in barrier {LINE}",
+    ),
+    "barrier on one rank": (
+        ["barrier on one rank", "--rank", "0"],
+        f"{DIFFERENT} {REDUCES % 1}; rank 0 in forward, waiting in barrier {LINE}",
+    ),
+    "collective on one rank in the last step": (
+        [*LAST_STEP, "0"],
+        rf"{DIFFERENT} {REDUCES % 0}; rank 1 in hook, waiting in all_gather of \d+ values",
+    ),
+    "rank zero in the metrics of an epoch": (
+        [*LAST_STEP, "1"],
+        rf"{DIFFERENT} {REDUCES % 1}; rank 0 in hook, waiting in all_gather of \d+ values",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_a_hang_is_explained_once_and_ends_all_ranks_with_1(run_hanging, tmp_path, name):
+    arguments, message = HANGS[name]
+    codes, printed = run_hanging("--step", "200", "--hang", *arguments)
     assert codes == [1, 1]
-    assert len(re.findall(f"rankzero: {message}", printed)) == 1, printed
+    assert len(re.findall(f"rankzero: {message}; stopping all ranks", printed)) == 1, printed
     assert json.loads((tmp_path / "runs/hanging/summary.json").read_text())["status"] == "failed"
     for rank in range(2):
         log = (tmp_path / f"runs/hanging/logs/rank-{rank:03d}.log").read_text()
         assert "thread 'MainThread':" in log and "hanging.py" in log
-    if "loader process" in message:
+    if "loader process" in name:
         assert re.search(r"loader process \d+:\n(.*\n)*.*in __getitem__", log)
 
 
@@ -100,7 +90,8 @@ def test_a_rank_whose_interpreter_is_blocked_is_named(run_hanging, rank, exit_co
 
 @pytest.mark.parametrize("timeout", ["5", "60"])
 def test_a_suspended_rank_is_named_with_its_last_phase(run_hanging, timeout):
-    _, printed = run_hanging("--hang", "SIGSTOP", "--step", "400", "--hang_timeout", timeout)
+    codes, printed = run_hanging("--hang", "SIGSTOP", "--step", "400", "--hang_timeout", timeout)
+    assert codes == [1, -9]
     assert f"rank 1 on {HOST} was suspended (SIGSTOP) for 8 s; killing it" in printed
     assert re.search(rf"rank 1 on {HOST} was lost .*, last seen in {PHASE} at step \d+; stopping all ranks", printed)
 

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from system.forks import fit_on_ranks, outputs
-from system.test_exactly_once import CLASSES, summary
+from system.forks import fit_on_ranks, outputs, summary
+from system.test_exactly_once import CLASSES
 
 FAULT_CALLBACK = """
 import os, signal, sys, time
@@ -32,62 +32,36 @@ class Fault(Callback):
 """
 
 
+WITH_ERROR = "failed with the error above"
+EXITED = "exited with code 0 (os._exit) without an error report; stopping all ranks"
+ABORTED = "was killed by SIGABRT, see runs/x/logs/rank-000.log; stopping all ranks"
+
+
 @pytest.mark.parametrize(
     ("fault", "rank", "message"),
     [
-        ("batch", 1, "rank 1 on {host} failed with the error above"),
-        ("validation", 0, "rank 0 on {host} failed with the error above"),
-        ("epoch", 2, "rank 2 on {host} failed with the error above"),
-        ("batch exit", 1, "rank 1 on {host} failed with the error above"),
-        ("batch SIGKILL", 1, "rank 1 on {host} was lost"),
-        ("batch SIGKILL", 0, "rank 0 on {host} was lost"),
-        ("batch SIGSTOP", 2, "rank 2 on {host} was suspended (SIGSTOP)"),
-        (
-            "batch _exit3",
-            1,
-            "rank 1 on {host} exited with code 3 (os._exit) without an error report; stopping all ranks",
-        ),
-        (
-            "batch _exit0",
-            0,
-            "rank 0 on {host} exited with code 0 (os._exit) without an error report; stopping all ranks",
-        ),
-        (
-            "epoch _exit75",
-            2,
-            "rank 2 on {host} exited with code 75 (os._exit) without an error report; stopping all ranks",
-        ),
-        (
-            "batch SIGSEGV",
-            1,
-            "rank 1 on {host} was killed by SIGSEGV, see runs/x/logs/rank-001.log; stopping all ranks",
-        ),
-        (
-            "batch SIGABRT",
-            0,
-            "rank 0 on {host} was killed by SIGABRT, see runs/x/logs/rank-000.log; stopping all ranks",
-        ),
+        *(("batch", 1, WITH_ERROR), ("validation", 0, WITH_ERROR), ("epoch", 2, WITH_ERROR)),
+        *(("batch exit", 1, WITH_ERROR), ("batch _exit0", 0, EXITED)),
+        *(("batch SIGKILL", 1, "was lost"), ("batch SIGKILL", 0, "was lost"), ("batch SIGABRT", 0, ABORTED)),
     ],
 )
 def test_a_failure_of_one_rank_ends_all_ranks_and_is_reported_once(user_folder, fault, rank, message):
     """The cause is printed once, with rank and host; every rank that still can writes its traceback to its log."""
     (user_folder / "faults.py").write_text(FAULT_CALLBACK)
     arguments = ("--trainer.callbacks", "faults.Fault", "--trainer.callbacks.where", fault, "--trainer.callbacks.rank")
-    codes = fit_on_ranks(
-        *CLASSES, *arguments, f"{rank}", "--epochs", "9", "--run", "x", folder=user_folder, world=3, code=None
-    )
+    arguments, world = (*CLASSES, *arguments, f"{rank}", "--epochs", "9", "--run", "x"), max(2, rank + 1)
+    codes = fit_on_ranks(*arguments, folder=user_folder, world=world, code=None)
     name = fault.partition(" ")[2]
-    lost = name.startswith("SIG")
-    ended = -signal.SIGKILL if name == "SIGSTOP" else -getattr(signal, name) if lost else 1
-    assert codes == [ended if index == rank else 1 for index in range(3)]
-    printed = "\n".join(outputs(user_folder, 3))
+    ended = -getattr(signal, name) if name.startswith("SIG") else 1
+    assert codes == [ended if index == rank else 1 for index in range(world)]
+    printed = "\n".join(outputs(user_folder, world))
     printed = re.sub(r", last seen in [a-z ]+ at step \d+", "", printed)  # only if the rank has reported its status
-    assert printed.count(message.format(host=socket.gethostname())) == 1
+    assert printed.count(f"rank {rank} on {socket.gethostname()} {message}") == 1
     assert printed.count(" failed with the error above") + printed.count("; stopping all ranks") == 1
     assert printed.count("Traceback") <= 2
-    for index in {0, 1, 2} - ({rank} if name in ("SIGKILL", "SIGSTOP") else set()):
+    for index in set(range(world)) - ({rank} if name == "SIGKILL" else set()):
         log = (user_folder / f"runs/x/logs/rank-{index:03d}.log").read_text()
-        assert 'File "' in log and (index != rank or "deliberate" in log or "exit" in fault or lost)
+        assert 'File "' in log and (index != rank or "deliberate" in log or name)
     if codes[0] == 1:
         assert summary(user_folder, "x")["status"] == "failed"
 

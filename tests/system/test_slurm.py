@@ -34,26 +34,16 @@ def test_a_torchrun_on_each_node_learns_as_one_process(slurm, tmp_path, referenc
     assert summary["run"] == f"MLP-Toy-{job_id}"
 
 
-def test_a_second_step_of_a_job_resumes_the_run_of_the_job(slurm, tmp_path):
-    command = f"srun --nodes=2 --ntasks-per-node=1 python {' '.join(TRAIN)}"
+def test_simultaneous_steps_of_a_job_meet_separately_and_a_later_step_resumes_the_run_of_the_job(slurm, tmp_path):
+    command = f"srun --exact --nodes=2 --ntasks-per-node=1 {BIN}/python {' '.join(TRAIN)}"
     script_file = tmp_path / "job.sh"
-    script_file.write_text(f"#!/bin/sh\n{command} --epochs 1 && {command} --epochs 2\n")
-    environment = {**slurm, "PATH": f"{BIN}:{slurm['PATH']}"}
-    job_id, printed = submit(script_file, environment, "--nodes=2", "--ntasks-per-node=1")
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == [f"MLP-Toy-{job_id}"]
-    assert "resuming from step-00000032" in printed
-
-
-def test_simultaneous_steps_of_one_job_use_separate_rendezvous(slurm, tmp_path):
-    command = f"srun --exact --nodes=2 --ntasks-per-node=1 python {' '.join(TRAIN)}"
-    script_file = tmp_path / "job.sh"
-    lines = [f"{command} --run {name} &" for name in ("a", "b")]
-    script_file.write_text("#!/bin/sh\n" + "\n".join(lines) + "\nwait\n")
-    environment = {**slurm, "PATH": f"{BIN}:{slurm['PATH']}"}
-    _, printed = submit(script_file, environment, "--nodes=2", "--ntasks-per-node=2")
+    script_file.write_text(f"#!/bin/sh\n{command} &\n{command} --run other &\nwait\n{command} --epochs 2\n")
+    job_id, printed = submit(script_file, slurm, "--nodes=2", "--ntasks-per-node=2")
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [f"MLP-Toy-{job_id}", "other"]
     starts = [line for line in printed.splitlines() if line.startswith("rankzero: slurm (")]
-    assert len(starts) == 2 and len({line.split("rendezvous at ")[1].split(";")[0] for line in starts}) == 2, printed
-    assert printed.count("finished") == 2
+    simultaneous = {line.split("rendezvous at ")[1].split(";")[0] for line in starts[:2]}
+    assert len(starts) == 3 and len(simultaneous) == 2, printed
+    assert printed.count("finished") == 3 and printed.count("resuming from step-00000032") == 1
 
 
 def test_a_rank_that_exits_without_a_report_fails_the_run_with_one_line(slurm, tmp_path):

@@ -1,6 +1,5 @@
 """Queries and requests of a task to a real Slurm: the end of the job, and the requeue."""
 
-import contextlib
 import subprocess
 
 import pytest
@@ -22,12 +21,11 @@ attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
 
 @pytest.fixture
 def task(tmp_path):
-    """Returns a function that writes the code of a task to a file, and returns the file."""
+    """Returns a function that writes the code of a task to a file, and returns the command that runs it."""
 
     def write(text):
-        file = tmp_path / "task.py"
-        file.write_text(TASK_HEADER + text)
-        return file
+        (tmp_path / "task.py").write_text(TASK_HEADER + text)
+        return f"{BIN}/python -u {tmp_path}/task.py"
 
     return write
 
@@ -36,9 +34,9 @@ def task(tmp_path):
 def job(tmp_path, task, slurm):
     """Returns a function that writes a job script, and returns its file."""
 
-    def write(text, srun="srun --ntasks=1"):
+    def write(text):
         script = tmp_path / "job.sh"
-        script.write_text(f"#!/bin/sh\n{srun} {BIN}/python -u {task(text)}\necho exited with code $?\n")
+        script.write_text(f"#!/bin/sh\nsrun --ntasks=1 {task(text)}\necho exited with code $?\n")
         return script
 
     return write
@@ -46,14 +44,14 @@ def job(tmp_path, task, slurm):
 
 @pytest.mark.parametrize(("limit", "minimum", "maximum"), [("5", 240, 301), ("1-00:00:00", 86000, 86401)])
 def test_the_end_of_a_job_follows_from_its_time_limit(slurm, tmp_path, task, limit, minimum, maximum):
-    file = task("print(end_of_allocation(launch) - time.time())")
-    result = run("srun", f"--time={limit}", "--ntasks=1", "python", str(file), folder=tmp_path, environment=slurm)
+    command = task("print(end_of_allocation(launch) - time.time())").split()
+    result = run("srun", f"--time={limit}", "--ntasks=1", *command, folder=tmp_path, environment=slurm)
     assert minimum < float(result.out) < maximum
 
 
 def test_a_job_without_a_limit_has_no_end_and_an_interactive_job_is_not_requeued(slurm, tmp_path, task):
-    file = task("print(end_of_allocation(launch), requeue(launch).requeue.name)")
-    result = run("srun", "--ntasks=1", "python", str(file), folder=tmp_path, environment=slurm)
+    command = task("print(end_of_allocation(launch), requeue(launch).requeue.name)").split()
+    result = run("srun", "--ntasks=1", *command, folder=tmp_path, environment=slurm)
     assert result.out.split() == ["None", "NO_JOB"]
 
 
@@ -96,42 +94,36 @@ time.sleep(60)
 """
 
 
-def start_until_ready(script, slurm, *options):
-    """Starts a job and waits until its task handles signals; returns its id."""
-    job_id = start(script, slurm, *options)
-    wait_until(lambda: "ready" in _printed(script, job_id), f"job {job_id}")
-    return job_id
+@pytest.fixture
+def interrupt(slurm, tmp_path):
+    """Returns a function that interrupts a job once its task handles signals, and returns its id and its output."""
+
+    def run_job(script, *command, options=()):
+        job_id = start(script, slurm, *options)
+        output = tmp_path / f"{job_id}.out"
+        wait_until(lambda: output.exists() and "ready" in output.read_text(), f"job {job_id}")
+        run_slurm_command(*command, job_id, environment=slurm)
+        return job_id, wait_for(job_id, tmp_path, slurm)
+
+    return run_job
 
 
-def _printed(script, job_id):
-    with contextlib.suppress(FileNotFoundError):
-        return (script.parent / f"{job_id}.out").read_text()
-    return ""
-
-
-def test_a_job_that_the_user_cancels_is_not_requeued(slurm, tmp_path, job):
-    script = job(REQUEUE_ON_SIGTERM)
-    job_id = start_until_ready(script, slurm)
-    run_slurm_command("scancel", job_id, environment=slurm)
-    printed = wait_for(job_id, tmp_path, slurm)
+def test_a_job_that_the_user_cancels_is_not_requeued(slurm, job, interrupt):
+    job_id, printed = interrupt(job(REQUEUE_ON_SIGTERM), "scancel")
     assert f"ENDING job {job_id} is COMPLETING" in printed and printed.count("ready") == 1
     process = subprocess.run(["scontrol", "show", "job", job_id], env=slurm, capture_output=True, text=True)
     assert "JobState=CANCELLED" in process.stdout
 
 
-def test_a_job_that_slurm_requeues_is_not_requeued_twice(slurm, tmp_path, job):
+def test_a_job_that_slurm_requeues_is_not_requeued_twice(job, interrupt):
     script = job("if attempt == '1': sys.exit(print('once more'))\n" + REQUEUE_ON_SIGTERM)
-    job_id = start_until_ready(script, slurm)
-    run_slurm_command("scontrol", "requeue", job_id, environment=slurm)
-    printed = wait_for(job_id, tmp_path, slurm)
+    job_id, printed = interrupt(script, "scontrol", "requeue")
     assert f"ENDING Slurm has already requeued job {job_id}" in printed and "once more" in printed
 
 
-def test_a_refused_requeue_prints_the_command_to_type(slurm, tmp_path, job):
+def test_a_refused_requeue_prints_the_command_to_type(job, interrupt):
     script = job(REQUEUE_ON_SIGTERM)
-    job_id = start_until_ready(script, slurm, "--no-requeue")
-    run_slurm_command("scancel", "--signal=TERM", job_id, environment=slurm)
-    printed = wait_for(job_id, tmp_path, slurm)
+    job_id, printed = interrupt(script, "scancel", "--signal=TERM", options=["--no-requeue"])
     assert "REFUSED" in printed and "exited with code 75" in printed
     assert f"found  scontrol requeue {job_id}: Requested operation is presently disabled" in printed
     assert f"type   sbatch {script}\n" in printed and "--name my-run" in printed

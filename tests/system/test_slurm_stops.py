@@ -4,12 +4,13 @@ Slurm's shortest time limit is one minute, checked every 30 s. Tests that depend
 """
 
 import contextlib
-import json
+from functools import cache
 
 import pytest
 import torch
 
 from running import BIN, run, script, weights
+from system.forks import summary
 from system.slurm import kill_node, kill_slurmd, restart_slurmd, run_slurm_command, start, state, wait_for, wait_until
 
 pytestmark = pytest.mark.xdist_group("slurm")
@@ -53,16 +54,13 @@ TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
 @pytest.fixture(scope="module")
 def undisturbed(slurm, tmp_path_factory):
     """Returns a function that trains two tasks without a stop for some epochs, and returns their weights."""
-    weights_after = {}
 
+    @cache
     def learn(epochs):
-        if epochs not in weights_after:
-            folder = tmp_path_factory.mktemp("undisturbed")
-            (folder / "slow.py").write_text(SLOW_MODULE)
-            command = ("python", FIT, *TRAIN, "--epochs", str(epochs))
-            run("srun", *TWO_NODES, *command, folder=folder, environment=slurm)
-            weights_after[epochs] = weights(folder / "runs/stops")
-        return weights_after[epochs]
+        folder = tmp_path_factory.mktemp("undisturbed")
+        (folder / "slow.py").write_text(SLOW_MODULE)
+        run("srun", *TWO_NODES, "python", FIT, *TRAIN, "--epochs", str(epochs), folder=folder, environment=slurm)
+        return weights(folder / "runs/stops")
 
     return learn
 
@@ -74,16 +72,14 @@ class SlowJob:
         self.folder, self.slurm, self.undisturbed = folder, slurm, undisturbed
         (folder / "slow.py").write_text(SLOW_MODULE)
 
-    def start(self, *options, epochs=3, flags=()):
-        """Submits the job; a step takes 0.05 s, an epoch 1.6 s."""
+    def start(self, *options, epochs=3, flags=(), until=20):
+        """Submits the job and waits for a step; a step takes 0.05 s, an epoch 1.6 s."""
         self.epochs = epochs
         arguments = (*TRAIN, "--epochs", str(epochs), "--model.seconds", "0.05", *flags)
         self.file = self.folder / "job.sh"
         self.file.write_text(f"#!/bin/sh\nsrun {BIN}/python {FIT} {' '.join(arguments)}\necho exited with code $?\n")
         self.job = start(self.file, self.slurm, *TWO_NODES, *options)
-
-    def wait_for_step(self, step):
-        wait_until(lambda: step in self.steps, f"step {step}")
+        wait_until(lambda: until in self.steps, f"step {until}")
 
     def run_slurm_command(self, *command):
         run_slurm_command(*command, self.job, environment=self.slurm)
@@ -106,22 +102,16 @@ class SlowJob:
 
     @property
     def summary(self):
-        return json.loads((self.folder / "runs/stops/summary.json").read_text())
+        return summary(self.folder, "stops")
 
     def check_finished(self, printed, attempts, repeats=False):
         """Checks that weights equal the undisturbed run's bit for bit; unless `repeats`, every step was taken once."""
-        summary = self.summary
-        assert summary["status"] == "finished" and summary["attempts"] in attempts, printed
+        assert self.summary["status"] == "finished" and self.summary["attempts"] in attempts, printed
         found, expected = weights(self.folder / "runs/stops"), self.undisturbed(self.epochs)
         assert all(torch.equal(found[name], expected[name]) for name in expected), printed
         total = range(self.epochs * STEPS_AN_EPOCH)
         assert repeats or self.steps == list(total), printed
         assert sorted(set(self.steps)) == list(total)
-
-    def check_stopped(self, printed):
-        """Checks that the run stopped before its end, and exited with code 75."""
-        assert self.summary["status"] == "stopped" and "exited with code 75" in printed, printed
-        assert 0 < len(self.steps) < self.epochs * STEPS_AN_EPOCH
 
 
 @pytest.fixture
@@ -129,19 +119,14 @@ def slow_job(slurm, tmp_path, undisturbed):
     return SlowJob(tmp_path, slurm, undisturbed)
 
 
-def test_a_run_resumes_after_sigterm_to_all_tasks(slow_job):
-    slow_job.start()
-    slow_job.wait_for_step(20)
-    slow_job.run_slurm_command("scancel", "--signal=TERM")
-    slow_job.check_finished(slow_job.wait_for_end(), attempts=(2,))
+SIGTERM, *OTHERS = [("scancel", f"--signal={name}") for name in ("TERM", "USR1", "USR2", "INT")]
+OTHERS = [pytest.param(command, marks=pytest.mark.soak) for command in (*OTHERS, ("scontrol", "requeue"))]
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("name", ["USR1", "USR2", "INT"])
-def test_a_run_resumes_after_other_signals_to_all_tasks(slow_job, name):
+@pytest.mark.parametrize("command", [SIGTERM, *OTHERS], ids=" ".join)
+def test_a_run_resumes_after_a_signal_to_all_tasks_or_a_requeue(slow_job, command):
     slow_job.start()
-    slow_job.wait_for_step(20)
-    slow_job.run_slurm_command("scancel", f"--signal={name}")
+    slow_job.run_slurm_command(*command)
     slow_job.check_finished(slow_job.wait_for_end(), attempts=(2,))
 
 
@@ -160,74 +145,43 @@ def test_a_run_without_a_warning_signal_stops_before_the_time_limit(slow_job):
 
 
 @pytest.mark.soak
-def test_a_run_resumes_after_scontrol_requeue(slow_job):
-    slow_job.start()
-    slow_job.wait_for_step(20)
-    slow_job.run_slurm_command("scontrol", "requeue")
-    slow_job.check_finished(slow_job.wait_for_end(), attempts=(2,))
-
-
-@pytest.mark.soak
 @pytest.mark.parametrize("partition", ["main", "patient"])
 def test_a_run_resumes_after_preemption_by_an_urgent_job(slow_job, slurm, partition):
     slow_job.start("--cpus-per-task=8", f"--partition={partition}")
-    slow_job.wait_for_step(20)
     urgent = slow_job.folder / "urgent.sh"
     urgent.write_text("#!/bin/sh\nsleep 2\n")
     start(urgent, slurm, *TWO_NODES, "--cpus-per-task=8", "--partition=urgent")
-    printed = slow_job.wait_for_end()
-    slow_job.check_finished(printed, attempts=(2,))
+    slow_job.check_finished(slow_job.wait_for_end(), attempts=(2,))
 
 
 @pytest.mark.soak
 def test_a_canceled_job_is_not_requeued(slow_job):
     slow_job.start()
-    slow_job.wait_for_step(20)
     slow_job.run_slurm_command("scancel")
     slow_job.wait_for_end()
     assert slow_job.summary["status"] == "stopped" and slow_job.summary["attempts"] == 1
 
 
 @pytest.mark.soak
-def test_a_run_resumes_after_slurm_loses_contact_with_a_node(slow_job, slurm):
-    """The node's tasks continue until Slurm marks it as down after half a minute, and kills those on the other node."""
-    slow_job.start(epochs=30)
-    slow_job.wait_for_step(20)
-    kill_slurmd("n2", slurm)
-    wait_until(lambda: slow_job.has_attempt_ended, "the end of the first attempt", seconds=90)
-    restart_slurmd("n2", slurm)
-    slow_job.check_finished(slow_job.wait_for_end(), attempts=(2,))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("node", ["n1", "n2"])
-def test_a_run_resumes_after_a_node_loses_power(slow_job, slurm, node):
-    """The job script and rank zero run on node n1."""
-    slow_job.start(epochs=8, flags=("--save_every", "20steps"))
-    slow_job.wait_for_step(70)
-    kill_node(node, slurm)
-    wait_until(lambda: slow_job.has_attempt_ended, "the end of the first attempt", seconds=90)
+@pytest.mark.parametrize(("kill", "node"), [(kill_slurmd, "n2"), (kill_node, "n1"), (kill_node, "n2")])
+def test_a_run_resumes_after_a_node_loses_power_or_its_contact_to_slurm(slow_job, slurm, kill, node):
+    """The job script and rank zero run on n1. Without slurmd, tasks run until Slurm marks their node as down."""
+    slow_job.start(epochs=30, flags=("--save_every", "20steps"), until=70)
+    kill(node, slurm)
+    wait_until(lambda: slow_job.has_attempt_ended, "the end of the first attempt")
     restart_slurmd(node, slurm)
-    slow_job.check_finished(slow_job.wait_for_end(), attempts=(2,), repeats=True)
+    slow_job.check_finished(slow_job.wait_for_end(), attempts=(2,), repeats=kill is kill_node)
 
 
 @pytest.mark.soak
-def test_a_run_that_slurm_may_not_requeue_prints_the_command_to_type(slow_job):
-    slow_job.start("--no-requeue")
-    slow_job.wait_for_step(20)
-    slow_job.run_slurm_command("scancel", "--signal=TERM")
+@pytest.mark.parametrize(("options", "flags"), [(("--no-requeue",), ()), ((), ("--requeue", "never"))])
+def test_a_stopped_run_that_is_not_requeued_is_resumed_by_the_next_job(slow_job, options, flags):
+    slow_job.start(*options, flags=flags)
+    slow_job.run_slurm_command(*SIGTERM)
     printed = slow_job.wait_for_end()
-    slow_job.check_stopped(printed)
-    assert f"type   sbatch {slow_job.file}" in printed and "--name stops" in printed
-    slow_job.start()
-    slow_job.check_finished(slow_job.wait_for_end(), attempts=(2,))
-
-
-@pytest.mark.soak
-def test_a_run_with_requeue_never_is_not_requeued(slow_job):
-    slow_job.start(flags=("--requeue", "never"))
-    slow_job.wait_for_step(20)
-    slow_job.run_slurm_command("scancel", "--signal=TERM")
-    slow_job.check_stopped(slow_job.wait_for_end())
+    assert slow_job.summary["status"] == "stopped" and "exited with code 75" in printed, printed
+    assert 0 < len(slow_job.steps) < slow_job.epochs * STEPS_AN_EPOCH
+    if options:
+        assert f"type   sbatch {slow_job.file}" in printed and "--name stops" in printed
     slow_job.start()
     slow_job.check_finished(slow_job.wait_for_end(), attempts=(2,))
