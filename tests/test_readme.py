@@ -4,15 +4,14 @@ import os
 import re
 import shlex
 import subprocess
-import time
-import urllib.request
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from running import BIN, REPOSITORY, require, reserved_port, run
+from running import REPOSITORY, require, run
+from system.browser import tensorboard
 from system.forks import fit_on_ranks
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -64,15 +63,14 @@ def test_every_documented_command_runs(page, section, tmp_path, request):
         require("fashion-mnist")
     for command in commands(section):
         tokens = shlex.split(command)
-        environment = dict(
-            token.split("=", 1) for token in takewhile(lambda token: re.match(r"[A-Z_]+=", token), tokens)
-        )
-        tokens = tokens[len(environment) :]
+        variables = [*takewhile(lambda token: re.match(r"[A-Z_]+=", token), tokens)]
+        environment, tokens = dict(text.split("=", 1) for text in variables), tokens[len(variables) :]
         if tokens[0] == "make":
             run_make(tokens[1])
         elif tokens[0] == "tensorboard":
-            with reserved_port() as port:
-                check_tensorboard(tokens, tmp_path, port)
+            runs = {f"{path.parent.name}/tensorboard" for path in (tmp_path / "runs").glob("*/tensorboard")}
+            with tensorboard(*tokens[1:], runs=runs, folder=tmp_path):
+                assert runs
         else:
             if tokens[0] == "srun":
                 environment = request.getfixturevalue("slurm")
@@ -80,13 +78,11 @@ def test_every_documented_command_runs(page, section, tmp_path, request):
             if tokens[0] == "mpirun":
                 require("openmpi")
                 environment = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-            limits = (
-                () if "help" in command else next((SHORT_RUNS[token] for token in tokens if token in SHORT_RUNS), ())
-            )
-            if tokens[0] == "python" and len(tokens) > 1 and tokens[1] in SHORT_RUNS and not environment:
+            script = next((token for token in tokens if token in SHORT_RUNS), None)
+            limits = SHORT_RUNS[script] if script and "help" not in command else ()
+            if script and tokens[:2] == ["python", script] and not environment:
                 # A fork runs the script as tests/launch does, but imports nothing again.
-                script = Path(tokens[1]).stem
-                fit_on_ranks(*tokens[2:], *limits, folder=tmp_path, script=script)
+                fit_on_ranks(*tokens[2:], *limits, folder=tmp_path, script=Path(script).stem)
             else:
                 code = 1 if "--check" in tokens else 0  # the documented script has findings
                 run(*tokens, *limits, folder=tmp_path, environment=environment, seconds=200, code=code)
@@ -109,27 +105,6 @@ def run_make(target: str) -> None:
     process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert {"fit": "launch/fit.py", "test": "-m pytest"}[target] in process.stdout
-
-
-def check_tensorboard(tokens: list[str], folder: Path, port: int) -> None:
-    """Starts TensorBoard and waits until it lists the runs."""
-    command = [str(BIN / tokens[0]), *tokens[1:], "--port", str(port)]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                address = f"http://127.0.0.1:{port}/data/runs"
-                response = urllib.request.urlopen(address, timeout=5).read().decode()
-                if any(f"{path.name}/tensorboard" in response for path in (folder / "runs").iterdir()):
-                    return
-            except OSError:
-                pass
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.3)
-    finally:
-        process.terminate()
-        process.wait(20)
 
 
 def test_relative_links_point_to_existing_files():

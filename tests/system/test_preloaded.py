@@ -3,11 +3,11 @@
 import os
 import signal
 import subprocess
-import time
 
 import pytest
 
 from running import BIN, INTERPRETER_BIN, processes_in
+from system.slurm import wait_until
 
 SCRIPTS = {
     "values": """
@@ -39,10 +39,10 @@ def test_a_script_prints_and_returns_what_it_does_with_the_real_interpreter(tmp_
     variables = {**os.environ, "GIVEN": "ä", "OMP_NUM_THREADS": "2"}
     for folder in (BIN, INTERPRETER_BIN):
         command = ["sh", "-c", f"umask 027; exec taskset -c 0 {folder}/python main.py a 'b c' 3<file"]
-        result = subprocess.run(command, cwd=tmp_path, input="stdin", capture_output=True, text=True, env=variables)
-        outcomes.append(
-            (result.returncode, *(text.replace(str(folder), "") for text in (result.stdout, result.stderr)))
-        )
+        options = {"cwd": tmp_path, "env": variables, "capture_output": True, "text": True}
+        result = subprocess.run(command, input="stdin", **options)
+        printed = [text.replace(str(folder), "") for text in (result.stdout, result.stderr)]
+        outcomes.append((result.returncode, *printed))
     assert outcomes[0] == outcomes[1]
 
 
@@ -57,10 +57,7 @@ def test_signals_reach_the_fork_and_a_killed_program_takes_it_along(tmp_path):
         assert process.stdout.readline() == "got it\n"
         assert len(processes_in(tmp_path)) == 2
         process.kill()
-    deadline = time.monotonic() + 60
-    while processes_in(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not processes_in(tmp_path)
+    wait_until(lambda: not processes_in(tmp_path), "the end of the fork")
 
 
 @pytest.mark.parametrize("arguments", [["-c", "{code}"], ["-X", "dev", "main.py"]])

@@ -60,28 +60,16 @@ def reports(tmp_path, monkeypatch):
     """Returns reports of a run with three attempts, and of one with long names."""
     require("chromium")
     monkeypatch.chdir(tmp_path)
-    runs = [
-        make_run(
-            Path("runs/three"), (0, 120, 210), status="stopped", reason="the time limit", slow_ranks=["rank 1 is slow"]
-        )
-    ]
     word, text = "a_long_name_" * 12, "some long words " * 40
-    environment = {
-        **ENVIRONMENT,
-        "device": text,
-        "hosts": {word: 8},
-        "command": ["python", word, text],
-        "folder": f"/{word}",
-    }
-    changes = {
-        "metrics": {word: 1.0, "loss": 1e-12},
-        "ledger": [word],
-        "slow_ranks": [text],
-        "reason": word,
-        "samples": 10**13,
-    }
-    runs.append(make_run(Path("runs") / word[:80], (0,), environment, status="failed", **changes))
-    (Path("runs") / word[:80] / "config.yaml").write_text(f"{word}: {word}\n")
+    stopped = {"status": "stopped", "reason": "the time limit", "slow_ranks": ["rank 1 is slow"]}
+    environment = {"device": text, "hosts": {word: 8}, "command": ["python", word, text], "folder": f"/{word}"}
+    failed = {"status": "failed", "reason": word, "slow_ranks": [text], "samples": 10**13, "ledger": [word]}
+    failed["metrics"] = {word: 1.0, "loss": 1e-12}
+    runs = [
+        make_run(Path("runs/three"), (0, 120, 210), **stopped),
+        make_run(Path("runs") / word[:80], (0,), {**ENVIRONMENT, **environment}, **failed),
+    ]
+    (runs[1][0].path / "config.yaml").write_text(f"{word}: {word}\n")
     return [write_report(run, summary).absolute() for run, summary in runs]
 
 

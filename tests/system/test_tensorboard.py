@@ -1,9 +1,6 @@
 """Shows runs in TensorBoard, in Chromium."""
 
-import json
 import re
-import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +8,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from running import BIN, require, reserved_port
-from system.browser import chromium
+from running import require
+from system.browser import chromium, read_json, tensorboard
 from system.forks import fit_on_ranks
 
+RUNS = {"pair/tensorboard", "three/tensorboard", "small/tensorboard"}
 PAGES = ("timeseries", "scalars", "custom_scalars", "images", "text", "pr_curves", "hparams")
 
 
@@ -33,49 +31,24 @@ def root(tmp_path_factory) -> Path:
 def address(root) -> Iterator[str]:
     """Yields the address of a TensorBoard that shows these runs, started as `fit` prints it."""
     require("chromium")
-    with reserved_port() as port:
-        command = [str(BIN / "tensorboard"), "--logdir", str(root), "--host", "localhost", "--port", str(port)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        address = f"http://localhost:{port}"
-        try:
-            wait_for_runs(address, process)
-            yield address
-        finally:
-            process.terminate()
-            process.wait(20)
+    with tensorboard("--logdir", str(root), "--host", "localhost", runs=RUNS) as address:
+        assert set(read_json(f"{address}/data/runs")) == RUNS
+        yield address
 
 
-def wait_for_runs(address: str, process: subprocess.Popen) -> None:
-    until = time.monotonic() + 60
-    while True:
-        try:
-            if len(read(f"{address}/data/runs")) == 3:
-                return
-        except OSError:
-            pass
-        assert time.monotonic() < until and process.poll() is None
-        time.sleep(0.3)
-
-
-def read(address: str):
-    return json.loads(urllib.request.urlopen(address, timeout=10).read())
-
-
-def test_all_runs_of_the_root_are_shown_under_their_names(address):
-    assert sorted(read(f"{address}/data/runs")) == ["pair/tensorboard", "small/tensorboard", "three/tensorboard"]
-
-
-def test_three_attempts_are_one_curve(address):
-    points = read(f"{address}/data/plugin/scalars/scalars?run=three%2Ftensorboard&tag=train%2Floss")
-    steps = [step for _, step, _ in points]
-    assert steps == list(range(9, 92, 10))
+def test_three_attempts_are_one_curve_and_the_charts_are_grouped(address):
+    points = read_json(f"{address}/data/plugin/scalars/scalars?run=three%2Ftensorboard&tag=train%2Floss")
+    assert [step for _, step, _ in points] == [*range(9, 92, 10)]
+    layout = read_json(f"{address}/data/plugin/custom_scalars/layout")
+    titles = [category["title"] for category in layout["category"]]
+    assert titles == ["1. Learning", "2. Speed", "3. Ranks", "4. Memory and checkpoints"]
 
 
 def test_images_of_the_validation_have_the_names_of_classes(address):
-    images = read(f"{address}/data/plugin/images/tags")["pair/tensorboard"]
+    images = read_json(f"{address}/data/plugin/images/tags")["pair/tensorboard"]
     names = ("accuracy_by_class", "confusion_matrix", "most_wrong", "precision_recall", "training_inputs")
     assert set(images) == {f"visuals/{name}" for name in names}
-    curves = read(f"{address}/data/plugin/pr_curves/tags")["pair/tensorboard"]
+    curves = read_json(f"{address}/data/plugin/pr_curves/tags")["pair/tensorboard"]
     assert {"pr_curves/Ankle boot", "pr_curves/Shirt"} <= set(curves)
 
 
@@ -85,17 +58,10 @@ def test_the_first_charts_are_those_of_the_model(address, tmp_path):
     assert groups[:3] == ["train", "val", "visuals"]
 
 
-def test_the_charts_of_a_resumed_run_are_grouped(address):
-    layout = read(f"{address}/data/plugin/custom_scalars/layout")
-    assert [category["title"] for category in layout["category"]] == [
-        *("1. Learning", "2. Speed", "3. Ranks", "4. Memory and checkpoints"),
-    ]
-
-
 def test_hyperparameters_of_all_models_are_compared(address):
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{address}/data/plugin/hparams/experiment", b"{}", headers, method="POST")
-    experiment = json.loads(urllib.request.urlopen(request, timeout=10).read())
+    experiment = read_json(request)
     names = {info["name"] for info in experiment["hparamInfos"]}
     assert {"model.depth", "model.class_path", "global_batch_size", "processes", "max_epochs"} <= names
     metrics = {info["name"]["tag"] for info in experiment["metricInfos"]}
