@@ -37,6 +37,9 @@ HOSTS = ("rz1", "rz2")
 CONFIG = Path("/etc/pbs.conf")
 SERVER = "rankzero-tests"
 REMOTE_GRACE_SECONDS = 6.0
+PATH = "/bin:/usr/bin"
+AS_ROOT = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
+"""Variables that the job of a user who is not root lacks."""
 
 
 @contextmanager
@@ -111,19 +114,10 @@ class Job:
                             os.kill(process.pid, number)
 
 
-def split_directive(line: str) -> list[str]:
-    """Splits a directive into words, as qsub does: both kinds of quotes are removed, nothing is expanded."""
-    return shlex.split(line, comments=False)
-
-
 def qsub(folder: Path, script: str) -> int:
     text = Path(script).read_text()
-    words = [
-        word
-        for line in text.splitlines()
-        if line.startswith("#PBS")
-        for word in split_directive(line.removeprefix("#PBS"))
-    ]
+    directives = " ".join(re.findall("^#PBS(.*)", text, re.MULTILINE))
+    words = shlex.split(directives, comments=False)  # qsub removes both kinds of quotes and expands nothing
     options = dict(zip(words[::2], words[1::2], strict=True))
     resources = dict(re.findall(r"(\w+)=(.*)", word)[0] for word in words if "=" in word and not word.startswith("/"))
     if options.get("-q", "workq") != "workq":
@@ -131,10 +125,9 @@ def qsub(folder: Path, script: str) -> int:
         return 170
     number = len(list(folder.glob("*.job")))
     job = Job(folder, f"{number}.pbs1")
-    chunk = dict(item.partition("=")[::2] for item in resources["select"].split(":")[1:])
-    hosts = [host for host in HOSTS for _ in range(int(chunk["mpiprocs"]))][
-        : int(resources["select"].split(":")[0]) * int(chunk["mpiprocs"])
-    ]
+    count, *chunk = resources["select"].split(":")
+    processes = int(dict(item.split("=", 1) for item in chunk)["mpiprocs"])
+    hosts = [host for host in HOSTS[: int(count)] for _ in range(processes)]
     (folder / f"{job.id}.nodes").write_text("\n".join(hosts) + "\n")
     seconds = sum(int(part) * 60**i for i, part in enumerate(reversed(resources.get("walltime", "0").split(":"))))
     job.update(
@@ -154,18 +147,8 @@ def mom(folder: Path, job_id: str) -> int:
     job = Job(folder, job_id)
     content = job.read()
     (folder / f"{job_id}.SC").write_text(str(content["script"]))
-    variables = {**pbs.SCRIPT, "PBS_JOBID": job_id, "PBS_NODEFILE": str(folder / f"{job_id}.nodes")}
-    variables |= {
-        "PBS_O_WORKDIR": str(content["workdir"]),
-        "HOME": str(folder),
-        "PATH": "/bin:/usr/bin",
-        "SHELL": "/bin/bash",
-    }
-    for name in (
-        "OMPI_ALLOW_RUN_AS_ROOT",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
-    ):  # the job of a user who is not root lacks them
-        variables[name] = "1"
+    variables = {**pbs.SCRIPT, "PBS_JOBID": job_id, "PBS_NODEFILE": str(folder / f"{job_id}.nodes"), **AS_ROOT}
+    variables |= {"PBS_O_WORKDIR": str(content["workdir"]), "HOME": str(folder), "PATH": PATH, "SHELL": "/bin/bash"}
     deleted = []
     signal.signal(signal.SIGTERM, lambda *_: deleted.append(time.monotonic()))
     output = os.open(Path(str(content["workdir"]), str(content["output"])), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -214,8 +197,7 @@ def _relay(tasks: "list[subprocess.Popen[bytes]]") -> None:
 
 def pbs_tmrsh(folder: Path, host: str, *command: str) -> int:
     job = Job(folder, os.environ["PBS_JOBID"])
-    variables = {"PBS_JOBID": job.id, "HOME": str(folder), "PATH": "/bin:/usr/bin"}
-    variables |= dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
+    variables = {"PBS_JOBID": job.id, "HOME": str(folder), "PATH": PATH, **AS_ROOT}
     return job.start(host, ["sh", "-c", " ".join(command)], variables).wait()
 
 

@@ -1,6 +1,5 @@
 """Describes how to train the modules in tests/public, which are written in the style of public code."""
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -48,42 +47,29 @@ class Module:
         return ("--model", self.model, *data, *size, *self.arguments, "--epochs", "2", "--save_every", "3steps")
 
 
+TEXT_CLASSIFIER = ("text_classifier.TextClassifier", "text_classifier.ReviewData")
 MODULES = {
     "gan": Module(
-        "gan.GAN",
-        "gan.RingDataModule",
-        size=16,
-        kill_at=14,
+        *("gan.GAN", "gan.RingDataModule", 16, 14),
         arguments=("--trainer.profiler", "simple", "--trainer.strategy", "ddp_find_unused_parameters_true"),
         stock={"profiler": "simple"},
         list_metrics=("g_loss_of_rank",),
     ),
     "vae": Module("vae.VAE", "vae.BlobData", 16, 5, fixed={"data.shuffle": False, "data.noise": 0.0}),
     "language model": Module(
-        "language_model.GPT",
-        "language_model.TextModule",
-        size=16,
-        kill_at=9,
+        *("language_model.GPT", "language_model.TextModule", 16, 9),
         arguments=("--trainer.accumulate_grad_batches", "2", "--trainer.gradient_clip_val", "1.0"),
         stock={"accumulate_grad_batches": 2, "gradient_clip_val": 1.0},
     ),
     "tagger": Module("tagger.Tagger", "tagger.SentenceData", 10, 17),
     "text classifier": Module(
-        "text_classifier.TextClassifier",
-        "text_classifier.ReviewData",
-        size=12,
-        kill_at=5,
+        *(*TEXT_CLASSIFIER, 12, 5),
         fixed={"data.sampling": "plain", "data.shuffle": False},
         arguments=("--data.sampling", "plain"),
     ),
-    "text classifier, drawn by weight": Module(
-        "text_classifier.TextClassifier", "text_classifier.ReviewData", size=None, kill_at=5, fixed={}
-    ),
+    "text classifier, drawn by weight": Module(*TEXT_CLASSIFIER, size=None, kill_at=5, fixed={}),
     "text classifier, batched by length": Module(
-        "text_classifier.TextClassifier",
-        "text_classifier.ReviewData",
-        size=None,
-        kill_at=5,
+        *(*TEXT_CLASSIFIER, None, 5),
         arguments=("--data.sampling", "buckets"),
         fixed={"data.sampling": "buckets"},
     ),
@@ -92,10 +78,7 @@ MODULES = {
     ),
     "fine-tuning": Module("finetuning.TransferLearning", "finetuning.FakeImages", 4, 10),
     "tabular": Module(
-        "tabular.Regression",
-        None,
-        size=32,
-        kill_at=5,
+        *("tabular.Regression", None, 32, 5),
         arguments=(
             *("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val_loss"),
             *("--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor", "val/mae"),
@@ -115,10 +98,7 @@ MODULES = {
         "autoencoder.LitAutoEncoder", "autoencoder.DigitsDataModule", 20, 8, list_metrics=("counted",)
     ),
     "stream": Module(
-        "stream.OnlineRegressor",
-        "stream.StreamData",
-        size=None,
-        kill_at=11,
+        *("stream.OnlineRegressor", "stream.StreamData", None, 11),
         arguments=("--data.num_workers", "2"),
         fixed={"data.num_workers": 2},
     ),
@@ -146,10 +126,6 @@ def result(folder: Path, run: str) -> dict:
     return {name: state[name] for name in ("global_step", "state_dict", "optimizer_states", "lr_schedulers")}
 
 
-def summary(folder: Path, run: str) -> dict:
-    return dict(json.loads((folder / "runs" / run / "summary.json").read_text()))
-
-
 def curves(run: Path) -> dict[str, list[tuple[int, float]]]:
     """Returns the scalars that TensorBoard shows of a run, as (step, value) pairs by tag."""
     events = EventAccumulator(str(run), size_guidance={"scalars": 0})
@@ -175,10 +151,7 @@ def difference(first: object, second: object, tolerance: float = 0.0, path: str 
         return None if is_equal else f"{path}: {first} is not {second}"
     else:
         return None if first == second else f"{path}: {first!r} is not {second!r}"
-    return next(
-        (found for entry_path, a, b in pairs if (found := difference(a, b, tolerance, entry_path))),
-        None,
-    )
+    return next((found for entry_path, a, b in pairs if (found := difference(a, b, tolerance, entry_path))), None)
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -61,15 +61,8 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
     config = folder / "slurm.conf"
     # These GPUs do not exist. Tests only check how Slurm starts tasks that request GPUs.
     (folder / "gres.conf").write_text("NodeName=n[1-2] Name=gpu File=/dev/null,/dev/zero\n")
-    config.write_text(
-        CONFIG.format(
-            host=socket.gethostname(),
-            folder=folder,
-            ctld_port=first_port,
-            first_port=first_port + 1,
-            last_port=first_port + 2,
-        )
-    )
+    ports = {"ctld_port": first_port, "first_port": first_port + 1, "last_port": first_port + 2}
+    config.write_text(CONFIG.format(host=socket.gethostname(), folder=folder, **ports))
     environment = {**os.environ, "SLURM_CONF": str(config)}
     daemons: list[subprocess.Popen[bytes]] = []
 
@@ -80,17 +73,9 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
     key.chmod(0o400)
-    munge = (
-        "munged",
-        "--foreground",
-        "--force",
-        f"--key-file={key}",
-        f"--socket={folder}/munge.socket",
-        f"--pid-file={folder}/munged.pid",
-        f"--seed-file={folder}/munged.seed",
-    )
+    munge_files = (f"--key-file={key}", *(f"--{name}={folder}/munge.{name[:-5]}" for name in ("pid-file", "seed-file")))
     try:
-        start(*munge)
+        start("munged", "--foreground", "--force", f"--socket={folder}/munge.socket", *munge_files)
         wait_until(lambda: (folder / "munge.socket").exists(), "munged")
         start("slurmctld", "-D", "-f", str(config))
         for node in ("n1", "n2"):

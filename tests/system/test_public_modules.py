@@ -14,8 +14,8 @@ import pytorch_lightning
 from lightning.fabric.utilities.seed import seed_everything
 
 from running import restore_process_state
-from system.forks import fit_on_ranks, outputs
-from system.public import FOLDER, MODULES, Module, copy_files, curves, difference, result, summary, train
+from system.forks import fit_on_ranks, outputs, summary
+from system.public import FOLDER, MODULES, Module, copy_files, curves, difference, result, train
 
 RANKZERO_SCALARS = (
     *("train/loss", "train/mean_loss", "train/lr", "train/samples_per_second"),

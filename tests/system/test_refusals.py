@@ -137,15 +137,15 @@ class TestUnderSlurm:
             f"srun --ntasks-per-node=1 {BIN}/torchrun --standalone --nproc-per-node 2 {FIT} 2>&1\n"
         )
         _, printed = submit(script_file, slurm, "--nodes=2", "--ntasks=4")
-        without_srun, torchrun_per_node = printed.split("---\n")
+        without_srun, torchrun_per_node = printed.split("---\n", 1)
         assert "exited with code 2" in without_srun
         check(without_srun, tmp_path, "no task has been started", "srun --nodes=2 --ntasks-per-node=2")
         check(torchrun_per_node, tmp_path, "each would start a separate run", "srun --ntasks-per-node=1 torchrun")
 
 
 def test_ranks_without_an_address_print_one_message_per_shell_and_exit_with_2(tmp_path):
-    ranks = " & ".join(f"(RANK={rank} {PYTHON} {FIT} 2>&1; echo exited with $?)" for rank in range(2))
-    shells = " & ".join(f"sh -c '{ranks} & wait' > {shell}.txt" for shell in range(2))
+    ranks = f"RANK=0 {PYTHON} {FIT} & first=$!; RANK=1 {PYTHON} {FIT}; echo exited with $?; wait $first"
+    shells = " & ".join(f"sh -c '{ranks}; echo exited with $?' > {shell}.txt 2>&1" for shell in range(2))
     run("sh", "-c", f"{shells} & wait", folder=tmp_path)
     for shell in range(2):
         printed = (tmp_path / f"{shell}.txt").read_text()

@@ -4,7 +4,10 @@ Slurm's shortest time limit is one minute, checked every 30 s. Tests that depend
 """
 
 import contextlib
+import json
+import shutil
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,42 +15,13 @@ import torch
 from running import BIN, run, script, weights
 from system.forks import summary
 from system.slurm import kill_node, kill_slurmd, restart_slurmd, run_slurm_command, start, state, wait_for, wait_until
+from system.test_exactly_once import CLASSES
 
 pytestmark = pytest.mark.xdist_group("slurm")
 
-SLOW_MODULE = """\
-import time
-from pathlib import Path
-
-import torch
-from lightning.pytorch import LightningModule
-from torch.nn import functional as F
-
-
-class Slow(LightningModule):
-    def __init__(self, seconds: float = 0.0):
-        super().__init__()
-        self.seconds = seconds
-        self.layer = torch.nn.Linear(20, 1)
-
-    def training_step(self, batch, batch_idx):
-        time.sleep(self.seconds)
-        if self.global_rank == 0:
-            with Path("steps").open("a") as file:
-                file.write(f"{self.global_step}\\n")
-        inputs, targets = batch
-        return F.mse_loss(self.layer(F.dropout(inputs, 0.1)), targets)
-
-    def validation_step(self, batch, batch_idx):
-        inputs, targets = batch
-        self.log("val/loss", F.mse_loss(self.layer(inputs), targets))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-"""
 STEPS_AN_EPOCH = 32
 FIT = script("fit")
-TRAIN = ("--model", "slow.Slow", "--data", "Toy", "--global_batch_size", "64", "--run", "stops")
+TRAIN = (*CLASSES, "--model.dropout", "0.1", "--data.count", "512", "--global_batch_size", "16", "--run", "stops")
 TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
 
 
@@ -58,7 +32,7 @@ def undisturbed(slurm, tmp_path_factory):
     @cache
     def learn(epochs):
         folder = tmp_path_factory.mktemp("undisturbed")
-        (folder / "slow.py").write_text(SLOW_MODULE)
+        shutil.copy(Path(__file__).parent / "recording.py", folder)
         run("srun", *TWO_NODES, "python", FIT, *TRAIN, "--epochs", str(epochs), folder=folder, environment=slurm)
         return weights(folder / "runs/stops")
 
@@ -70,12 +44,11 @@ class SlowJob:
 
     def __init__(self, folder, slurm, undisturbed):
         self.folder, self.slurm, self.undisturbed = folder, slurm, undisturbed
-        (folder / "slow.py").write_text(SLOW_MODULE)
 
     def start(self, *options, epochs=3, flags=(), until=20):
         """Submits the job and waits for a step; a step takes 0.05 s, an epoch 1.6 s."""
         self.epochs = epochs
-        arguments = (*TRAIN, "--epochs", str(epochs), "--model.seconds", "0.05", *flags)
+        arguments = (*TRAIN, "--epochs", str(epochs), "--model.pause", "0.05", *flags)
         self.file = self.folder / "job.sh"
         self.file.write_text(f"#!/bin/sh\nsrun {BIN}/python {FIT} {' '.join(arguments)}\necho exited with code $?\n")
         self.job = start(self.file, self.slurm, *TWO_NODES, *options)
@@ -92,7 +65,8 @@ class SlowJob:
     def steps(self):
         """The steps that all attempts have taken, in order."""
         with contextlib.suppress(FileNotFoundError):
-            return [int(line) for line in (self.folder / "steps").read_text().split("\n")[:-1]]
+            lines = map(json.loads, (self.folder / "noted-0.jsonl").read_text().split("\n")[:-1])
+            return [step for kind, _, step, _ in lines if kind == "train"]
         return []
 
     @property
@@ -115,8 +89,8 @@ class SlowJob:
 
 
 @pytest.fixture
-def slow_job(slurm, tmp_path, undisturbed):
-    return SlowJob(tmp_path, slurm, undisturbed)
+def slow_job(slurm, user_folder, undisturbed):
+    return SlowJob(user_folder, slurm, undisturbed)
 
 
 SIGTERM, *OTHERS = [("scancel", f"--signal={name}") for name in ("TERM", "USR1", "USR2", "INT")]
@@ -182,6 +156,7 @@ def test_a_stopped_run_that_is_not_requeued_is_resumed_by_the_next_job(slow_job,
     assert slow_job.summary["status"] == "stopped" and "exited with code 75" in printed, printed
     assert 0 < len(slow_job.steps) < slow_job.epochs * STEPS_AN_EPOCH
     if options:
-        assert f"type   sbatch {slow_job.file}" in printed and "--name stops" in printed
+        assert f"found  scontrol requeue {slow_job.job}: Requested operation is presently disabled" in printed
+        assert f"type   sbatch {slow_job.file}\n" in printed and "--name stops" in printed
     slow_job.start()
     slow_job.check_finished(slow_job.wait_for_end(), attempts=(2,))
