@@ -69,9 +69,7 @@ MODULES = {
     ),
     "text classifier, drawn by weight": Module(*TEXT_CLASSIFIER, size=None, kill_at=5, fixed={}),
     "text classifier, batched by length": Module(
-        *(*TEXT_CLASSIFIER, None, 5),
-        arguments=("--data.sampling", "buckets"),
-        fixed={"data.sampling": "buckets"},
+        *(*TEXT_CLASSIFIER, None, 5), arguments=("--data.sampling", "buckets"), fixed={"data.sampling": "buckets"}
     ),
     "contrastive": Module(
         "contrastive.SimCLR", "contrastive.ViewData", 16, 5, fixed={"data.shuffle": False, "data.noise": 0.0}

@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from system.hosts import HOSTS, Hosts, kill_group
+from system.slurm import wait_until
 
 SERVER = """\
 HostKey {folder}/host_key
@@ -41,10 +41,7 @@ def ssh_servers(hosts: Hosts, folder: Path) -> Iterator[str]:
     ]
     try:
         for host in HOSTS:
-            deadline = time.monotonic() + 20
-            while "listening" not in (folder / host).read_text():
-                assert time.monotonic() < deadline, (folder / host).read_text()
-                time.sleep(0.1)
+            wait_until(lambda host=host: "listening" in (folder / host).read_text(), f"sshd on {host}")
         yield f"{folder}:{os.environ['PATH']}"
     finally:
         for server in servers:

@@ -32,33 +32,29 @@ def test_a_run_resumes_when_a_machine_joins_and_when_it_is_lost(tmp_path, hosts,
     environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     log = tmp_path / "log"
 
+    log.touch()
+    printed = log.read_text
+    run_folder, start_line = tmp_path / "runs/MLP-Toy-grows", r"(\d) nodes? x 1 process.*run runs/MLP-Toy-grows"
+
     def starts():
-        return re.findall(
-            r"(\d) nodes? x 1 process.*run runs/MLP-Toy-grows(?:, resuming from step-0*(\d+))?", printed()
-        )
+        return re.findall(rf"{start_line}(?:, resuming from step-0*(\d+))?", printed())
 
-    def printed():
-        return log.read_text() if log.exists() else ""
+    def trains(start_count):
+        return len(starts()) == start_count and "epoch " in printed().rpartition("rankzero: torchrun")[2]
 
-    def wait_for_training(start_count):
-        wait_until(
-            lambda: len(starts()) == start_count and "epoch " in printed().rpartition("rankzero: torchrun")[2],
-            "training",
-        )
-
-    def checkpoints():
-        return sorted((tmp_path / "runs/MLP-Toy-grows/checkpoints").glob("step-*"))
+    def newest_step():
+        return int(max((run_folder / "checkpoints").glob("step-*")).name.removeprefix("step-"))
 
     first_process = hosts.start(first, *command, folder=tmp_path, log=log, environment=environment)
     second_process = None
     try:
-        wait_for_training(1)
+        wait_until(lambda: trains(1), "training on one host")
         second_process = hosts.start(second, *command, folder=tmp_path, log=log, environment=environment)
-        wait_for_training(2)
+        wait_until(lambda: trains(2), "training on both hosts")
         joined = int(starts()[1][1])
-        wait_until(lambda: int(checkpoints()[-1].name.removeprefix("step-")) > joined, "a checkpoint of both")
+        wait_until(lambda: newest_step() > joined, "a checkpoint of both")
         hosts.kill_all(second)
-        wait_for_training(3)
+        wait_until(lambda: trains(3), "training on the remaining host")
     finally:
         for host, process in ((first, first_process), (second, second_process)):
             hosts.kill_all(host)
@@ -67,5 +63,4 @@ def test_a_run_resumes_when_a_machine_joins_and_when_it_is_lost(tmp_path, hosts,
     (first_nodes, first_step), (second_nodes, joined), (third_nodes, third_step) = starts()
     assert (first_nodes, second_nodes, third_nodes) == ("1", "2", "1")
     assert not first_step and 0 < int(joined) < int(third_step)
-    record = json.loads((tmp_path / "runs/MLP-Toy-grows/run.json").read_text())
-    assert len(record["attempts"]) == 3
+    assert len(json.loads((run_folder / "run.json").read_text())["attempts"]) == 3

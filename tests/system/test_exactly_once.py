@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from itertools import chain, product
 from pathlib import Path
 
@@ -82,8 +83,7 @@ def test_an_epoch_resumed_at_world_sizes_1_2_3_2_1_uses_every_sample_once(user_f
     expected_samples = {step: sorted(ranks[0]) for step, ranks in recorded_samples(user_folder).items()}
     delete_records(user_folder)
     for world, step in ((1, 8), (2, 16), (3, 24), (2, 33)):
-        kill = ("--trainer.callbacks", "recording.KillAt", "--trainer.callbacks.step", f"{step}")
-        codes = fit_on_ranks(*arguments, "--run", "x", *kill, folder=user_folder, world=world, code=None)
+        codes = fit_on_ranks(*arguments, "--run", "x", *kill_at(step), folder=user_folder, world=world, code=None)
         assert codes[0] == -9
         drop_unsaved_records(user_folder, "x")
     fit_on_ranks(*arguments, "--run", "x", folder=user_folder)
@@ -100,6 +100,22 @@ def delete_records(folder: Path) -> None:
     """Deletes what the user classes have recorded."""
     for file in folder.glob("noted-*"):
         file.unlink()
+
+
+def kill_at(step: int, rank: int = 0) -> tuple[str, ...]:
+    """Returns flags that kill a rank after a step."""
+    callback = ("--trainer.callbacks", "recording.KillAt", "--trainer.callbacks.step", f"{step}")
+    return *callback, "--trainer.callbacks.rank", f"{rank}"
+
+
+def kill_and_resume(folder: Path, *arguments: str, step: int, world: int = 1) -> None:
+    """Trains a new run `killed`, kills its last rank after a step, and resumes the run to its end."""
+    arguments = (*arguments, "--run", "killed")
+    shutil.rmtree(folder / "runs/killed", ignore_errors=True)
+    delete_records(folder)
+    assert -9 in fit_on_ranks(*arguments, *kill_at(step, world - 1), folder=folder, world=world, code=None)
+    drop_unsaved_records(folder, "killed")
+    fit_on_ranks(*arguments, folder=folder, world=world)
 
 
 def drop_unsaved_records(folder: Path, run: str) -> None:
@@ -167,15 +183,9 @@ def test_a_run_killed_and_resumed_equals_an_uninterrupted_run(user_folder, world
     fit_on_ranks(*arguments, "--run", "whole", folder=user_folder, world=world)
     expected = recorded_samples(user_folder)
     for step in steps:
-        delete_records(user_folder)
-        kill = ("--trainer.callbacks", "recording.KillAt", "--trainer.callbacks.step", f"{step}")
-        kill += ("--trainer.callbacks.rank", f"{world - 1}")
-        run = f"killed-{step}"
-        assert -9 in fit_on_ranks(*arguments, "--run", run, *kill, folder=user_folder, world=world, code=None)
-        drop_unsaved_records(user_folder, run)
-        fit_on_ranks(*arguments, "--run", run, folder=user_folder, world=world)
+        kill_and_resume(user_folder, *arguments, step=step, world=world)
         assert recorded_samples(user_folder) == expected
-        check_equals_uninterrupted(user_folder, run)
+        check_equals_uninterrupted(user_folder, "killed")
 
 
 def test_evaluate_returns_the_same_metrics_on_one_and_three_ranks(tmp_path):
@@ -230,13 +240,9 @@ def test_several_training_loaders_resume_independently(user_folder):
     fit_on_ranks(*arguments, "--run", "whole", folder=user_folder)
     expected = recorded_samples(user_folder)
     for step in (5, 29):
-        delete_records(user_folder)
-        kill = ("--trainer.callbacks", "recording.KillAt", "--trainer.callbacks.step", f"{step}")
-        fit_on_ranks(*arguments, "--run", f"{step}", *kill, folder=user_folder, code=-9)
-        drop_unsaved_records(user_folder, f"{step}")
-        fit_on_ranks(*arguments, "--run", f"{step}", folder=user_folder)
+        kill_and_resume(user_folder, *arguments, step=step)
         assert recorded_samples(user_folder) == expected
-        assert are_equal(learned_state(user_folder / f"runs/{step}"), learned_state(user_folder / "runs/whole"))
+        assert are_equal(learned_state(user_folder / "runs/killed"), learned_state(user_folder / "runs/whole"))
 
 
 def test_a_stream_beside_a_sharded_loader_is_not_sharded(user_folder):
