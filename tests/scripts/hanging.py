@@ -85,8 +85,6 @@ class Model(LightningModule):
         if options.hang == "loop":
             while True:
                 pass
-        elif options.hang == "barrier on one rank":
-            torch.distributed.barrier()
         elif options.hang == "all_reduce in the last step" and self.trainer.is_last_batch:
             torch.distributed.all_reduce(torch.zeros(9))
         elif options.hang == "blocked interpreter":
