@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import subprocess
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -101,10 +100,8 @@ def test_documented_scripts_resume(page, tmp_path):
 
 def run_make(target: str) -> None:
     """Runs a target as a dry run, because a real run would start these tests or an installation."""
-    command = ["make", "--dry-run", "--always-make", target]
-    process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert process.returncode == 0, process.stderr
-    assert {"fit": "launch/fit.py", "test": "-m pytest"}[target] in process.stdout
+    printed = run("make", "--dry-run", "--always-make", target, folder=REPOSITORY).out
+    assert {"fit": "launch/fit.py", "test": "-m pytest"}[target] in printed
 
 
 def test_relative_links_point_to_existing_files():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from running import REPOSITORY, require
+from running import REPOSITORY, require, run
 from system.forks import summary
 
 pytestmark = pytest.mark.xdist_group("wheel")
@@ -91,13 +91,6 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def run_command(folder: Path, *command: str, environment: dict[str, str] | None = None) -> str:
-    """Runs a command line in a folder, and returns what it prints."""
-    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
-    assert process.returncode == 0, process.stdout + process.stderr
-    return process.stdout
-
-
 def last_ledger_line(folder: Path, name: str) -> str:
     """Returns the last line of a run's sample ledger."""
     written = summary(folder, name)
@@ -108,7 +101,7 @@ def last_ledger_line(folder: Path, name: str) -> str:
 def test_rankzero_is_imported_from_the_wheel_and_imports_no_torch(programs, folder):
     code = "import rankzero, sys; print(rankzero.__file__, 'torch' in sys.modules, rankzero.Trainer.__module__)"
     installed = next(programs.parent.glob("lib/python*/site-packages/rankzero/__init__.py"))
-    printed = run_command(folder, str(programs / "python"), "-c", code)
+    printed = run(str(programs / "python"), "-c", code, folder=folder).out
     assert printed.split() == [str(installed), "False", "rankzero.trainer"]
 
 
@@ -124,11 +117,11 @@ def test_rankzero_is_imported_from_the_wheel_and_imports_no_torch(programs, fold
 def test_the_command_line_finds_the_users_classes(programs, folder, command):
     arguments = ("--model", "models.Net", "--data", "data_modules.mine.Data", "--model.width", "5", "--epochs", "1")
     program = [argument.format(bin=programs) for argument in command]
-    run_command(folder, *program, *arguments, "--name", "mine", "--accelerator", "cpu")
+    run(*program, *arguments, "--name", "mine", "--accelerator", "cpu", folder=folder)
     assert last_ledger_line(folder, "mine") == "epoch 1: 16 of 16 samples, each once"
     assert (folder / "runs/mine/report.html").is_file()
     if command[0] == "{bin}/rankzero":
-        assert "val/loss" in run_command(folder, program[0], "evaluate", "--name", "mine")
+        assert "val/loss" in run(program[0], "evaluate", "--name", "mine", folder=folder).out
 
 
 @pytest.mark.parametrize(
@@ -146,7 +139,7 @@ def test_a_script_trains_under_each_launcher(programs, folder, ranks, command, r
     if "mpirun.openmpi" in command:
         require("openmpi")
     command_line = [argument.format(python=programs / "python") for argument in command or ("{python}",)]
-    printed = run_command(folder, *command_line, "train.py", environment=environment)
+    printed = run(*command_line, "train.py", folder=folder, environment=environment).out
     assert sorted(line for line in printed.splitlines() if line.startswith("rank ") and "done" in line) == [
         f"rank {rank} of {ranks} done" for rank in range(ranks)
     ]
