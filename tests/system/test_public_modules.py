@@ -88,16 +88,9 @@ def train_with_stock(module: Module, log: Path) -> dict[str, Any]:
         package: Any = pytorch_lightning if isinstance(model, pytorch_lightning.LightningModule) else lightning.pytorch
         settings = {**module.stock, "callbacks": [_class("killing.SeedSteps")()]}
         settings["callbacks"] += module.stock.get("callbacks", list)()
-        trainer = package.Trainer(
-            max_epochs=2,
-            log_every_n_steps=10,
-            accelerator="cpu",
-            devices=1,
-            logger=package.loggers.TensorBoardLogger(log, "", "", default_hp_metric=False),
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            **settings,
-        )
+        settings |= {"max_epochs": 2, "log_every_n_steps": 10, "accelerator": "cpu", "devices": 1}
+        settings["logger"] = package.loggers.TensorBoardLogger(log, "", "", default_hp_metric=False)
+        trainer = package.Trainer(enable_progress_bar=False, enable_model_summary=False, **settings)
         trainer.fit(model, datamodule=data)
         return {
             "global_step": trainer.global_step,
@@ -125,10 +118,8 @@ def _class(path: str) -> Any:
 
 
 def _instance(path: str, module: Module, kind: str) -> Any:
-    prefix = f"{kind}."
-    return _class(path)(
-        **{key.removeprefix(prefix): value for key, value in module.fixed.items() if key.startswith(prefix)}
-    )
+    """Returns an instance with the fixed arguments of its kind, such as `data.shuffle`."""
+    return _class(path)(**{key.split(".")[1]: value for key, value in module.fixed.items() if key.startswith(kind)})
 
 
 def _logged(run_summary: dict[str, Any], module: Module) -> dict[str, float]:

@@ -78,14 +78,19 @@ class SlowJob:
     def summary(self):
         return summary(self.folder, "stops")
 
-    def check_finished(self, printed, attempts, repeats=False):
-        """Checks that weights equal the undisturbed run's bit for bit; unless `repeats`, every step was taken once."""
+    def check_finished(self, attempts=(2,), repeats=False, seconds=120):
+        """Waits for the end, checks that the weights equal the undisturbed run's bit for bit, and returns the output.
+
+        Unless `repeats`, every step must have been taken once.
+        """
+        printed = self.wait_for_end(seconds)
         assert self.summary["status"] == "finished" and self.summary["attempts"] in attempts, printed
         found, expected = weights(self.folder / "runs/stops"), self.undisturbed(self.epochs)
         assert all(torch.equal(found[name], expected[name]) for name in expected), printed
         total = range(self.epochs * STEPS_AN_EPOCH)
         assert repeats or self.steps == list(total), printed
         assert sorted(set(self.steps)) == list(total)
+        return printed
 
 
 @pytest.fixture
@@ -101,21 +106,19 @@ OTHERS = [pytest.param(command, marks=pytest.mark.soak) for command in (*OTHERS,
 def test_a_run_resumes_after_a_signal_to_all_tasks_or_a_requeue(slow_job, command):
     slow_job.start()
     slow_job.run_slurm_command(*command)
-    slow_job.check_finished(slow_job.wait_for_end(), attempts=(2,))
+    slow_job.check_finished()
 
 
 @pytest.mark.soak
 def test_a_run_with_a_warning_signal_before_the_time_limit_finishes_in_several_attempts(slow_job):
     slow_job.start("--time=1", "--signal=USR1@20", epochs=50)
-    slow_job.check_finished(slow_job.wait_for_end(seconds=900), attempts=range(3, 20))
+    slow_job.check_finished(attempts=range(3, 20), seconds=900)
 
 
 @pytest.mark.soak
 def test_a_run_without_a_warning_signal_stops_before_the_time_limit(slow_job):
     slow_job.start("--time=1", epochs=40)
-    printed = slow_job.wait_for_end(seconds=600)
-    slow_job.check_finished(printed, attempts=range(2, 20))
-    assert "DUE TO TIME LIMIT" not in printed
+    assert "DUE TO TIME LIMIT" not in slow_job.check_finished(attempts=range(2, 20), seconds=600)
 
 
 @pytest.mark.soak
@@ -125,7 +128,7 @@ def test_a_run_resumes_after_preemption_by_an_urgent_job(slow_job, slurm, partit
     urgent = slow_job.folder / "urgent.sh"
     urgent.write_text("#!/bin/sh\nsleep 2\n")
     start(urgent, slurm, *TWO_NODES, "--cpus-per-task=8", "--partition=urgent")
-    slow_job.check_finished(slow_job.wait_for_end(), attempts=(2,))
+    slow_job.check_finished()
 
 
 @pytest.mark.soak
@@ -144,7 +147,7 @@ def test_a_run_resumes_after_a_node_loses_power_or_its_contact_to_slurm(slow_job
     kill(node, slurm)
     wait_until(lambda: slow_job.has_attempt_ended, "the end of the first attempt")
     restart_slurmd(node, slurm)
-    slow_job.check_finished(slow_job.wait_for_end(), attempts=(2,), repeats=kill is kill_node)
+    slow_job.check_finished(repeats=kill is kill_node)
 
 
 @pytest.mark.soak
@@ -159,4 +162,4 @@ def test_a_stopped_run_that_is_not_requeued_is_resumed_by_the_next_job(slow_job,
         assert f"found  scontrol requeue {slow_job.job}: Requested operation is presently disabled" in printed
         assert f"type   sbatch {slow_job.file}\n" in printed and "--name stops" in printed
     slow_job.start()
-    slow_job.check_finished(slow_job.wait_for_end(), attempts=(2,))
+    slow_job.check_finished()
