@@ -9,6 +9,8 @@ import torch
 from running import weights
 from system.forks import fit_on_ranks, outputs
 
+pytestmark = pytest.mark.xdist_group("profiling")
+
 ARGUMENTS = ("--model", "MLP", "--data", "Toy", "--epochs", "1", "--trainer.limit_train_batches", "12")
 
 

@@ -12,6 +12,8 @@ from running import require
 from system.browser import chromium, read_json, tensorboard
 from system.forks import fit_on_ranks
 
+pytestmark = pytest.mark.xdist_group("tensorboard")
+
 RUNS = {"pair/tensorboard", "three/tensorboard", "small/tensorboard"}
 PAGES = ("timeseries", "scalars", "custom_scalars", "images", "text", "pr_curves", "hparams")
 
