@@ -5,7 +5,6 @@ import pty
 import shutil
 import subprocess
 import sys
-import sysconfig
 import venv
 from pathlib import Path
 
@@ -74,7 +73,7 @@ def programs(tmp_path_factory) -> Path:
     python = folder / "venv/bin/python"
     subprocess.run((*pip, "--python", str(python), "install", "--no-deps", str(wheel)), check=True, timeout=120)
     (packages,) = folder.glob("venv/lib/python*/site-packages")
-    (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (packages / "others.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
     return folder / "venv/bin"
 
 
