@@ -95,4 +95,5 @@ def test_a_canceled_or_requeued_job_is_not_requeued_again(slurm, tmp_path, job, 
     run_slurm_command(*command, job_id, environment=slurm)
     printed = wait_for(job_id, tmp_path, slurm)
     assert message.format(job_id) in printed
-    assert (printed.count("ready"), printed.count("once more")) == (1, attempts - 1)
+    lines = printed.splitlines()
+    assert (lines.count("ready"), lines.count("once more")) == (1, attempts - 1)
