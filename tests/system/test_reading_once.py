@@ -16,7 +16,7 @@ def test_the_processes_of_a_run_read_its_checkpoint_once(tmp_path):
     arguments = (*TRAIN, "--model.hidden_sizes", "[1000]", "--run", "x", "--devices", "3")
     fit(*arguments[1:], folder=tmp_path)
     newest = checkpoints_in(tmp_path / "runs/x/checkpoints")[-1]
-    calls = ("-e", "trace=read,pread64,mmap", "-e", "signal=none")
+    calls = ("--seccomp-bpf", "-e", "trace=read,pread64,mmap", "-e", "signal=none")
     command = (sys.executable, script("fit"), *arguments[1:], "--epochs", "2")
     printed = run("strace", "-f", "-y", "-qq", "-o", "trace", *calls, *command, folder=tmp_path)
     assert "resuming from step-" in printed.out + printed.err
