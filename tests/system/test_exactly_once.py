@@ -245,6 +245,15 @@ def test_several_training_loaders_resume_independently(user_folder):
         assert are_equal(learned_state(user_folder / "runs/killed"), learned_state(user_folder / "runs/whole"))
 
 
+def test_all_gather_in_a_step_is_refused_if_a_rank_has_no_sample(user_folder):
+    """A rank without samples skips the step, so the other ranks would wait for it in the collective forever."""
+    file, line = user_folder / "recording.py", "        self.train_error(outputs, targets)\n"
+    file.write_text(file.read_text().replace(line, f"        self.all_gather(loss)\n{line}"))
+    arguments = (*CLASSES, "--data.count", "17", "--global_batch_size", "16", "--epochs", "1")
+    fit_on_ranks(*arguments, folder=user_folder, world=2, code=1)
+    assert "all_gather in a step in which a rank has no sample" in outputs(user_folder)[0]
+
+
 def test_a_stream_beside_a_sharded_loader_is_not_sharded(user_folder):
     """A rank without samples of the sharded loader still validates its samples of the stream."""
     arguments = ("--model", "recording.OfStreams", "--data", "recording.Stream", "--epochs", "2")

@@ -113,7 +113,7 @@ def test_step_with_an_empty_rank_reduces_nothing_and_refuses_all_gather():
 
 
 class Net(LightningModule):
-    """Module that learns the sum of its inputs, optionally with one layer frozen in the first epoch."""
+    """Module that learns the sum of its inputs, optionally with one layer whose training begins in the second epoch."""
 
     def __init__(self, freezes=False):
         super().__init__()
@@ -148,9 +148,10 @@ class Net(LightningModule):
     def on_train_epoch_start(self):
         if self.freezes and self.current_epoch == 1:
             self.late.requires_grad_(True)
+            self.trainer.optimizers[0].add_param_group({"params": [*self.late.parameters()]})
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.05)
+        return torch.optim.SGD([value for value in self.parameters() if value.requires_grad], lr=0.05)
 
 
 def samples(count):
