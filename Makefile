@@ -6,7 +6,7 @@ LOWEST := $(VENV)-lowest
 UNIT   := tests/rankzero tests/lightning_modules tests/data_modules tests/test_imports.py
 ARGS   ?=
 
-.PHONY: fit install test test-system test-lowest test-processors lint types check bench soak test-image containers/requirements.txt starts system-tools image-tools clean
+.PHONY: fit install test test-system test-lowest test-processors lint types check bench soak test-image containers/requirements.txt system-tools image-tools clean
 
 fit: install                      ## train the default: a small ResNet on handwritten digits
 	$(BIN)/python launch/fit.py $(ARGS)
@@ -74,10 +74,6 @@ test-image: install               ## builds the images of containers/ with build
 
 containers/requirements.txt: install ## pins the installed version of each package that Rankzero needs
 	$(BIN)/python .ci/pinned.py > $@
-
-starts: install                   ## starts and ends, counted: 100 under torchrun, 50 under srun (as root)
-	$(BIN)/python tests/soak/starts.py --launcher torchrun --count 100
-	$(BIN)/python tests/soak/starts.py --launcher srun --count 50
 
 system-tools:                     ## the Debian packages that system tests use (as root)
 	apt-get update

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from running import BIN, reserved_port
-from system.slurm import wait_until
+from running import BIN, LIMIT, reserved_port, wait_until
 
 OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
@@ -26,7 +25,7 @@ def chromium(folder: Path, address: str, *options: str) -> str:
         options: Options of Chromium, such as `--dump-dom`.
     """
     command = ["chromium", *OPTIONS, f"--user-data-dir={folder / 'profile'}", *options, address]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True).stdout
 
 
 @contextmanager
@@ -48,7 +47,7 @@ def tensorboard(*arguments: str, runs: set[str], folder: Path | None = None) -> 
             yield address
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(LIMIT)
 
 
 def read_json(request: str | urllib.request.Request) -> Any:

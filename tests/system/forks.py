@@ -12,7 +12,7 @@ from typing import Any
 
 import running
 from rankzero.distributed.process.stop_signals import STOP_SIGNALS
-from running import reserved_port
+from running import LIMIT, reserved_port
 
 
 def fit_on_ranks(
@@ -23,7 +23,7 @@ def fit_on_ranks(
     signals: Sequence[tuple[float, int, int]] = (),
     signals_after: str = "",
     script: str = "fit",
-    seconds: float = 120,
+    seconds: float = LIMIT,
     kills_rest: bool = False,
 ) -> list[int]:
     """Runs `python launch/fit.py`; returns the exit code of each rank, negative if a signal killed the rank.

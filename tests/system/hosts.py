@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from running import BIN
+from running import BIN, LIMIT
 
 HOSTS = {"rz1": "10.93.0.1", "rz2": "10.93.0.2"}
 
@@ -135,7 +135,7 @@ class Hosts:
             for host, command in commands.items()
         }
         try:
-            return {host: (process.wait(100), logs[host].read_text()) for host, process in started.items()}
+            return {host: (process.wait(LIMIT), logs[host].read_text()) for host, process in started.items()}
         finally:
             for process in started.values():
                 kill_group(process)
@@ -145,4 +145,4 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
     """Kills the process group of a process that `Hosts.start` started, and waits for the process."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait(10)
+    process.wait(LIMIT)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from running import BIN, Result, fit, processes_in, script, weights
-from system.slurm import wait_until
+from running import BIN, Result, fit, processes_in, script, wait_until, weights
 
 TRAIN = (script("fit"), "--model", "MLP", "--data", "Toy", "--epochs", "1", "--global_batch_size", "64")
 PYTHON, TORCHRUN = str(BIN / "python"), str(BIN / "torchrun")
@@ -68,7 +67,7 @@ def check(
     summary = Result(0, "", "", folder).summary()
     assert (summary["launcher"], summary["nodes"], summary["world_size"]) == (launcher, len(shape), sum(shape))
     assert summary["ledger"] == ["epoch 1: 2,048 of 2,048 samples, each once"]
-    wait_until(lambda: not processes_in(folder), "the end of all processes", 20)
+    wait_until(lambda: not processes_in(folder), "the end of all processes")
     names = metrics if sum(shape) == 2 else ("val/loss", "val/mae")
     for name in names:
         assert summary["metrics"][name] == pytest.approx(metrics[name], abs=1e-6)

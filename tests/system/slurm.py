@@ -5,11 +5,12 @@ import os
 import shutil
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+
+from running import LIMIT, wait_until
 
 CONFIG = """\
 ClusterName=rankzero
@@ -116,7 +117,7 @@ def start(script: Path, environment: dict[str, str], *options: str) -> str:
     return process.stdout.strip()
 
 
-def wait_for(job: str, folder: Path, environment: dict[str, str], seconds: float = 120) -> str:
+def wait_for(job: str, folder: Path, environment: dict[str, str], seconds: float = LIMIT) -> str:
     """Waits until a job has ended and is not requeued; returns the output of all its attempts."""
     wait_until(lambda: not state(job, environment), f"the end of job {job}", seconds)
     return (folder / f"{job}.out").read_text()
@@ -178,14 +179,6 @@ def find_free_ports(count: int) -> int:
                 continue
             return first
     raise OSError("no free ports between 17000 and 19000")
-
-
-def wait_until(condition: Callable[[], bool], event: str, seconds: float = 150) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{event} did not start within {seconds} s")
-        time.sleep(0.2)
 
 
 def _idle_node_count(environment: dict[str, str]) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from running import wait_until
 from system.hosts import HOSTS, Hosts, kill_group
-from system.slurm import wait_until
 
 SERVER = """\
 HostKey {folder}/host_key

@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from running import REPOSITORY
+from running import REPOSITORY, wait_until
 from system.forks import summary
 from system.hosts import ATTACKER, HOSTS, kill_group
 from system.learned import PYTHON, TRAIN
-from system.slurm import wait_until
 
 pytestmark = pytest.mark.timeout(480)
 

@@ -5,9 +5,8 @@ import re
 
 import pytest
 
-from running import BIN, script
+from running import BIN, script, wait_until
 from system.hosts import kill_group
-from system.slurm import wait_until
 
 TRAIN = (script("fit"), "--model", "MLP", "--data", "Toy", "--global_batch_size", "32", "--save_every", "20steps")
 

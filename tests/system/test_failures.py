@@ -15,10 +15,9 @@ import psutil
 import pytest
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in
-from running import INTERPRETER_BIN, fit, processes_in, require, run, script
+from running import INTERPRETER_BIN, LIMIT, fit, processes_in, require, run, script, wait_until
 from system.hosts import HOSTS, Hosts, kill_group, on
 from system.pbs_server import pbs_server
-from system.slurm import wait_until
 from system.test_exactly_once import CLASSES, are_equal, learned_state
 
 pytestmark = pytest.mark.xdist_group("failures")  # so that one worker trains `undisturbed`
@@ -62,9 +61,9 @@ def test_a_run_resumes_when_torchrun_restarts_its_workers_after_a_kill(user_fold
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         arguments = [*command, "--epochs", "4", "--run_name", "x"]
         process = subprocess.Popen(arguments, cwd=user_folder, stdout=out, stderr=out, env=environment)
-        wait_until(lambda: has_checkpoint(user_folder), "a checkpoint", seconds=60)
+        wait_until(lambda: has_checkpoint(user_folder), "a checkpoint")
         ranks_in(user_folder)[-1].kill()
-        assert process.wait(100) == 0, (user_folder / "out").read_text()
+        assert process.wait(LIMIT) == 0, (user_folder / "out").read_text()
     assert not ranks_in(user_folder)
     assert json.loads((user_folder / "runs/x/summary.json").read_text())["attempts"] == 2
     assert are_equal(learned_state(user_folder / "runs/x"), undisturbed)
@@ -93,20 +92,12 @@ UNDER_TORCHRUN = ("torchrun", "--nproc-per-node", "2", script("fit"), "--run_nam
 @pytest.mark.parametrize(
     ("command", "how", "message"),
     [
-        (LOCAL, "3", "rank 1 on {host} exited with code 3 (os._exit) without an error report; stopping all ranks"),
-        (LOCAL, "+0", "rank 1 on {host} exited with code 0 without an exit report; stopping the other processes"),
-        (LOCAL, "segfault", "rank 1 on {host} was killed by SIGSEGV; stopping the other processes"),
-        (
-            UNDER_TORCHRUN,
-            "75",
-            "rank 1 on {host} exited with code 75 (os._exit) without an error report; stopping all ranks",
-        ),
-        (
-            UNDER_TORCHRUN,
-            "segfault",
-            "rank 1 on {host} was killed by SIGSEGV, see runs/x/logs/rank-001.log; stopping all ranks",
-        ),
-        (ONE_PROCESS, "3", "this process exited with code 3 (os._exit) without an error report"),
+        (LOCAL, "3", "exited with code 3 (os._exit) without an error report; stopping all ranks"),
+        (LOCAL, "+0", "exited with code 0 without an exit report; stopping the other processes"),
+        (LOCAL, "segfault", "was killed by SIGSEGV; stopping the other processes"),
+        (UNDER_TORCHRUN, "75", "exited with code 75 (os._exit) without an error report; stopping all ranks"),
+        (UNDER_TORCHRUN, "segfault", "was killed by SIGSEGV, see runs/x/logs/rank-001.log; stopping all ranks"),
+        (ONE_PROCESS, "3", "exited with code 3 (os._exit) without an error report"),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 10 else "",
 )
@@ -118,7 +109,8 @@ def test_a_rank_that_exits_without_a_report_fails_the_run_with_one_line(user_fol
     printed = re.sub(r", last seen in [a-z ]+ at step \d+", "", result.out + result.err)  # if the rank has reported it
     lines = [line for line in printed.splitlines() if line.startswith("rankzero: ")]
     reports = [line for line in lines if re.search("without an (error|exit) report|was killed|stopping", line)]
-    assert reports == ["rankzero: " + message.format(host=socket.gethostname())]
+    subject = "this process" if is_single else f"rank 1 on {socket.gethostname()}"
+    assert reports == [f"rankzero: {subject} {message}"]
     log = (user_folder / f"runs/x/logs/rank-00{0 if is_single else 1}.log").read_text()
     assert "in on_train_batch_end" in log or how.startswith("+")
     assert json.loads((user_folder / "runs/x/summary.json").read_text())["status"] == "failed"
@@ -132,9 +124,9 @@ def test_a_stopped_run_stays_stopped_when_torchrun_restarts_it(user_folder):
         process = subprocess.Popen(
             [*command, "--epochs", "900", "--run_name", "x"], cwd=user_folder, stdout=out, stderr=out
         )
-        wait_until(lambda: has_checkpoint(user_folder), "a checkpoint", seconds=60)
+        wait_until(lambda: has_checkpoint(user_folder), "a checkpoint")
         ranks_in(user_folder)[-1].send_signal(signal.SIGUSR1)
-        assert process.wait(60) == 1
+        assert process.wait(LIMIT) == 1
     summary = json.loads((user_folder / "runs/x/summary.json").read_text())
     assert (summary["status"], summary["attempts"]) == ("stopped", 1)
     assert "stopped at a safe point; it stays stopped" in (user_folder / "out").read_text()
@@ -150,10 +142,10 @@ def test_mpirun_leaves_no_process_after_a_rank_is_killed(user_folder, undisturbe
     command = (*launcher, PYTHON, script("fit"), *TRAIN, "--epochs", "4", "--run", "x")
     with (user_folder / "out").open("w") as out:
         process = subprocess.Popen(command, cwd=user_folder, stdout=out, stderr=out)
-        wait_until(lambda: has_checkpoint(user_folder), "a checkpoint", seconds=60)
+        wait_until(lambda: has_checkpoint(user_folder), "a checkpoint")
         ranks_in(user_folder)[-1].kill()
-        assert process.wait(40) != 0
-    wait_until(lambda: not ranks_in(user_folder), "the end of all ranks", seconds=20)
+        assert process.wait(LIMIT) != 0
+    wait_until(lambda: not ranks_in(user_folder), "the end of all ranks")
     run(*command, folder=user_folder)
     assert are_equal(learned_state(user_folder / "runs/x"), undisturbed)
 
@@ -165,7 +157,7 @@ def start_on_both(hosts: Hosts, folder: Path) -> dict[str, "subprocess.Popen[byt
         variables |= {"MASTER_ADDR": "rz1", "MASTER_PORT": "29520", "OMP_NUM_THREADS": "1"}
         command = (PYTHON, script("fit"), *TRAIN, "--epochs", "900", "--run", "x")
         processes[host] = hosts.start(host, *command, folder=folder, log=folder / f"{host}.log", environment=variables)
-    wait_until(lambda: has_checkpoint(folder), "a checkpoint", seconds=60)
+    wait_until(lambda: has_checkpoint(folder), "a checkpoint")
     return processes
 
 
@@ -186,7 +178,7 @@ def test_both_machines_exit_when_one_of_them_stops_responding(hosts, user_folder
                 on(host, "ip", "neigh", "replace", *wrong_peer)
             codes = {"rz1": 1, "rz2": 1}
             message = r"was lost \(Connection timed out\), last seen in .* at step \d+; stopping all ranks"
-        assert {host: process.wait(30) for host, process in processes.items()} == codes
+        assert {host: process.wait(LIMIT) for host, process in processes.items()} == codes
         assert re.search(message, "".join((user_folder / f"{host}.log").read_text() for host in HOSTS))
     finally:
         for host, peer_address, link in LINKS:
@@ -207,7 +199,7 @@ def test_a_pbs_job_that_is_deleted_and_resumed_learns_as_without_a_stop(
 
     with pbs_server(hosts, tmp_path_factory.mktemp("pbs") / "server"):
         submit("--scheduler", "pbs", "--nodes", "2", "--devices", "1", "--name", "x", "--", *TRAIN, "--epochs", "4")
-        wait_until(lambda: has_checkpoint(user_folder), "a checkpoint", seconds=60)
+        wait_until(lambda: has_checkpoint(user_folder), "a checkpoint")
         submit("stop", "x")
         submit("log", "x", "--follow", code=75)
         summary = json.loads((user_folder / "runs/x/summary.json").read_text())

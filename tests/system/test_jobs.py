@@ -6,13 +6,12 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in
-from running import BIN, Result, require, run, script
+from running import BIN, Result, processes_in, require, run, script, wait_until
 from system.pbs_server import pbs_server
-from system.slurm import run_slurm_command, wait_until
+from system.slurm import run_slurm_command
 from system.ssh import ssh_servers
 from system.test_exactly_once import CLASSES, recorded_samples
 
@@ -51,7 +50,7 @@ class Submitter:
             begun = run_file.stat().st_mtime
             return any((path / "manifest.json").stat().st_mtime > begun for path in checkpoints_in(checkpoints))
 
-        wait_until(has_saved, f"a checkpoint of attempt {number}", seconds=90)
+        wait_until(has_saved, f"a checkpoint of attempt {number}")
 
 
 def finishes(submit: Submitter, attempts: int) -> None:
@@ -143,14 +142,10 @@ def test_ssh_ends_all_hosts_if_one_fails(submit_on_hosts, hosts, user_folder):
     (user_folder / "bin").mkdir()
     (user_folder / "bin/python").write_text(f'#!/bin/sh\n[ "$(hostname)" = rz1 ] && exec {PYTHON} "$@"\nexit 3\n')
     (user_folder / "bin/python").chmod(0o755)
-    began = time.monotonic()
     options = ("--hosts", "rz1,rz2", "--venv", ".", "--name", "x", "--follow")
     submit_on_hosts("--scheduler", "ssh", *options, *SHORT, code=1)
-    assert time.monotonic() - began < 60  # without the second host, the first one would wait for 300 s
-    remaining = [
-        process for process in psutil.process_iter(["cmdline"]) if script("fit") in (process.info["cmdline"] or [])
-    ]
-    assert not [process for process in remaining if process.cwd() == str(user_folder)]
+    # Without the second host, the first one would wait for 300 s, longer than the limit of the command.
+    assert not processes_in(user_folder)
 
 
 @pytest.fixture
@@ -189,7 +184,7 @@ def test_a_deleted_pbs_job_saves_before_it_is_killed_in_a_slow_step(hosts, user_
         submit = Submitter(user_folder, {})
         job = ("--scheduler", "pbs", "--nodes", "2", "--devices", "1", "--name", "x")
         submit(*job, *FIT, "--model.pause", "8", "--epochs", "9", "--save_every", "99999")
-        wait_until(lambda: (0, 1) in recorded_samples(user_folder), "the end of step 1", seconds=90)
+        wait_until(lambda: (0, 1) in recorded_samples(user_folder), "the end of step 1")
         submit("stop", "x")
         submit("log", "x", "--follow", code=1)  # killed
         assert [path.name for path in checkpoints_in(user_folder / "runs/x/checkpoints")] == ["step-00000002"]

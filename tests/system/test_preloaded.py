@@ -6,8 +6,7 @@ import subprocess
 
 import pytest
 
-from running import BIN, INTERPRETER_BIN, processes_in
-from system.slurm import wait_until
+from running import BIN, INTERPRETER_BIN, processes_in, wait_until
 
 SCRIPTS = {
     "values": """

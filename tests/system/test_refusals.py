@@ -16,7 +16,7 @@ PYTHON, FIT = str(BIN / "python"), script("fit")
 def check(printed: str, folder: Path, *texts: str) -> None:
     """Checks that the refusal was printed once, with all parts, and that no run was created.
 
-    The commands have a limit of 120 s, below the 300 s of --start_timeout, so a command that waits fails the test.
+    The commands have a limit, which is below the 300 s of --start_timeout, so a command that waits fails the test.
     """
     messages = re.findall(r"rankzero: cannot start\n  asked  .*\n(?:.*\n)*?  type   .*", printed)
     assert len(messages) == 1 == printed.count("cannot start"), printed

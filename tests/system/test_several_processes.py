@@ -10,9 +10,8 @@ import subprocess
 import pytest
 import torch
 
-from running import INTERPRETER_BIN, fit, processes_in, script, weights
+from running import INTERPRETER_BIN, LIMIT, fit, processes_in, script, wait_until, weights
 from system.forks import fit_on_ranks, summary
-from system.slurm import wait_until
 
 USER_MODULE = """
 import torch
@@ -80,7 +79,7 @@ def test_no_process_remains_after_a_signal_to_the_run(user_folder, signum):
             process.kill()
         else:
             os.killpg(process.pid, signum)
-        code = process.wait(60)
+        code = process.wait(LIMIT)
     wait_until(lambda: not processes_in(user_folder), "the end of all processes")
     if signum != signal.SIGKILL:
         assert code == 75 and "the same command with --name x" in printed() and "Traceback" not in printed()

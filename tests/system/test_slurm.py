@@ -1,8 +1,9 @@
 """Runs under srun, on two nodes of a real Slurm."""
 
+import psutil
 import pytest
 
-from running import BIN, run
+from running import BIN, processes_in, run
 from system.learned import TORCHRUN, TRAIN, check
 from system.slurm import submit
 from system.test_failures import EXIT_CALLBACK
@@ -54,3 +55,19 @@ def test_a_rank_that_exits_without_a_report_fails_the_run_with_one_line(slurm, t
     reports = [line for line in (result.out + result.err).splitlines() if "stopping all ranks" in line]
     assert len(reports) == 1 and "exited with code 75 (os._exit) without an error report" in reports[0]
     assert reports[0].startswith("rankzero: rank 1 on ")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("launcher", "count"),
+    [(("torchrun", "--nproc-per-node=2"), 100), (("srun", "--nodes=2", "--ntasks-per-node=1", "python"), 50)],
+    ids=["torchrun", "srun"],
+)
+def test_many_starts_exit_with_0_and_leave_neither_processes_nor_ports(slurm, tmp_path, launcher, count):
+    def listening_ports():
+        return {found.laddr.port for found in psutil.net_connections("tcp") if found.status == psutil.CONN_LISTEN}
+
+    before = listening_ports()
+    for _ in range(count):
+        run(*launcher, *TRAIN, folder=tmp_path, environment=slurm)
+    assert not processes_in(tmp_path) and listening_ports() <= before

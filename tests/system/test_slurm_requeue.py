@@ -2,8 +2,8 @@
 
 import pytest
 
-from running import BIN, run
-from system.slurm import run_slurm_command, start, wait_for, wait_until
+from running import BIN, run, wait_until
+from system.slurm import run_slurm_command, start, wait_for
 
 pytestmark = [pytest.mark.xdist_group("slurm"), pytest.mark.soak]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from running import BIN, run, script, weights
+from running import BIN, run, script, wait_until, weights
 from system.forks import summary
-from system.slurm import kill_node, kill_slurmd, restart_slurmd, run_slurm_command, start, state, wait_for, wait_until
+from system.slurm import kill_node, kill_slurmd, restart_slurmd, run_slurm_command, start, state, wait_for
 from system.test_exactly_once import CLASSES
 
 pytestmark = pytest.mark.xdist_group("slurm")

@@ -13,10 +13,13 @@ from system.learned import OBSERVE, TRAIN, observed
 PYTHON = str(INTERPRETER_BIN / "python")
 CORES = len(usable_cores())
 ALL_CORES = f"{CORES} core{'s' * (CORES > 1)}"
-SHARED = (max(1, CORES // 2), f"{ALL_CORES} / 2 ranks")
+SHARED, REASON = max(1, CORES // 2), f"{ALL_CORES} / 2 ranks"
+SETTING = f"OMP_NUM_THREADS={CORES}"
 ONE_CORE = str(min(os.sched_getaffinity(0)))
 
 TWO_BATCHES = (*OBSERVE, "--trainer.limit_train_batches", "2")
+RANK = (PYTHON, *TRAIN)
+TWO_RANKS = (*RANK, "--devices", "2")
 MPIRUN = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2")
 
 
@@ -29,40 +32,30 @@ def threads_of(folder, *command, environment=None):
 
 
 @pytest.mark.parametrize(
-    ("command", "count", "reason"),
+    ("command", "counts", "reason", "explained"),
     [
-        (("taskset", "-c", ONE_CORE, PYTHON, *TRAIN, "--devices", "2"), 1, "1 core / 2 ranks"),
-        ((*MPIRUN, "--bind-to", "none", PYTHON, *TRAIN), *SHARED),
+        (("taskset", "-c", ONE_CORE, *TWO_RANKS), [1, 1], "1 core / 2 ranks", "1 each (1 core / 2 ranks)"),
+        ((*MPIRUN, "--bind-to", "none", *RANK), [SHARED] * 2, REASON, f"{SHARED} each ({REASON})"),
         pytest.param(
-            (*MPIRUN, "--bind-to", "core", PYTHON, *TRAIN), 1, "bound to 1 core",
+            *((*MPIRUN, "--bind-to", "core", *RANK), [1, 1], "bound to 1 core", "1 each (bound to 1 core)"),
             marks=pytest.mark.skipif(CORES < 2, reason="a single core"),
         ),
+        (RANK, [CORES], ALL_CORES, f"{CORES} ({ALL_CORES})"),
+        (("env", SETTING, *TWO_RANKS), [CORES] * 2, SETTING, f"as set by {SETTING}"),
     ],
-    ids=["taskset", "mpirun", "mpirun that binds"],
-)  # fmt: skip
-def test_two_ranks_share_the_cores_of_a_machine(cores_shared, command, count, reason):
+    ids=["taskset", "mpirun", "mpirun that binds", "one process", "OMP_NUM_THREADS"],
+)
+def test_the_ranks_of_a_machine_share_the_cores_that_they_may_use(cores_shared, command, counts, reason, explained):
     if command[0] == MPIRUN[0]:
         require("openmpi")
-    assert threads_of(cores_shared, *command) == ([count] * 2, reason, f"{count} each ({reason})")
-
-
-def test_one_process_uses_all_cores(cores_shared):
-    assert threads_of(cores_shared, PYTHON, *TRAIN) == ([CORES], ALL_CORES, f"{CORES} ({ALL_CORES})")
-
-
-def test_the_users_omp_num_threads_is_kept(cores_shared):
-    command, setting = (PYTHON, *TRAIN, "--devices", "2"), f"OMP_NUM_THREADS={CORES}"
-    environment = {"OMP_NUM_THREADS": str(CORES)}
-    assert threads_of(cores_shared, *command, environment=environment) == ([CORES] * 2, setting, f"as set by {setting}")
+    assert threads_of(cores_shared, *command) == (counts, reason, explained)
 
 
 @pytest.mark.xdist_group("slurm")
 def test_tasks_of_srun_share_the_cores_of_their_machine(cores_shared, slurm):
-    command = ("srun", "--nodes=1", "--ntasks=2", PYTHON, *TRAIN)
     environment = {name: value for name, value in slurm.items() if name != "OMP_NUM_THREADS"}
-    counts, reason, explained_threads = threads_of(cores_shared, *command, environment=environment)
-    assert (counts, reason) == ([SHARED[0]] * 2, SHARED[1])
-    assert explained_threads == f"{SHARED[0]} each ({SHARED[1]})"
+    found = threads_of(cores_shared, "srun", "--nodes=1", "--ntasks=2", *RANK, environment=environment)
+    assert found == ([SHARED] * 2, REASON, f"{SHARED} each ({REASON})")
 
 
 @pytest.fixture
@@ -88,5 +81,5 @@ def small_cgroup():
 
 @pytest.mark.skipif(CORES < 2, reason="a single core")
 def test_the_cpu_quota_of_a_cgroup_limits_the_threads(cores_shared, small_cgroup):
-    join = ("sh", "-c", f'echo $$ > {small_cgroup}; exec "$@"', "sh", PYTHON, *TRAIN)
+    join = ("sh", "-c", f'echo $$ > {small_cgroup}; exec "$@"', "sh", *RANK)
     assert threads_of(cores_shared, *join) == ([1], "CPU quota of 1 core", "1 (CPU quota of 1 core)")

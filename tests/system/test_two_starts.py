@@ -8,9 +8,8 @@ import subprocess
 import pytest
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in
-from running import INTERPRETER_BIN, fit, script
+from running import INTERPRETER_BIN, LIMIT, fit, script, wait_until
 from system.forks import summary
-from system.slurm import wait_until
 
 PYTHON = str(INTERPRETER_BIN / "python")
 TRAIN = ("--model", "MLP", "--data", "Toy", "--run", "x", "--save_every", "50steps")
@@ -49,7 +48,7 @@ def test_a_second_start_is_refused_and_the_first_run_continues_even_if_it_was_su
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".x.lock", "x"]
     first_process.send_signal(signal.SIGCONT)
     first_process.send_signal(signal.SIGTERM)
-    assert first_process.wait(60) == 75, (tmp_path / "first.log").read_text()
+    assert first_process.wait(LIMIT) == 75, (tmp_path / "first.log").read_text()
     assert not (tmp_path / "runs/.x.lock").exists()
     assert summary(tmp_path, "x")["status"] == "stopped"
 
@@ -66,7 +65,7 @@ def test_after_a_kill_the_same_command_resumes_without_waiting(tmp_path, first_p
 
 def test_only_one_of_three_simultaneous_starts_trains(tmp_path):
     starts = [start(tmp_path, "--epochs", "3", log=f"{number}.log") for number in range(3)]
-    codes = sorted(process.wait(120) for process in starts)
+    codes = sorted(process.wait(LIMIT) for process in starts)
     printed = "".join((tmp_path / f"{number}.log").read_text() for number in range(3))
     # A start after the end of the training finds a finished run and exits with 0.
     assert codes[0] == 0 and set(codes) <= {0, 2} and attempts(tmp_path) == 1, printed

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from running import REPOSITORY, require, run
+from running import LIMIT, REPOSITORY, require, run
 from system.forks import summary
 
 pytestmark = pytest.mark.xdist_group("wheel")
@@ -67,11 +67,11 @@ def programs(tmp_path_factory) -> Path:
         shutil.copy(REPOSITORY / name, folder / "source")
     pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
     build = (*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(folder / "source"))
-    subprocess.run(build, check=True, timeout=120)
+    subprocess.run(build, check=True, timeout=LIMIT)
     venv.create(folder / "venv", symlinks=True)
     (wheel,) = folder.glob("rankzero-*.whl")
     python = folder / "venv/bin/python"
-    subprocess.run((*pip, "--python", str(python), "install", "--no-deps", str(wheel)), check=True, timeout=120)
+    subprocess.run((*pip, "--python", str(python), "install", "--no-deps", str(wheel)), check=True, timeout=LIMIT)
     (packages,) = folder.glob("venv/lib/python*/site-packages")
     (packages / "others.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
     return folder / "venv/bin"
@@ -155,7 +155,7 @@ def test_an_interactive_interpreter_trains_on_one_process_only(programs, folder,
     command = [str(programs / "python"), "-i", "-c", ""]
     with subprocess.Popen(command, cwd=folder, stdin=stdin, stdout=-1, stderr=subprocess.STDOUT, text=True) as process:
         os.write(terminal, lines.encode())
-        printed, _ = process.communicate(timeout=60)
+        printed, _ = process.communicate(timeout=LIMIT)
     os.close(terminal)
     os.close(stdin)
     assert expected in printed, printed

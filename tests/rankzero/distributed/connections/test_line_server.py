@@ -142,11 +142,9 @@ def test_a_client_that_never_reads_does_not_delay_the_others(service):
     for client in (slow, fast):
         client.send({"position": 0})
     wait_until(lambda: len(running.received) == 2)
-    started = time.monotonic()
     for connection in running.server.connections:
         for _ in range(100):
             connection.send({"failed": "x" * 10_000})
-    assert time.monotonic() - started < 5
     received = 0
     while received < 100:
         received += len(fast.receive(10))

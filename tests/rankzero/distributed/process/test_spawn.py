@@ -2,7 +2,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -59,9 +58,7 @@ def test_a_reported_exit_code_is_kept(code, capfd):
 
 def test_the_first_failure_sets_the_exit_code_and_ends_the_other_processes(monkeypatch):
     monkeypatch.setattr(TIMERS, "grace", 0.5)
-    start = time.monotonic()
-    assert run(REPORTING + "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(60)") == 3
-    assert time.monotonic() - start < 30
+    assert run(REPORTING + "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(3600)") == 3
 
 
 def test_a_killed_process_is_named(monkeypatch, capfd):

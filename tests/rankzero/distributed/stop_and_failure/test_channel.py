@@ -51,7 +51,7 @@ def run(world, work):
     for process in ranks:
         process.start()
     with contextlib.suppress(AssertionError):  # join() would also wait for processes that a rank has forked
-        wait_until(lambda: all(process.exitcode is not None for process in ranks), 40)
+        wait_until(lambda: all(process.exitcode is not None for process in ranks), "the end of all ranks")
     results = {}
     while not result.empty():
         results.update([result.get()])
