@@ -24,7 +24,7 @@ test: install                     ## unit tests: minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup -m "not soak and not system" $(ARGS)
 
 test-system: install              ## tests with real parts: Slurm, MPI, torchrun, network namespaces, sshd, strace (as root)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup -m "system and not soak" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup -m "system and not soak" $(ARGS)
 
 test-lowest: $(LOWEST)/.installed ## unit tests with the lowest versions that pyproject.toml allows
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest --numprocesses 3 --dist loadgroup $(UNIT) $(ARGS)

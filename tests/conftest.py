@@ -31,14 +31,21 @@ def pytest_configure(config):
     folder = tempfile.TemporaryDirectory(prefix="rankzero-tests-")
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_CONFIG_HOME"] = folder.name
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Progress(config))
     os.environ["RES_OPTIONS"] = "timeout:1"  # torch looks up names of addresses, and a lost packet costs 5 s
-    runs_tests = hasattr(config, "workerinput") or not config.option.numprocesses
-    if runs_tests and "not system" not in config.option.markexpr:
+    if hasattr(config, "workerinput"):
+        running.BIN = Path(config.workerinput["bin"])
+        return
+    config.pluginmanager.register(Progress(config))
+    if "not system" not in config.option.markexpr:
         preloaded = programs(Path(folder.name) / "programs")
         running.BIN = preloaded.__enter__()
         config.add_cleanup(lambda: preloaded.__exit__(None, None, None))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Lets the workers of pytest-xdist use the programs of the process that starts them."""
+    node.workerinput["bin"] = str(running.BIN)
 
 
 SYSTEM = ("tests/system/", "tests/launch/", "tests/benchmarks/", "tests/test_readme.py", "tests/test_lowest.py")
