@@ -100,7 +100,6 @@ def test_mpirun_on_two_machines_learns_as_one_process_without_mpi4py(cores_share
     check(cores_shared, results["rz1"][1], reference, "mpi", (per_host, per_host), listens_everywhere=True)
 
 
-NODES = "rz1\nrz2\n"
 NO_QSTAT = (
     "rankzero: the time limit of job 0.rz1 is unknown (qstat: not found on PATH); set --time_limit to stop before it"
 )
@@ -110,7 +109,7 @@ NO_QSTAT = (
 def job(tmp_path, hosts):
     """Returns the command line of the pbsdsh replacement, and the job script's variables, for a job on two hosts."""
     node_file = tmp_path / "0.rz1"
-    node_file.write_text(NODES)
+    node_file.write_text("rz1\nrz2\n")
     pbsdsh = [sys.executable, pbs.__file__, str(hosts.folder / "enter"), str(node_file), "0.rz1"]
     return pbsdsh, {**pbs.SCRIPT, "PBS_JOBID": "0.rz1", "PBS_NODEFILE": str(node_file), "HOME": str(tmp_path)}
 
