@@ -6,7 +6,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import pytest
 from running import REPOSITORY, wait_until
 from system.forks import summary
 from system.hosts import ATTACKER, HOSTS, kill_group
-from system.learned import PYTHON, TRAIN
+from system.learned import PYTHON, TORCHRUN, TRAIN
 
 pytestmark = pytest.mark.timeout(480)
 
@@ -178,7 +177,7 @@ for name in names:
 def test_another_user_of_the_machine_can_neither_read_the_key_nor_use_the_sockets(tmp_path):
     environment = {**os.environ, "HOME": str(tmp_path / "home")}
     environment.pop("XDG_CONFIG_HOME", None)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *TRAIN]
+    command = [TORCHRUN, "--standalone", "--nproc-per-node", "2", *TRAIN]
     for folder in (tmp_path, *list(tmp_path.parents)[:-2]):  # so that only the mode of the key protects it
         folder.chmod(folder.stat().st_mode | 0o755)
     key, log = tmp_path / "home/.config/rankzero/key", tmp_path / "log"

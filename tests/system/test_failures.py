@@ -16,12 +16,11 @@ import pytest
 from rankzero.runs.checkpoints.manifest import checkpoints_in
 from running import INTERPRETER_BIN, LIMIT, fit, processes_in, require, run, script, wait_until
 from system.hosts import HOSTS, Hosts, kill_group, on
+from system.learned import PYTHON, TORCHRUN
 from system.pbs_server import pbs_server
 from system.test_exactly_once import CLASSES, are_equal, learned_state
 
 pytestmark = pytest.mark.xdist_group("failures")  # so that one worker trains `undisturbed`
-
-PYTHON, TORCHRUN = str(INTERPRETER_BIN / "python"), str(INTERPRETER_BIN / "torchrun")
 
 TRAIN = (*CLASSES, "--model.pause", "0.02", "--data.count", "320", "--global_batch_size", "16")
 TRAIN += ("--save_every", "5steps")
@@ -33,8 +32,8 @@ def ranks_in(folder: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             command = process.cmdline()
-            is_training = command[1:2] == [script("fit")] or command[1:3] == ["-u", script("fit")]
-            if process.cwd() == str(folder) and is_training and "python" in Path(command[0]).name:
+            is_training = script("fit") in command[:5] and "python" in Path(command[0]).name  # not torchrun or mpirun
+            if process.cwd() == str(folder) and is_training:
                 found.append(process)
         except (psutil.Error, IndexError):
             continue
@@ -152,7 +151,8 @@ def start_on_both(hosts: Hosts, folder: Path) -> dict[str, "subprocess.Popen[byt
     for rank, host in enumerate(HOSTS):
         variables = {"RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         variables |= {"MASTER_ADDR": "rz1", "MASTER_PORT": "29520"}
-        command = (PYTHON, script("fit"), *TRAIN, "--epochs", "900", "--run", "x")
+        python = str(INTERPRETER_BIN / "python")  # a program would be suspended instead of its fork
+        command = (python, script("fit"), *TRAIN, "--epochs", "900", "--run", "x")
         processes[host] = hosts.start(host, *command, folder=folder, log=folder / f"{host}.log", environment=variables)
     wait_until(lambda: has_checkpoint(folder), "a checkpoint")
     return processes

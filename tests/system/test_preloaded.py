@@ -10,10 +10,10 @@ from running import BIN, INTERPRETER_BIN, processes_in, wait_until
 
 SCRIPTS = {
     "values": """
-import os, sys
+import os, sys, torch
 print(__name__, __file__, sys.argv, os.getcwd(), os.environ["GIVEN"], os.getppid(), sys.path[0], sys.stdin.read())
 print(os.sched_getaffinity(0), os.umask(0), sys.stdout.isatty(), sys.dont_write_bytecode, file=sys.stderr)
-print("torch" in sys.modules and open(3).read(), sys.modules["torch"].get_num_threads())
+print(open(3).read(), torch.get_num_threads())
 """,
     "code": "import sys; sys.exit(3)",
     "text": "raise SystemExit('why')",
@@ -32,7 +32,7 @@ print(subprocess.run([sys.executable, "-c", "import sys; print(sys.argv, sys.fla
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_script_prints_and_returns_what_it_does_with_the_real_interpreter(tmp_path, name):
-    (tmp_path / "main.py").write_text("import torch\n" + SCRIPTS[name])
+    (tmp_path / "main.py").write_text(SCRIPTS[name])
     (tmp_path / "file").write_text("of file 3")
     outcomes = []
     variables = {**os.environ, "GIVEN": "ä", "OMP_NUM_THREADS": "2"}

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from rankzero.distributed.process.limits.cores import usable_cores
-from running import INTERPRETER_BIN, require, run
+from running import require, run
 from system.learned import OBSERVE, TRAIN, observed
 
-PYTHON = str(INTERPRETER_BIN / "python")
 CORES = len(usable_cores())
 ALL_CORES = f"{CORES} core{'s' * (CORES > 1)}"
 SHARED, REASON = max(1, CORES // 2), f"{ALL_CORES} / 2 ranks"
@@ -18,7 +17,7 @@ SETTING = f"OMP_NUM_THREADS={CORES}"
 ONE_CORE = str(min(os.sched_getaffinity(0)))
 
 TWO_BATCHES = (*OBSERVE, "--trainer.limit_train_batches", "2")
-RANK = (PYTHON, *TRAIN)
+RANK = ("python", *TRAIN)
 TWO_RANKS = (*RANK, "--devices", "2")
 MPIRUN = ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-np", "2")
 
