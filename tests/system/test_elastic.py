@@ -17,20 +17,12 @@ TRAIN = (script("fit"), "--model", "MLP", "--data", "Toy", "--global_batch_size"
 def test_a_run_resumes_when_a_machine_joins_and_when_it_is_lost(tmp_path, hosts, first, second):
     """Rank 0 stays on its machine, or moves to the machine that joins."""
     rendezvous = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first}:29510", "--rdzv-id", "grows")
-    elastic = (
-        "--nnodes",
-        "1:2",
-        "--max-restarts",
-        "3",
-        "--rdzv-conf",
-        "last_call_timeout=2,keep_alive_interval=1",
-        *rendezvous,
-    )
+    timing = ("--rdzv-conf", "last_call_timeout=2,keep_alive_interval=1")
+    elastic = ("--nnodes", "1:2", "--max-restarts", "3", *timing, *rendezvous)
     # An elastic torchrun determines the world size, so --nodes has no effect.
     command = (str(BIN / "torchrun"), *elastic, *TRAIN, "--epochs", "100000", "--nodes", "2")
     environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     log = tmp_path / "log"
-
     log.touch()
     printed = log.read_text
     run_folder, start_line = tmp_path / "runs/MLP-Toy-grows", r"(\d) nodes? x 1 process.*run runs/MLP-Toy-grows"
