@@ -1,6 +1,7 @@
 """The preflight under real launchers passes, and names faults that are planted on one of two hosts."""
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -138,7 +139,8 @@ def test_other_code_of_rankzero_on_one_host_is_refused(tmp_path, hosts):
     with (copy / "project/rankzero/messages.py").open("a") as file:
         file.write("# changed\n")
     printed, _ = start(hosts, tmp_path, command=(PREFLIGHT, (f"{copy}/launch/preflight.py", *CHECKED)), code=1)
-    assert "Rankzero's code differs between ranks" in printed and "rankzero/messages.py: " in printed
+    # The copy runs with the real interpreter, so the executables may differ too.
+    assert re.search("Rankzero's code differs? between ranks", printed) and "rankzero/messages.py: " in printed
 
 
 def test_other_code_of_the_user_on_one_host_is_refused(tmp_path, hosts):
