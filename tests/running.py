@@ -134,6 +134,12 @@ def run(
     return result
 
 
+def run_without_importing(*modules: str, code: str, folder: Path) -> Result:
+    """Runs Python code in a process of its own, and checks that it has not imported certain modules."""
+    check = f"import sys\n{code}\nassert not (found := {set(modules)} & set(sys.modules)), found"
+    return run("python", "-c", check, folder=folder, environment={"PYTHONPATH": SOURCES})
+
+
 def processes_in(folder: Path) -> list[psutil.Process]:
     """Returns the processes whose working directory is a folder."""
     found = []
