@@ -3,7 +3,7 @@
 import psutil
 import pytest
 
-from running import BIN, processes_in, run
+from running import BIN, processes_in, run, wait_until
 from system.learned import TORCHRUN, TRAIN, check
 from system.slurm import submit
 from system.test_failures import EXIT_CALLBACK
@@ -70,4 +70,4 @@ def test_many_starts_exit_with_0_and_leave_neither_processes_nor_ports(slurm, tm
     before = listening_ports()
     for _ in range(count):
         run(*launcher, *TRAIN, folder=tmp_path, environment=slurm)
-    assert not processes_in(tmp_path) and listening_ports() <= before
+    wait_until(lambda: not processes_in(tmp_path) and listening_ports() <= before, "the end of all processes")
