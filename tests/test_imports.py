@@ -19,7 +19,7 @@ LAYERS = (
 )
 """From top to bottom; a module never imports from a layer above its own."""
 
-MAX_ENTRIES, MAX_ROOT_ENTRIES, MAX_LINES = 13, 12, 300
+MAX_ENTRIES, MAX_ROOT_ENTRIES, MAX_LINES = 13, 12, 400
 
 WITHOUT_TORCH = (
     *("lightning_modules", "data_modules", "rankzero", "rankzero.__main__", "rankzero.cli.arguments"),
