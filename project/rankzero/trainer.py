@@ -1,8 +1,6 @@
 """Lightning's Trainer with launcher detection, an exact sample order, durable checkpoints and stops at safe points."""
 
-import os
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -10,9 +8,9 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.seed import seed_everything
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Callback, Checkpoint
-from lightning.pytorch.utilities.argparse import _parse_env_variables
 
-from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, explicit_arguments, read_arguments
+from rankzero.cli.script_arguments import as_arguments, as_list, explicit_arguments, read_arguments
+from rankzero.cli.trainer_arguments import TrainerArguments
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
 from rankzero.distributed.session import Session, report_uncaught_errors
@@ -49,46 +47,12 @@ from rankzero.training.saved_state.rank_states import RankStates
 from rankzero.training.saved_state.sample_order import order_of
 
 
-class Trainer(pl.Trainer):
+class Trainer(TrainerArguments):
     """Lightning's Trainer for one process or many, started by any launcher or by none.
 
-    Takes every argument of `lightning.pytorch.Trainer` and the arguments below, which are flags of `rankzero fit` too.
+    Takes every argument of `lightning.pytorch.Trainer`, and arguments that are flags of `rankzero fit` too.
     Detects the launcher that started the script (torchrun, srun, mpirun, pbsdsh, or variables such as `RANK`). Without
     a launcher, `devices=N` starts the script in N processes.
-
-    Args:
-        name: Name of the run; None adds the job id or the next free number to the script's name.
-        root: Directory that contains all runs.
-        resume: `auto` resumes the run, `never` archives and restarts it, a path is a checkpoint to resume from.
-        save_every: Epochs (5), steps ("200steps") or time ("15min") between checkpoints.
-        keep: Number of newest checkpoints to keep.
-        keep_best: Metric whose best checkpoint is kept as well: `min:val/loss`, `max:val/accuracy`.
-        save_errors: Whether a checkpoint that cannot be written stops the run (`stop`) or not (`warn`).
-        accept_changed: Settings that may differ from the resumed checkpoint: `data`, `global_batch_size`.
-        trust_checkpoint: Whether a checkpoint may run code; only for authors that you trust.
-        time_limit: Time until the run saves and stops: `2h`, `90min` or a timedelta; None for the job's time limit.
-        requeue: `auto` requeues a stopped job with the scheduler, `never` does not.
-        max_attempts: Number of attempts after which the job is no longer requeued.
-        fast: Whether to choose a faster memory layout and, without `precision`, bf16 if the device supports it.
-        seed: Seed of all generators; None leaves generators unchanged and orders samples by PL_GLOBAL_SEED, or 0.
-        batch_size: Samples per batch on each device; None for the batch size of each loader.
-        global_batch_size: Samples per optimizer step over all devices; a resumed run keeps it.
-        max_device_batch_size: Largest batch per device; larger steps accumulate gradients.
-        launcher: `auto`, or the launcher whose variables to read.
-        node_rank: Index of this machine, from 0, if no launcher connects the machines.
-        master_addr: Host of rank 0.
-        master_port: Port for the rendezvous on that host.
-        interface: Network interface to use.
-        auth: `required` starts only if all ranks know the same key; `auto` prints a line if they do not.
-        backend: `nccl` or `gloo`; None selects the backend by device.
-        start_timeout: Seconds to wait for all processes.
-        hang_timeout: Time without progress after which a run hangs: 300 (seconds), `5min` or a timedelta.
-        hang_action: Whether a hang ends the run (`stop`) or is only reported (`report`).
-        profile: Steps to profile: "10steps" after the start, "10steps@200" after step 200; None for no profile.
-        profile_ranks: Ranks to profile: 0, [0, 1] or "all"; None for rank 0.
-        preflight: Checks before training: `quick` compares the ranks, `full` runs all checks, `off` runs none.
-        quiet: Whether to print only the result, warnings and errors.
-        lightning: Arguments of `lightning.pytorch.Trainer`.
 
     Attributes:
         run: Directory of the run.
@@ -99,51 +63,11 @@ class Trainer(pl.Trainer):
         RequestError: The request cannot be fulfilled. If uncaught, it is printed without a traceback, with exit code 2.
     """
 
-    def __init__(
-        self,
-        *,
-        name: str | None = None,
-        root: str | os.PathLike[str] = "runs",
-        resume: str | os.PathLike[str] = "auto",
-        save_every: str | int = 1,
-        keep: int = 3,
-        keep_best: str | None = None,
-        save_errors: str = "warn",
-        accept_changed: str | None = None,
-        trust_checkpoint: bool | str = False,
-        time_limit: str | int | timedelta | None = None,
-        requeue: str = "auto",
-        max_attempts: int = 100,
-        fast: bool | str = False,
-        seed: int | None = None,
-        batch_size: int | None = None,
-        global_batch_size: int | None = None,
-        max_device_batch_size: int | None = None,
-        launcher: str = "auto",
-        node_rank: int | None = None,
-        master_addr: str | None = None,
-        master_port: int | None = None,
-        interface: str | None = None,
-        auth: str = "auto",
-        backend: str | None = None,
-        start_timeout: float = 300,
-        hang_timeout: str | int | timedelta = 300,
-        hang_action: str = "stop",
-        profile: str | None = None,
-        profile_ranks: str | int | list[int] | None = None,
-        preflight: str = "quick",
-        quiet: bool | str = False,
-        **lightning: Any,
-    ) -> None:
-        own_arguments = {key: value for key, value in locals().items() if key in TRAINER_FLAGS}
-        lightning = {**vars(_parse_env_variables(pl.Trainer)), **lightning}
+    def _build(self, own_arguments: dict[str, Any], lightning: dict[str, Any]) -> None:
+        """Joins the session, chooses the run's directory and builds plan, callbacks, plugins and loops."""
         if Session.current is None:
             set_spelling(as_arguments)
             report_uncaught_errors()
-        self._build(own_arguments, lightning)
-
-    def _build(self, own_arguments: dict[str, Any], lightning: dict[str, Any]) -> None:
-        """Joins the session, chooses the run's directory and builds plan, callbacks, plugins and loops."""
         arguments = read_arguments(own_arguments)
         self.session = session = Session.for_trainer(requested_world(arguments, lightning))
         coordinator, world, barebones = session.coordinator, session.world, bool(lightning.get("barebones"))
@@ -171,6 +95,9 @@ class Trainer(pl.Trainer):
             accept_changed_data="data" in self._options.accept_changed,
         )
         check_batch_sizes(plan, user_callbacks)
+        for callback in user_callbacks:
+            if hasattr(callback, "save_to_log_dir"):  # LightningCLI's SaveConfigCallback, which is slow to import
+                callback.overwrite = True  # a resumed run keeps its folder
         precision = lightning.get("precision")
         if self._is_fast:
             precision, self._precision_reason = layout.agree_on_precision(coordinator, world.accelerator, precision)
@@ -194,7 +121,7 @@ class Trainer(pl.Trainer):
             *filter(None, [self._checkpointing]),
         ]
         plugins = [*as_list(lightning.get("plugins")), DirectoryCheckpointIO(self._options.trust_checkpoint)]
-        initialize = pl.Trainer.__init__.__wrapped__  # type: ignore[attr-defined]  # undecorated: PL_TRAINER_* is read above
+        initialize = pl.Trainer.__init__.__wrapped__  # type: ignore[attr-defined]  # undecorated: PL_TRAINER_* has been read
         initialize(
             self,
             **{

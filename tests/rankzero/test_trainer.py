@@ -1,4 +1,3 @@
-import inspect
 import json
 import re
 import shutil
@@ -18,7 +17,6 @@ from lightning.pytorch.strategies import DDPStrategy
 
 import rankzero
 from rankzero import Trainer
-from rankzero.cli.script_arguments import TRAINER_FLAGS, read_arguments
 from rankzero.distributed import session
 from rankzero.distributed.session import Session
 from rankzero.messages import RequestError
@@ -42,15 +40,6 @@ def summary_in(script_folder):
 
 def count_attempts(script_folder):
     return len(json.loads((script_folder / "runs/x/run.json").read_text())["attempts"])
-
-
-def test_every_flag_is_an_argument_with_the_same_default_and_none_has_the_name_of_a_lightning_argument():
-    parameters = inspect.signature(Trainer.__init__).parameters
-    own = {name: one.default for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
-    flag_defaults = {name: None if flag.default is None else str(flag.default) for name, flag in TRAINER_FLAGS.items()}
-    assert own.keys() == TRAINER_FLAGS.keys() and read_arguments(own) == read_arguments(flag_defaults)
-    assert all(f"{name}: " in inspect.getdoc(Trainer) for name in own)
-    assert not own.keys() & inspect.signature(pl.Trainer.__init__).parameters.keys()
 
 
 @pytest.mark.parametrize(

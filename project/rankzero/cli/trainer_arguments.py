@@ -1,0 +1,193 @@
+"""The arguments of `rankzero.Trainer`: those of Lightning's Trainer and those that Rankzero adds."""
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+from lightning.fabric.connector import _PRECISION_INPUT
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins import _PLUGIN_INPUT
+from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities.argparse import _defaults_from_env_vars
+
+from rankzero.cli.script_arguments import TRAINER_FLAGS
+
+
+class TrainerArguments(pl.Trainer):
+    """Base class of `rankzero.Trainer`, which states its arguments for editors, `help` and LightningCLI."""
+
+    @_defaults_from_env_vars
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        root: _PATH = "runs",
+        resume: _PATH = "auto",
+        save_every: str | int = 1,
+        keep: int = 3,
+        keep_best: str | None = None,
+        save_errors: str = "warn",
+        accept_changed: str | None = None,
+        trust_checkpoint: bool | str = False,
+        time_limit: str | int | timedelta | None = None,
+        requeue: str = "auto",
+        max_attempts: int = 100,
+        fast: bool | str = False,
+        seed: int | None = None,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        max_device_batch_size: int | None = None,
+        launcher: str = "auto",
+        node_rank: int | None = None,
+        master_addr: str | None = None,
+        master_port: int | None = None,
+        interface: str | None = None,
+        auth: str = "auto",
+        backend: str | None = None,
+        start_timeout: float = 300,
+        hang_timeout: str | int | timedelta = 300,
+        hang_action: str = "stop",
+        profile: str | None = None,
+        profile_ranks: str | int | list[int] | None = None,
+        preflight: str = "quick",
+        quiet: bool | str = False,
+        accelerator: str | Accelerator = "auto",
+        strategy: str | Strategy = "auto",
+        devices: list[int] | str | int = "auto",
+        num_nodes: int = 1,
+        precision: _PRECISION_INPUT | None = None,
+        logger: Logger | Iterable[Logger] | bool | None = None,
+        callbacks: list[Callback] | Callback | None = None,
+        fast_dev_run: int | bool = False,
+        max_epochs: int | None = None,
+        min_epochs: int | None = None,
+        max_steps: int = -1,
+        min_steps: int | None = None,
+        max_time: str | timedelta | dict[str, int] | None = None,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        limit_predict_batches: int | float | None = None,
+        overfit_batches: int | float = 0.0,
+        val_check_interval: int | float | str | timedelta | dict[str, int] | None = None,
+        check_val_every_n_epoch: int | None = 1,
+        num_sanity_val_steps: int | None = None,
+        log_every_n_steps: int | None = None,
+        enable_checkpointing: bool | None = None,
+        enable_progress_bar: bool | None = None,
+        enable_model_summary: bool | None = None,
+        accumulate_grad_batches: int = 1,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+        deterministic: bool | Literal["warn"] | None = None,
+        benchmark: bool | None = None,
+        inference_mode: bool = True,
+        use_distributed_sampler: bool = True,
+        profiler: Profiler | str | None = None,
+        detect_anomaly: bool = False,
+        barebones: bool = False,
+        plugins: _PLUGIN_INPUT | list[_PLUGIN_INPUT] | None = None,
+        sync_batchnorm: bool = False,
+        reload_dataloaders_every_n_epochs: int = 0,
+        default_root_dir: _PATH | None = None,
+        enable_autolog_hparams: bool = True,
+        model_registry: str | None = None,
+    ) -> None:
+        """Reads the arguments and builds the Trainer.
+
+        Variables such as `PL_TRAINER_MAX_EPOCHS` set defaults, as in Lightning.
+
+        Args:
+            name: Name of the run; None adds the job id or the next free number to the script's name.
+            root: Directory that contains all runs.
+            resume: `auto` resumes the run, `never` archives and restarts it, a path is a checkpoint to resume from.
+            save_every: Epochs (5), steps ("200steps") or time ("15min") between checkpoints.
+            keep: Number of newest checkpoints to keep.
+            keep_best: Metric whose best checkpoint is kept as well: `min:val/loss`, `max:val/accuracy`.
+            save_errors: Whether a checkpoint that cannot be written stops the run (`stop`) or not (`warn`).
+            accept_changed: Settings that may differ from the resumed checkpoint: `data`, `global_batch_size`.
+            trust_checkpoint: Whether a checkpoint may run code; only for authors that you trust.
+            time_limit: Time until the run saves and stops: `2h`, `90min` or a timedelta; None for the job's time limit.
+            requeue: `auto` requeues a stopped job with the scheduler, `never` does not.
+            max_attempts: Number of attempts after which the job is no longer requeued.
+            fast: Whether to choose a faster memory layout and, without `precision`, bf16 if the device supports it.
+            seed: Seed of all generators; None leaves generators unchanged and orders samples by PL_GLOBAL_SEED, or 0.
+            batch_size: Samples per batch on each device; None for the batch size of each loader.
+            global_batch_size: Samples per optimizer step over all devices; a resumed run keeps it.
+            max_device_batch_size: Largest batch per device; larger steps accumulate gradients.
+            launcher: `auto`, or the launcher whose variables to read.
+            node_rank: Index of this machine, from 0, if no launcher connects the machines.
+            master_addr: Host of rank 0.
+            master_port: Port for the rendezvous on that host.
+            interface: Network interface to use.
+            auth: `required` starts only if all ranks know the same key; `auto` prints a line if they do not.
+            backend: `nccl` or `gloo`; None selects the backend by device.
+            start_timeout: Seconds to wait for all processes.
+            hang_timeout: Time without progress after which a run hangs: 300 (seconds), `5min` or a timedelta.
+            hang_action: Whether a hang ends the run (`stop`) or is only reported (`report`).
+            profile: Steps to profile: "10steps" after the start, "10steps@200" after step 200; None for no profile.
+            profile_ranks: Ranks to profile: 0, [0, 1] or "all"; None for rank 0.
+            preflight: Checks before training: `quick` compares the ranks, `full` runs all checks, `off` runs none.
+            quiet: Whether to print only the result, warnings and errors.
+            accelerator: Device type: `cpu`, `gpu`, `cuda`, `mps` or `auto`.
+            strategy: `auto`, `ddp`, `ddp_find_unused_parameters_true` or a DDPStrategy.
+            devices: Processes per machine, or a list of GPU indices; `auto` for the launcher's, or one per GPU.
+            num_nodes: Number of machines.
+            precision: `32-true`, `16-mixed`, `bf16-mixed`, `16-true`, `bf16-true` or `64-true`.
+            logger: Loggers; None or True for the run's TensorBoard logger, False for none.
+            callbacks: One callback or several.
+            fast_dev_run: Whether to run one batch of each loader as a test, or the number of batches; writes no files.
+            max_epochs: Number of epochs; None for 1000 unless `max_steps` or `max_time` is set, -1 for no limit.
+            min_epochs: Least number of epochs, even if a callback stops training.
+            max_steps: Number of optimizer steps; -1 for no limit.
+            min_steps: Least number of optimizer steps.
+            max_time: Time after which training is finished: `DD:HH:MM:SS`, a timedelta or its arguments.
+            limit_train_batches: Training batches of an epoch: a number (int) or a fraction (float).
+            limit_val_batches: Validation batches, likewise.
+            limit_test_batches: Test batches, likewise.
+            limit_predict_batches: Prediction batches, likewise.
+            overfit_batches: Batches, or fraction of them, to train on in every epoch without shuffling.
+            val_check_interval: Interval between validations: a fraction of an epoch, a number of batches or a time.
+            check_val_every_n_epoch: Epochs between validations; None counts `val_check_interval` over epochs.
+            num_sanity_val_steps: Validation batches before training (2); -1 for all.
+            log_every_n_steps: Steps between logged values (50).
+            enable_checkpointing: Whether the run writes checkpoints.
+            enable_progress_bar: Whether progress is shown.
+            enable_model_summary: Whether a table of the model's layers is printed.
+            accumulate_grad_batches: Batches per optimizer step.
+            gradient_clip_val: Largest norm or value of the gradients; None for no limit.
+            gradient_clip_algorithm: `norm` or `value`.
+            deterministic: Whether torch uses deterministic algorithms only; `warn` where they exist.
+            benchmark: Value of `torch.backends.cudnn.benchmark`; None leaves it unchanged.
+            inference_mode: Whether evaluation runs in `torch.inference_mode`, and not in `torch.no_grad`.
+            use_distributed_sampler: Accepted and not used: each rank reads its share of the samples.
+            profiler: Lightning's profiler: `simple`, `advanced`, `pytorch`, `xla` or an object.
+            detect_anomaly: Whether autograd checks for NaN and names the operation.
+            barebones: Whether to switch off logging, checkpoints and progress, to measure the Trainer's overhead.
+            plugins: Plugins of Lightning.
+            sync_batchnorm: Whether batch norm uses the samples of all ranks.
+            reload_dataloaders_every_n_epochs: Epochs after which the loaders are created again; 0 for never.
+            default_root_dir: Default folder of Lightning for files without another folder.
+            enable_autolog_hparams: Whether hyperparameters are logged at the start.
+            model_registry: Name of the model in a registry.
+        """
+        values = locals()
+        parameters = inspect.signature(pl.Trainer).parameters.values()
+        lightning = {one.name: values[one.name] for one in parameters if values[one.name] != one.default}
+        self._build({name: values[name] for name in TRAINER_FLAGS}, lightning)
+
+    @abstractmethod
+    def _build(self, own_arguments: dict[str, Any], lightning: dict[str, Any]) -> None:
+        """Builds the Trainer.
+
+        Args:
+            own_arguments: The arguments that Rankzero adds, by name.
+            lightning: The arguments of Lightning's Trainer that differ from their defaults, by name.
+        """
