@@ -14,7 +14,7 @@ from rankzero.cli.trainer_arguments import TrainerArguments
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
 from rankzero.distributed.session import Session, report_uncaught_errors
-from rankzero.messages import RequestError, is_quiet, print_notice, set_quiet, set_spelling
+from rankzero.messages import is_quiet, print_notice, set_quiet, set_spelling
 from rankzero.preflight.all_checks import PlannedRun, check_before_fit
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
@@ -77,6 +77,7 @@ class Trainer(TrainerArguments):
         self._stored_config: Config | None = None
         self._explicit_arguments = explicit_arguments(arguments) | lightning
         self.outcome, self._options, self._keep = Outcome(), RunOptions.read(arguments), arguments["keep"]
+        self._has_fitted = False
         user_callbacks = as_list(lightning.get("callbacks"))
         set_quiet(arguments["quiet"] == "yes")
         lightning = without_progress(lightning, user_callbacks) if is_quiet() else lightning
@@ -92,7 +93,6 @@ class Trainer(TrainerArguments):
             global_batch_size=arguments["global_batch_size"],
             micro_batches=lightning.get("accumulate_grad_batches", 1),
             max_device_batch_size=arguments["max_device_batch_size"],
-            accept_changed_data="data" in self._options.accept_changed,
         )
         check_batch_sizes(plan, user_callbacks)
         for callback in user_callbacks:
@@ -169,6 +169,7 @@ class Trainer(TrainerArguments):
         """Trains a model or resumes its training, see `lightning.pytorch.Trainer.fit`. All ranks must call.
 
         If the run is already finished, nothing is trained; the model receives the weights of the last checkpoint.
+        A further call continues training, and is another part of the same run.
 
         Args:
             model: The model.
@@ -184,11 +185,16 @@ class Trainer(TrainerArguments):
         """
         loaders = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
         settings: dict[str, Any] = {**loaders, "weights_only": weights_only}
-        if self.outcome.has_started:
-            requested, found = "a second call of fit", f"this Trainer has already trained run {self.run.name}"
-            raise RequestError(requested, found, "a new Trainer; with the same name and more epochs it resumes the run")
+        loop = fit_loop.fit_loop_of(self)
+        self.plan.forget_loaders()
+        loop.only_restores = False
+        if self._has_fitted and ckpt_path is None and loop.has_reached_limits:
+            super().fit(model, **settings)
+            return
+        self.run.part += self._has_fitted
+        self._has_fitted = False
         attempt = self._prepare_attempt(model, datamodule or train_dataloaders, ckpt_path)
-        fit_loop.fit_loop_of(self).only_restores = attempt.already_finished
+        loop.only_restores = attempt.already_finished
         if not attempt.already_finished:
             text = layout.apply_layout(model, self.session.world.accelerator) if self._is_fast else ""
             if text and self.is_global_zero:
@@ -197,11 +203,15 @@ class Trainer(TrainerArguments):
             attempt.train(train, may_exit=self.session.is_script and self.world_size == 1)
         elif self.session.is_script:
             super().fit(model, **settings, ckpt_path=attempt.checkpoint)
+        self._has_fitted = True
 
     def _prepare_attempt(self, model: pl.LightningModule, data: Any, ckpt_path: _PATH | None) -> Attempt:
         options = self._options
         if ckpt_path is not None:
             options = replace(options, resume=self._checkpoint_choice.resolve(str(ckpt_path)) or "auto")
+        elif self.outcome.has_started or self.run.part > 1:
+            options = replace(options, resume="auto")
+        vars(self.outcome).update(vars(Outcome(has_started=self.outcome.has_started)))
         self._stored_config = config = self.config or describe_config(model, data, self._explicit_arguments)
         self.plan.seed = self.session.coordinator.broadcast_object(global_seed())
         limits = {"max_epochs": self.max_epochs, "max_steps": self.max_steps, "precision": self.precision}

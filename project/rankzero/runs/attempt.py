@@ -104,6 +104,7 @@ class Attempt:
         self._coordinator, self.control_channel = session.coordinator, session.coordinator.control_channel
         self.launch = launch = session.coordinator.launch
         trainer.strategy.setup_environment()
+        run.continue_in_process()
         self._lock = RunLock(launch, notify=self._print_on_rank_zero, received_signal=lambda: SIGNALS.received)
         choose = partial(choose_resume_point, run, options, config, trainer, launch, self._lock)
         self.resume_plan = run_on_rank_zero(trainer.strategy, launch.rank, choose)
@@ -167,7 +168,9 @@ class Attempt:
 
     def _begin(self) -> Self:
         self._started = time.perf_counter()
-        accepts_new_size = "global_batch_size" in self.options.accept_changed
+        begins_part, accepted = self.resume_plan.begins_part, self.options.accept_changed
+        accepts_new_size = begins_part or "global_batch_size" in accepted
+        self.plan.accept_changed_data = begins_part or "data" in accepted
         try:
             note = resume_order(self.plan, self.resume_plan.manifest, self.run.name, accepts_new_size)
             self._coordinator.run_on_all_ranks(self._rank_log.create)

@@ -6,7 +6,7 @@ runs/<name>/
   report.html             the same as a page, with curves; written at the end of every attempt that has trained
   config.yaml             configuration of the newest attempt
   attempts/0001/          config.yaml, environment.json and summary.json of each attempt
-  checkpoints/step-00001234/
+  checkpoints/step-00001234/   part-2-step-00001234/ if the second `fit` of a Trainer saved it
   tensorboard/            one directory for all attempts
   figures/                images (PNG) for the report, if there are any
   profile/attempt-0001/   rank-000.json.gz and rank-000.txt of each profiled rank, with --profile
@@ -40,6 +40,7 @@ class RunDirectory:
         id: Unique id of the run; empty before `begin_attempt`.
         is_new: Whether this attempt created the directory.
         archived_paths: Paths that this attempt has archived, as pairs (original path, new path).
+        part: Number of the call of a Trainer's `fit`, among the calls that train; each of them is a part of the run.
     """
 
     path: Path
@@ -48,6 +49,7 @@ class RunDirectory:
     id: str = ""
     is_new: bool = False
     archived_paths: list[tuple[Path, Path]] = field(default_factory=list)
+    part: int = 1
 
     @property
     def name(self) -> str:
@@ -73,6 +75,10 @@ class RunDirectory:
         """Folder of the current attempt."""
         return self.path / "attempts" / f"{self.attempt:04d}"
 
+    def checkpoint(self, step: int) -> Path:
+        """Returns the path of a checkpoint of the current part."""
+        return self.checkpoints / f"{f'part-{self.part}-' * (self.part > 1)}step-{step:08d}"
+
     def log(self, rank: int) -> Path:
         """Returns the path of one rank's log."""
         return self.path / "logs" / f"rank-{rank:03d}.log"
@@ -85,10 +91,30 @@ class RunDirectory:
             return {}
         return content if isinstance(content, dict) else {}
 
+    @property
+    def newest_attempt(self) -> dict[str, Any]:
+        """The record of the newest attempt in `run.json`; empty before the first."""
+        attempts = self.read("run.json").get("attempts") or [{}]
+        return dict(attempts[-1])
+
     def was_started_by(self, job_id: str) -> bool:
         """Returns whether the newest attempt belongs to this job of the scheduler or torchrun."""
-        attempts = self.read("run.json").get("attempts") or [{}]
-        return bool(attempts[-1].get("job") == job_id)
+        return bool(self.newest_attempt.get("job") == job_id)
+
+    def summary_of_part(self) -> dict[str, Any]:
+        """Reads the newest summary of the current part; {} if no attempt of this part has ended."""
+        summary = self.read("summary.json")
+        if summary.get("part", self.part) == self.part:
+            return summary
+        attempts = self.read("run.json").get("attempts") or []
+        numbers = [attempt["number"] for attempt in attempts if attempt.get("part", 1) == self.part]
+        summaries = (self.read(f"attempts/{number:04d}/summary.json") for number in reversed(numbers))
+        return next(filter(None, summaries), {})
+
+    def continue_in_process(self) -> None:
+        """Prepares another attempt of this process at the run that its earlier attempt has begun, if any."""
+        if self.attempt:
+            self.title, self.is_new, self.archived_paths = None, False, []
 
     def check_writable(self) -> None:
         """Checks that the directory can be created or written. Creates nothing.
@@ -123,7 +149,7 @@ class RunDirectory:
             record = self.read("run.json") or {"id": uuid.uuid4().hex, "created": _now(), "attempts": []}
             self.attempt, self.id = len(record["attempts"]) + 1, record["id"]
             attempt = {"number": self.attempt, "started": _now(), "host": socket.gethostname(), "job": job_id}
-            attempt["step"] = step
+            attempt |= {"step": step, "part": self.part}
             record["attempts"].append(attempt)
             self.attempt_folder.mkdir(parents=True, exist_ok=True)
             write_text(self.attempt_folder / "config.yaml", config)
@@ -174,6 +200,7 @@ class RunDirectory:
         """Undoes `begin_attempt`, for an attempt that turned out to be impossible before its first step."""
         if self.is_new and not any(self.checkpoints.glob("*")):
             shutil.rmtree(self.path, ignore_errors=True)
+            self.attempt = 0
             self._restore_archived()
             with contextlib.suppress(OSError):
                 self.path.parent.rmdir()  # the root, if it is empty

@@ -83,6 +83,7 @@ class ResumePlan:
         notes: Lines to print for the user: what differs from the request or from the previous attempt.
         notices: Lines to print that require no action, which `--quiet` omits.
         already_finished: Whether nothing is left to train.
+        begins_part: Whether a later part of the run begins at a requested checkpoint, possibly with other data.
         trusted_sha256: sha256 of a state that may run code because a run of this user wrote it; otherwise empty.
     """
 
@@ -92,6 +93,7 @@ class ResumePlan:
     notes: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     already_finished: bool = False
+    begins_part: bool = False
     trusted_sha256: str = ""
 
     @property
@@ -143,6 +145,10 @@ def _choose_resume_point(
 ) -> ResumePlan:
     plan, resume = ResumePlan(run), options.resume
     clean(run.checkpoints)
+    is_in_this_process = run.newest_attempt.get("number") == run.attempt
+    if run.part > 1 and resume != "auto" and not is_in_this_process and checkpoints_in(run.checkpoints, run.part):
+        plan.notes.append(f"{resume} was the start of part {run.part} of run {run.name}, which resumes")
+        resume = "auto"
     is_restart = launch.restarts and launch.job_id and run.was_started_by(launch.job_id)
     if resume != "auto" and is_restart and (resume == "never" or newest_valid(run.checkpoints)[0]):
         plan.notes.append(f"--resume {resume} applied to the first start of job {launch.job_id}; the run resumes")
@@ -151,11 +157,12 @@ def _choose_resume_point(
         if run.exists:
             plan.notices.append(f"the earlier run {run.name} is kept as {run.archive()}")
     elif resume == "auto":
-        state, refusals = open_newest(run.checkpoints)
+        state, refusals = open_newest(run.checkpoints, part=run.part)
         plan.checkpoint = keep_for_loading(trainer, state)
         plan.notes += [f"skipped: {reason}" for reason in refusals]
     else:
         plan.checkpoint = requested_checkpoint(resume, partial(keep_for_loading, trainer))
+        plan.begins_part = run.part > 1
     if plan.checkpoint:
         plan.manifest = read_description(plan.checkpoint, options.trust_checkpoint)
         if (names := plan.manifest.get("needs")) and not options.trust_checkpoint:
@@ -168,7 +175,7 @@ def _choose_resume_point(
     _check_same_training(plan, config)
     if stored := _stored_config(plan):
         plan.notes += changes(read_config(stored), config)
-    summary = run.read("summary.json")
+    summary = run.summary_of_part()
     is_finished = resume == "auto" and has_reached_limits(summary, trainer)
     plan.already_finished = is_finished and plan.checkpoint is not None and plan.step >= summary["steps"]
     if plan.already_finished:
@@ -178,7 +185,7 @@ def _choose_resume_point(
             next_start = "it resumes from the newest" if plan.checkpoint else "it starts from the beginning"
             plan.notes.append(f"run {run.name} is finished, but has no checkpoint of its last step; {next_start}")
         archive_newer(plan)
-        run.begin_attempt(dump_config(config), launch.job_id, plan.step)
+        run.begin_attempt(dump_config(config), launch.job_id, plan.step if plan.checkpoint else trainer.global_step)
     return plan
 
 
@@ -217,14 +224,15 @@ def _check_same_training(plan: ResumePlan, config: Config) -> None:
 
 
 def archive_newer(plan: ResumePlan) -> None:
-    """Archives the run's checkpoints that come after the chosen one, or all if none of them was chosen.
+    """Archives checkpoints of this part and later ones that come after the chosen one, or all if it is none of them.
 
     Archived checkpoints are not lost, and no later attempt takes them for the newest.
     """
     folder = plan.run.checkpoints
-    unused = checkpoints_in(folder)
-    if plan.checkpoint and plan.checkpoint.parent.resolve() == folder.resolve():
-        unused = unused[[path.name for path in unused].index(plan.checkpoint.name) + 1 :]
+    unused = checkpoints_in(folder, plan.run.part)
+    names = [path.name for path in unused]
+    if plan.checkpoint and plan.checkpoint.parent.resolve() == folder.resolve() and plan.checkpoint.name in names:
+        unused = unused[names.index(plan.checkpoint.name) + 1 :]
     if not unused:
         return
     archive_folder = plan.run.archive_checkpoints(unused)

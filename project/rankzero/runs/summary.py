@@ -92,6 +92,7 @@ def summarize(
         "ledger": list(counts.ledger_entries),
         "slow_ranks": list(slow_ranks),
         "attempts": run.attempt,
+        "part": run.part,
         "another_attempt": another_attempt,
         "checkpoint": relative_path(next(filter(has_valid_manifest, reversed(checkpoints_in(run.checkpoints))), None)),
         "best": relative_path(Retention(best=keep_best).best_in(run.checkpoints)),
@@ -167,8 +168,8 @@ def _limits(summary: dict[str, Any], trainer: Trainer) -> list[tuple[str, int, i
 
 
 def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
-    """Returns the note for a run that has nothing left to train."""
-    summary = run.read("summary.json")
+    """Returns the note for a run, or for a part of it, that has nothing left to train."""
+    summary = run.summary_of_part()
     limits = _limits(summary, trainer)
     effective = [(flag, count, requested if stored is None else stored) for flag, count, stored, requested in limits]
     limited = [(flag, count, limit) for flag, count, limit in effective if limit is not None]
@@ -177,6 +178,8 @@ def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
     epochs = summary["epochs"]
     progress = f"{epochs} epoch{'s' * (epochs != 1)}, {summary['steps']} steps"
     reason = "" if reached else "; stopped early by a callback such as EarlyStopping, or by max_time"
+    if run.newest_attempt.get("part", 1) > run.part:
+        return f"part {run.part} of run {run.name} is already finished ({progress}{reason})"
     return (
         f"run {run.name} is already finished ({progress}{reason}; {run.path}).\n"
         f"  to continue:    the same command with {raised_limits}\n"

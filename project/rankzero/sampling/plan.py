@@ -77,6 +77,11 @@ class SamplingPlan:
             else None
         )
 
+    def forget_loaders(self) -> None:
+        """Forgets the loaders of an earlier `fit`, before the loaders of the next one are wrapped."""
+        self.training_orders, self.unmanaged_loaders, self.start_positions = [], 0, []
+        self.data, self.kept_data, self.kept_sizes, self._loader_sizes = {}, None, [], {}
+
     def wrap(
         self,
         loader: object,

@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop, _set_sampler_epoch
+from lightning.pytorch.loops.loop import _Loop
 
 from rankzero.distributed.monitoring.activity import HOOK, Activity
 from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
@@ -79,6 +80,12 @@ class FitLoop(_FitLoop):
         return bool(self.epoch_progress.current.started > self.epochs_done)  # type: ignore[attr-defined]
 
     @property
+    def has_reached_limits(self) -> bool:
+        """True if `max_steps` or `max_epochs` is reached."""
+        counts = (self.epoch_loop.global_step, self.max_steps), (self.epochs_done, self.max_epochs)
+        return any(limit not in (None, -1) and count >= limit for count, limit in counts)
+
+    @property
     def position(self) -> Position | int:
         """The run's position in its order of samples; only the number of ended epochs if the order is the user's."""
         return self.position_of(self.plan.order) if self.plan.order else self.epochs_done
@@ -101,10 +108,19 @@ class FitLoop(_FitLoop):
         self.is_trial = self.hook_bridge not in self.trainer.callbacks  # type: ignore[attr-defined]
         try:
             super().run()
+            if self.only_restores:
+                self._end_restart(self)
         finally:
             self.is_trial, subscribers = outer
             if subscribers is not None:
                 self.epoch_loop.subscribers = subscribers
+
+    def _end_restart(self, loop: _Loop) -> None:
+        """Marks a loop and its inner loops as not restarting, as they are after training."""
+        loop.on_iteration_done()
+        for inner in vars(loop).values():
+            if isinstance(inner, _Loop):
+                self._end_restart(inner)
 
     def setup_data(self) -> None:
         previous_loader = self._combined_loader

@@ -18,7 +18,7 @@ from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.hooks import LoopHooks
 from rankzero.training.saved_state.parameter_groups import add_missing_groups
-from rankzero.training.saved_state.pruning import without_pruning
+from rankzero.training.saved_state.pruning import pruned_parameters, without_pruning
 
 
 class RunStrategy(Strategy):
@@ -95,11 +95,14 @@ class RunStrategy(Strategy):
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Loads the model without pruning; in a fit, `LiveSettings` prunes it again after optimizers are configured."""
-        is_fitting = self._module.trainer.state.fn is TrainerFn.FITTING
-        if is_fitting and "weights_in_training" in checkpoint:
+        trainer = self._module.trainer
+        trains = trainer.state.fn is TrainerFn.FITTING and not trainer.fit_loop.only_restores  # type: ignore[attr-defined]
+        if trains and "weights_in_training" in checkpoint:
             checkpoint = {**checkpoint, "state_dict": checkpoint["weights_in_training"]}
-        if pruned := checkpoint.get("pruned"):
-            state = without_pruning(checkpoint["state_dict"], pruned, masked=not is_fitting)
+        already_pruned = pruned_parameters(self._module)  # by the user's script, between two calls of `fit`
+        pruned = {name: masks for name, masks in checkpoint.get("pruned", {}).items() if name not in already_pruned}
+        if pruned:
+            state = without_pruning(checkpoint["state_dict"], pruned, masked=not trains)
             checkpoint = {**checkpoint, "state_dict": state}
         super().load_model_state_dict(checkpoint, strict)
 

@@ -5,6 +5,7 @@ checkpoints/step-00001234/
   manifest.json    format, epoch, step, and size and sha256 of each file; written last. Has a `signature` if reading the
                    state runs code, see `rankzero.runs.checkpoints.signature`
 
+The name begins with `part-2-` if the second `fit` of a Trainer saved the checkpoint, and so on.
 `step-00001234.replaced` is an earlier checkpoint of the same step, which exists while the step is saved again. A folder
 whose name begins with a dot is being written or deleted.
 """
@@ -30,8 +31,8 @@ REPLACED, DELETING = ".replaced", ".deleting"
 
 _MANIFEST_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 20
-_NAME = re.compile(r"step-([0-9]+)(\.replaced)?")
-_LEFTOVER = re.compile(r"\.step-[0-9]+(\.replaced)?\.(saving|deleting)")
+_NAME = re.compile(r"(?:part-([0-9]+)-)?step-([0-9]+)(\.replaced)?")
+_LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.(saving|deleting)")
 
 
 def manifest_text(content: Mapping[str, Any]) -> str:
@@ -137,19 +138,31 @@ def open_plain(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
-    """Returns the checkpoints in a folder, oldest first, without those that are still being written."""
+def checkpoints_in(folder: Path, first_part: int = 1) -> list[Path]:
+    """Returns the checkpoints in a folder, oldest first, without those that are still being written.
+
+    Args:
+        folder: Folder with checkpoints.
+        first_part: Part of the run before which no checkpoint is returned.
+    """
     if not folder.is_dir():
         return []
-    matches = [(match, path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for match, path in sorted(matches, key=lambda entry: (int(entry[0][1]), entry[0][2] is None))]
+    matching = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and part_of(path) >= first_part]
+    return sorted(matching, key=lambda path: (part_of(path), step_of(path), not path.name.endswith(REPLACED)))
 
 
 def step_of(checkpoint: Path) -> int:
     """Returns the number of optimizer steps in a checkpoint of `checkpoints_in`."""
     match = _NAME.fullmatch(checkpoint.name)
     assert match is not None
-    return int(match[1])
+    return int(match[2])
+
+
+def part_of(checkpoint: Path) -> int:
+    """Returns the part of the run that saved a checkpoint of `checkpoints_in`."""
+    match = _NAME.fullmatch(checkpoint.name)
+    assert match is not None
+    return int(match[1] or 1)
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
@@ -164,18 +177,23 @@ def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
     return (state.checkpoint if state else None), refusals
 
 
-def open_newest(folder: Path, in_memory: bool | None = None) -> tuple[VerifiedState | None, list[str]]:
+def open_newest(
+    folder: Path, in_memory: bool | None = None, part: int | None = None
+) -> tuple[VerifiedState | None, list[str]]:
     """Opens the newest checkpoint in a folder that passes verification.
 
     Args:
         folder: Folder with checkpoints.
         in_memory: See `open_verified`.
+        part: Part of the run whose checkpoints are searched; None for all parts.
 
     Returns:
         The state of the checkpoint or None, and the reason for refusing each newer one.
     """
     refusals: list[str] = []
     for checkpoint in reversed(checkpoints_in(folder)):
+        if part not in (None, part_of(checkpoint)):
+            continue
         try:
             return open_verified(checkpoint, in_memory), refusals
         except (OSError, ValueError) as error:

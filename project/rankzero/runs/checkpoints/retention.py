@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankzero.runs.checkpoints.manifest import checkpoints_in, read_manifest
+from rankzero.runs.checkpoints.manifest import checkpoints_in, part_of, read_manifest
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Rule that keeps the newest checkpoints, and the best one by a metric.
+    """Rule that keeps the newest checkpoints, the last one of each part of the run, and the best one by a metric.
+
+    When the run's script starts again, it restores the last checkpoint of a part that has ended.
 
     Args:
         keep: Number of newest checkpoints to keep.
@@ -22,9 +24,11 @@ class Retention:
 
     def surplus(self, folder: Path) -> list[Path]:
         """Returns the checkpoints to delete, oldest first."""
-        older = checkpoints_in(folder)[: -self.keep]
+        checkpoints = checkpoints_in(folder)
+        older = checkpoints[: -self.keep]
+        kept = {part_of(path): path for path in checkpoints}.values()
         best = self.best_in(folder) if older else None
-        return [path for path in older if path != best]
+        return [path for path in older if path != best and path not in kept]
 
     @property
     def metric(self) -> str | None:

@@ -122,8 +122,8 @@ class CheckpointCallback(LoopCallback, Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.checked_step = trainer.global_step
-        if trainer.ckpt_path:
-            self.saved_position = self._position(trainer)
+        self.saved_position = self._position(trainer) if trainer.ckpt_path else None
+        self._is_over, self._last_weights = False, {}
         self.clock_checked_at = time.monotonic()
 
     def needs(self, hook: str) -> bool:
@@ -194,7 +194,7 @@ class CheckpointCallback(LoopCallback, Checkpoint):
             self.run.assert_owner()
         for logger in trainer.loggers:  # values logged before the checkpoint must be on disk before it
             logger.flush() if isinstance(logger, DurableTensorBoardLogger) else logger.save()
-        trainer.save_checkpoint(self.folder / f"step-{trainer.global_step:08d}")
+        trainer.save_checkpoint(self.run.checkpoint(trainer.global_step))
         return True
 
     def save_and_wait(self, trainer: Trainer) -> None:

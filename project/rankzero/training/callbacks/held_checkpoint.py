@@ -51,6 +51,7 @@ class HeldCheckpoint(LoopHooks):
         return self.checkpoint_callback is not None
 
     def on_ready(self, trainer: Trainer) -> None:
+        self._started_at = math.inf
         if self.checkpoint_callback:
             self.control_channel.on_stop = self.checkpoint_callback.write_held
 

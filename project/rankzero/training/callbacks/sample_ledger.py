@@ -43,6 +43,7 @@ class SampleLedger(LoopCallback):
         self._trainer, self._counted_batches = trainer, order.first_batch
         order.on_many_in_flight = self._count_steps
         if not order.start_position.samples:
+            self._entries, self._partial_entry = self.entries, None
             self._ledger = Ledger()  # the epoch starts from its beginning; earlier uses of its samples do not count
         elif not self._is_loaded and self.plan.rank == 0:
             # The checkpoint has no ledger: assume that each sample before its position was used once.

@@ -33,6 +33,13 @@ class LiveSettings(LoopCallback):
         self._batches_per_step = 1
         self._loaded: State | None = None
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._loaded = None
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Restores the flags of a run that was only restored."""
+        _set_flags(pl_module, (self._loaded or {}).get("flags", {}))
+
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: State) -> None:
         flags = flags_of(pl_module)
         if trainer.state.stage is not RunningStage.TRAINING:  # in a validation, all modules are in eval mode

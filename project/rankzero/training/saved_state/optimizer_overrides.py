@@ -27,6 +27,9 @@ class OptimizerOverrides(LoopCallback):
         self._current: dict[str, list[Any]] = {}
         self._saved: dict[str, list[Any]] | None = None
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._saved = None
+
     def on_configured(self, trainer: Trainer) -> None:
         self._group_settings = [
             [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]

@@ -36,6 +36,8 @@ def without_pruning(state: Mapping[str, Any], pruned: Mapping[str, Any], masked:
 def prune_again(module: nn.Module, pruned: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Applies masks to parameters, whose optimizer continues to update them, as with pruning during training."""
     for path, tensors in pruned.items():
+        if path in pruned_parameters(module):
+            continue
         owner, _, name = path.rpartition(".")
         if hasattr(submodule := module.get_submodule(owner), name):
             prune.custom_from_mask(submodule, name, tensors["mask"].to(getattr(submodule, name).device))

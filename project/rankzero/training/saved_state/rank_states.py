@@ -36,6 +36,9 @@ class RankStates(LoopCallback):
         self.plan = plan
         self._loaded: list[State] | None = None
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._loaded = None
+
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Saves the states of all ranks. All ranks must call."""
         epoch_loop = fit_loop_of(trainer).epoch_loop
@@ -52,6 +55,10 @@ class RankStates(LoopCallback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._loaded = checkpoint.get("rank_states")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Restores the states of a run that was only restored."""
+        self.on_ready(trainer)
 
     def on_ready(self, trainer: Trainer) -> None:
         if not self._loaded:
