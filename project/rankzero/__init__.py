@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from rankzero.distributed.process import lightning_names
 from rankzero.runs.checkpoints import from_directory
 
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
+lightning_names.install()
 from_directory.install()
 
 __all__ = ["Stopped", "Trainer", "__version__"]

@@ -13,6 +13,7 @@ from rankzero.cli.script_arguments import as_arguments, as_list, explicit_argume
 from rankzero.cli.trainer_arguments import TrainerArguments
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
+from rankzero.distributed.process.lightning_names import check_base
 from rankzero.distributed.session import Session, report_uncaught_errors
 from rankzero.messages import is_quiet, print_notice, set_quiet, set_spelling
 from rankzero.preflight.all_checks import PlannedRun, check_before_fit
@@ -206,6 +207,7 @@ class Trainer(TrainerArguments):
         self._has_fitted = True
 
     def _prepare_attempt(self, model: pl.LightningModule, data: Any, ckpt_path: _PATH | None) -> Attempt:
+        check_base("fit", type(model))
         options = self._options
         if ckpt_path is not None:
             options = replace(options, resume=self._checkpoint_choice.resolve(str(ckpt_path)) or "auto")

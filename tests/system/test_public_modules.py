@@ -10,7 +10,6 @@ from typing import Any
 
 import lightning
 import pytest
-import pytorch_lightning
 from lightning.fabric.utilities.seed import seed_everything
 
 from running import restore_process_state
@@ -85,12 +84,11 @@ def train_with_stock(module: Module, log: Path) -> dict[str, Any]:
         seed_everything(0)
         data = _instance(module.data, module, "data") if module.data else None
         model = _instance(module.model, module, "model")
-        package: Any = pytorch_lightning if isinstance(model, pytorch_lightning.LightningModule) else lightning.pytorch
         settings = {**module.stock, "callbacks": [_class("killing.SeedSteps")()]}
         settings["callbacks"] += module.stock.get("callbacks", list)()
         settings |= {"max_epochs": 2, "log_every_n_steps": 10, "accelerator": "cpu", "devices": 1}
-        settings["logger"] = package.loggers.TensorBoardLogger(log, "", "", default_hp_metric=False)
-        trainer = package.Trainer(enable_progress_bar=False, enable_model_summary=False, **settings)
+        settings["logger"] = lightning.pytorch.loggers.TensorBoardLogger(log, "", "", default_hp_metric=False)
+        trainer = lightning.pytorch.Trainer(enable_progress_bar=False, enable_model_summary=False, **settings)
         trainer.fit(model, datamodule=data)
         return {
             "global_step": trainer.global_step,

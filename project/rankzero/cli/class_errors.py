@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rankzero.cli.import_names import ALIASES, hidden_file
+from rankzero.cli.import_names import hidden_file
 from rankzero.messages import RequestError, is_in_package, nearest
 
 MAX_CLASSES = 12
@@ -98,18 +98,6 @@ def hidden_file_error(requested: str, module: str, file: str) -> RequestError:
 
 def wrong_class_error(requested: str, class_path: str, base: str) -> RequestError:
     """Returns the message for a class that is not a subclass of the required class `base`."""
-    module, _, name = class_path.rpartition(".")
-    user_class = getattr(sys.modules.get(module), name, None)  # jsonargparse has imported the module
-    parents = [parent.__module__.partition(".")[0] for parent in getattr(user_class, "__mro__", ())]
-    package = next((parent for parent in parents if parent in ALIASES), None)
-    if package:
-        found = f"{class_path} uses the installed package {package}, which was imported before Rankzero started"
-        return RequestError(
-            requested,
-            found,
-            f"the same command, after removing the import of {package} from Python's startup files\n"
-            "(*.pth and sitecustomize in site-packages)",
-        )
     return RequestError(requested, f"{class_path} is not a {base}", f"the class path of a {base}")
 
 

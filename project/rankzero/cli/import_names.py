@@ -1,7 +1,7 @@
 """Import hooks for the user's code. Does not import torch.
 
-Tutorials import `pytorch_lightning`, and a user's folder may contain packages with the names of Rankzero's packages.
-`install` makes both work in this process and in every process that `multiprocessing` starts from it.
+A user's folder may contain packages with the names of Rankzero's packages. `install` makes both usable in this process
+and in every process that `multiprocessing` starts from it.
 """
 
 import multiprocessing
@@ -16,9 +16,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-ALIASES = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
-"""Package with a second copy of Lightning -> the package that Rankzero is built on."""
-
 PACKAGES = ("data_modules", "lightning_modules")
 """Rankzero's packages whose names a user's packages may have too."""
 
@@ -32,7 +29,7 @@ _CHILD_RUN_NAME = "rankzero_child"
 
 
 def install() -> None:
-    """Makes imports find `lightning.pytorch` as `pytorch_lightning`, and the user's modules in Rankzero's packages.
+    """Makes imports find the user's modules in Rankzero's packages.
 
     Rankzero's modules take precedence, and the current folder is searched last; `python -m` searches it first.
     """
@@ -46,10 +43,6 @@ def install() -> None:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
-    if _ALIAS_FINDER not in sys.meta_path:
-        for name in [name for name in sys.modules if name.partition(".")[0] in ALIASES]:
-            del sys.modules[name]  # a second copy of Lightning, whose classes Rankzero's Trainer rejects
-        sys.meta_path.insert(0, _ALIAS_FINDER)
     if _USER_MODULE_FINDER not in sys.meta_path:
         sys.meta_path.append(_USER_MODULE_FINDER)
     # A process is pickled attribute by attribute: `_config`, hence `install`, before the target (CPython 3.10 to 3.14).
@@ -68,27 +61,6 @@ def hidden_file(module: str) -> str | None:
         return None
     spec = _USER_MODULE_FINDER.find_spec(module)
     return spec.origin if spec else None
-
-
-class LightningAliasFinder:
-    """Finder for the packages in `ALIASES`; both names of a module refer to the same module object."""
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Returns a specification that loads the real module; None for modules outside `ALIASES`."""
-        if fullname.partition(".")[0] not in ALIASES or (real_spec := find_spec(_real_name(fullname))) is None:
-            return None
-        spec = ModuleSpec(fullname, self, origin=real_spec.origin)  # type: ignore[arg-type]  # importlib.abc is slow to import
-        spec.submodule_search_locations = real_spec.submodule_search_locations
-        return spec
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        """Imports the real module; returns None, so Python creates an empty module that `exec_module` replaces."""
-        import_module(_real_name(spec.name))
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Replaces the empty module by the unchanged real one; Python lets a module replace itself in `sys.modules`."""
-        name = module.__name__
-        sys.modules[name] = sys.modules[_real_name(name)]
 
 
 class UserModuleFinder:
@@ -166,11 +138,6 @@ class _FileGlobals:
         return runpy.run_path, (__file__, None, _CHILD_RUN_NAME)
 
 
-def _real_name(alias: str) -> str:
-    top, dot, rest = alias.partition(".")
-    return ALIASES[top] + dot + rest
-
-
 def _is_rankzero_module(module: Any) -> bool:
     """Returns whether a module or a specification refers to a file in Rankzero's packages."""
     rankzero_folders = [
@@ -183,7 +150,6 @@ def _is_rankzero_module(module: Any) -> bool:
     return any(Path(folder).resolve() in rankzero_folders for folder in folders)
 
 
-_ALIAS_FINDER = LightningAliasFinder()
 _USER_MODULE_FINDER = UserModuleFinder()
 INSTALL_IN_CHILD: Any = _InstallInChild()
 

@@ -21,62 +21,6 @@ def write_files(folder, files):
         path.write_text(content)
 
 
-EVERY_IMPORT_FORM = """
-import_names.install()
-import pytorch_lightning as pl, lightning.pytorch
-import pytorch_lightning.loggers as l
-import pytorch_lightning.callbacks.early_stopping
-from pytorch_lightning.utilities.types import STEP_OUTPUT
-from pytorch_lightning.callbacks import model_checkpoint
-from pytorch_lightning import LightningModule, Trainer, seed_everything
-import lightning_fabric.utilities.seed, lightning.fabric.utilities.seed
-
-assert pl is lightning.pytorch and LightningModule is lightning.pytorch.LightningModule
-assert l is lightning.pytorch.loggers
-assert pytorch_lightning.callbacks.early_stopping is lightning.pytorch.callbacks.early_stopping
-assert model_checkpoint is lightning.pytorch.callbacks.model_checkpoint
-assert lightning_fabric.utilities.seed is lightning.fabric.utilities.seed
-assert issubclass(type("Net", (pl.LightningModule,), {}), lightning.pytorch.LightningModule)
-
-import importlib, importlib.util, pickle
-for module in (pl, pl.callbacks, pytorch_lightning.callbacks.early_stopping):
-    assert module.__spec__.name == module.__name__ and module.__name__.startswith("lightning.pytorch")
-    assert sys.modules[module.__name__] is module
-named = pickle.loads(b"cpytorch_lightning.callbacks.early_stopping\\nEarlyStopping\\n.")
-assert named is lightning.pytorch.callbacks.EarlyStopping
-assert b"pytorch_lightning" not in pickle.dumps(named, 0)
-assert importlib.util.find_spec("pytorch_lightning.strategies.ddp") is not None
-assert importlib.util.find_spec("pytorch_lightning.nothing") is None
-again = importlib.reload(pytorch_lightning.callbacks.early_stopping)
-assert again is lightning.pytorch.callbacks.early_stopping is pytorch_lightning.callbacks.early_stopping
-try:
-    import pytorch_lightning.nothing
-except ModuleNotFoundError as error:
-    assert error.name == "pytorch_lightning.nothing", error
-else:
-    raise AssertionError
-"""
-
-
-@pytest.mark.system
-def test_every_import_of_an_uninstalled_pytorch_lightning_gives_lightning_pytorch(tmp_path):
-    hide_packages = (
-        "class Hidden:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name in import_names.ALIASES: raise ModuleNotFoundError(name=name)\n"
-        "sys.meta_path.insert(0, Hidden())\n"
-    )
-    run_code(hide_packages + EVERY_IMPORT_FORM, tmp_path)
-
-
-@pytest.mark.system
-def test_an_installed_pytorch_lightning_is_replaced_only_by_install(tmp_path):
-    pytest.importorskip("pytorch_lightning")
-    code = "import rankzero.cli.lightning_cli, pytorch_lightning, lightning.pytorch\nbefore = pytorch_lightning\n"
-    code += "assert before is not lightning.pytorch\nimport_names.install()\nimport pytorch_lightning\n"
-    run_code(code + "assert pytorch_lightning is lightning.pytorch", tmp_path)
-
-
 def test_a_second_install_changes_nothing(tmp_path):
     code = "import_names.install(); before = list(sys.meta_path), list(sys.path)\n"
     code += "import_names.install(); assert (sys.meta_path, sys.path) == before"

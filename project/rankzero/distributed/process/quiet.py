@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rankzero.distributed.process.lightning_names import real_name
+
 _WARNINGS = (
     r".*does not have many workers which may be a bottleneck.*",  # data in memory needs no workers
     r".*`srun` command is available on your system but is not used.*",  # the start line names the detected launcher
@@ -55,9 +57,9 @@ def silence_warnings(rank: int = 0) -> None:
     """
     if rank:
         for name in ("lightning.pytorch", "lightning.fabric"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+            logging.getLogger(real_name(name)).setLevel(logging.WARNING)
     for name in _REMARK_LOGGERS:
-        logging.getLogger(name).addFilter(_is_no_remark)
+        logging.getLogger(real_name(name)).addFilter(_is_no_remark)
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     if not _replaced_formatters:

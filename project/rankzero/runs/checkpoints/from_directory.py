@@ -20,9 +20,10 @@ SAVING_MODULE = "lightning.pytorch.core.saving"
 
 def install() -> None:
     """Replaces `pl_load` now, or as soon as Lightning imports its module."""
-    if SAVING_MODULE in sys.modules:
-        _replace(sys.modules[SAVING_MODULE])
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    loaded = [sys.modules[name] for name in (SAVING_MODULE, "pytorch_lightning.core.saving") if name in sys.modules]
+    for module in loaded:
+        _replace(module)
+    if not loaded and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 

@@ -43,6 +43,7 @@ from lightning.pytorch.utilities import combined_loader
 from torch.autograd import graph
 from torch.optim import Optimizer
 
+from rankzero.distributed.process.lightning_names import standard_names
 from rankzero.training.fast.known_sources import KNOWN_SOURCES
 
 Table = Mapping[Any, str]
@@ -193,7 +194,7 @@ def _comparison(names: list[tuple[Any, str]], originals: list[Any]) -> Callable[
 def source_digest(function: Any) -> str:
     """Returns the digest of the source of a function and of the functions it wraps; `missing` without source."""
     sources = "".join(map(_source, _code_objects(function)))
-    return hashlib.sha256(sources.encode()).hexdigest()[:16] if sources else "missing"
+    return hashlib.sha256(standard_names(sources).encode()).hexdigest()[:16] if sources else "missing"
 
 
 def _source(code: CodeType) -> str:
@@ -230,7 +231,8 @@ def _code_objects(function: Any) -> Iterator[CodeType]:
 
 
 def _dotted_name(owner: Any) -> str:
-    return f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else str(owner.__name__)
+    name = f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else str(owner.__name__)
+    return standard_names(name)
 
 
 loop = Functions(LOOP)
