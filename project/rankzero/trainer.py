@@ -177,7 +177,7 @@ class Trainer(TrainerArguments):
             train_dataloaders: Training loaders, unless the model or `datamodule` provides them.
             val_dataloaders: Validation loaders.
             datamodule: The data.
-            ckpt_path: Checkpoint to resume from, in place of `resume`: a path, `last` or `best`.
+            ckpt_path: Checkpoint to resume from, in place of `resume`: a path, a URL, `last` or `best`.
             weights_only: False allows the checkpoint to run code, True does not; None applies `trust_checkpoint`.
 
         Raises:
@@ -222,6 +222,12 @@ class Trainer(TrainerArguments):
         attempt = Attempt(self.run, options, config, self, self.plan, self.outcome, self._counts, self.session)
         self._found_settings.awaits_checkpoint = attempt.checkpoint is not None
         return attempt
+
+    @property
+    def checkpoint_callbacks(self) -> list[Checkpoint]:
+        """The user's checkpoint callbacks; without any, Rankzero's, which takes the place of Lightning's default."""
+        callbacks = super().checkpoint_callbacks
+        return [callback for callback in callbacks if callback is not self._checkpointing] or callbacks
 
     def _counts(self) -> TrainingCounts:
         """Returns what the summary of the run states about its samples."""

@@ -89,3 +89,34 @@ def test_ranks_that_a_script_seeds_differently_use_each_sample_once(tmp_path):
     (tmp_path / "seeds.py").write_text(SEEDS)
     result = run(TORCHRUN, "--standalone", "--nproc-per-node", "2", "seeds.py", folder=tmp_path)
     assert "epoch 1: 64 of 64 samples, each once" in result.out
+
+
+CHECKPOINTS = """\
+from pathlib import Path
+from boring_models import DropoutNet, samples
+from lightning.pytorch.callbacks import ModelCheckpoint
+from rankzero import Trainer
+
+if __name__ == "__main__":
+    for callbacks in ([ModelCheckpoint("own", monitor="val_loss", mode="max", save_last=True)], []):
+        trainer = Trainer(max_epochs=3, accelerator="cpu", devices=2, callbacks=callbacks)
+        trainer.fit(DropoutNet(), samples(), samples())
+        for ckpt_path in (None, "last", trainer.checkpoint_callback.best_model_path):
+            trainer.test(dataloaders=samples(), ckpt_path=ckpt_path, verbose=False)
+            print(f"rank {trainer.global_rank}: {'/'.join(Path(trainer.ckpt_path).parts[-2:])}\\n", end="")
+        trainer.save_checkpoint("memory://x.ckpt")
+        trainer.test(DropoutNet(), samples(), ckpt_path="memory://x.ckpt", verbose=False)
+        try:
+            trainer.test(dataloaders=samples(), ckpt_path="missing.ckpt")
+        except FileNotFoundError:
+            print(f"rank {trainer.global_rank}: missing\\n", end="")
+"""
+
+
+def test_all_ranks_load_the_best_the_last_a_remote_and_no_missing_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    (tmp_path / "train.py").write_text(CHECKPOINTS)
+    lines = sorted(line for line in run("python", "train.py", folder=tmp_path).out.splitlines() if "rank " in line)
+    own, default = "own/epoch=0-step=3.ckpt", "step-00000009/state.pt"
+    loaded = sorted([own, "own/last.ckpt", own, "missing", default, default, default, "missing"])
+    assert lines == [f"rank {rank}: {name}" for rank in (0, 1) for name in loaded]

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
@@ -17,12 +18,13 @@ from rankzero.runs.checkpoints.manifest import (
     VerifiedState,
     checkpoints_in,
     clean,
+    directory_of,
     newest_valid,
     open_newest,
     open_verified,
     read_manifest,
 )
-from rankzero.runs.checkpoints.safe_load import load, needs_trust_error, signed_sha256
+from rankzero.runs.checkpoints.safe_load import is_remote, load, needs_trust_error, signed_sha256
 from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.lock import RunLock
 from rankzero.runs.stored_config import Config, changes, classes_in, dump_config, read_config
@@ -31,6 +33,10 @@ from rankzero.runs.summary import already_finished_note, has_reached_limits
 T = TypeVar("T")
 
 _EXAMPLE = "runs/NAME/checkpoints/step-00000100"
+
+
+class NoCheckpointError(RequestError, FileNotFoundError):
+    """The requested checkpoint does not exist; a script can catch a FileNotFoundError, as with Lightning."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class ResumePlan:
 
     Args:
         run: Directory of the run.
-        checkpoint: Checkpoint to resume from; None to start from the beginning.
+        checkpoint: Path or URL of the checkpoint to resume from; None to start from the beginning.
         manifest: Manifest of that checkpoint; empty without a checkpoint.
         notes: Lines to print for the user: what differs from the request or from the previous attempt.
         notices: Lines to print that require no action, which `--quiet` omits.
@@ -88,7 +94,7 @@ class ResumePlan:
     """
 
     run: RunDirectory
-    checkpoint: Path | None = None
+    checkpoint: Path | str | None = None
     manifest: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
@@ -161,7 +167,8 @@ def _choose_resume_point(
         plan.checkpoint = keep_for_loading(trainer, state)
         plan.notes += [f"skipped: {reason}" for reason in refusals]
     else:
-        plan.checkpoint = requested_checkpoint(resume, partial(keep_for_loading, trainer))
+        keep = partial(keep_for_loading, trainer)
+        plan.checkpoint = existing_url(resume) if is_remote(resume) else requested_checkpoint(resume, keep)
         plan.begins_part = run.part > 1
     if plan.checkpoint:
         plan.manifest = read_description(plan.checkpoint, options.trust_checkpoint)
@@ -189,9 +196,9 @@ def _choose_resume_point(
     return plan
 
 
-def read_description(checkpoint: Path, trusted: bool = False) -> dict[str, Any]:
+def read_description(checkpoint: Path | str, trusted: bool = False) -> dict[str, Any]:
     """Returns the manifest of a checkpoint directory, or the same entries of a .ckpt file as far as it has them."""
-    if checkpoint.is_dir():
+    if isinstance(checkpoint, Path) and checkpoint.is_dir():
         return dict(read_manifest(checkpoint))
     try:
         content = load(checkpoint, trusted=trusted)
@@ -231,7 +238,11 @@ def archive_newer(plan: ResumePlan) -> None:
     folder = plan.run.checkpoints
     unused = checkpoints_in(folder, plan.run.part)
     names = [path.name for path in unused]
-    if plan.checkpoint and plan.checkpoint.parent.resolve() == folder.resolve() and plan.checkpoint.name in names:
+    if (
+        isinstance(plan.checkpoint, Path)
+        and plan.checkpoint.parent.resolve() == folder.resolve()
+        and plan.checkpoint.name in names
+    ):
         unused = unused[names.index(plan.checkpoint.name) + 1 :]
     if not unused:
         return
@@ -247,6 +258,20 @@ def keep_for_loading(trainer: Trainer, state: VerifiedState | None) -> Path | No
     return state.checkpoint if state else None
 
 
+def existing_url(url: str) -> str:
+    """Returns the URL of a checkpoint file.
+
+    Raises:
+        RequestError: There is no such file, or its protocol cannot be read.
+    """
+    try:
+        if get_filesystem(url).exists(url):
+            return url
+    except (ImportError, ValueError) as error:
+        raise RequestError(f"the checkpoint {url}", str(error), "the path of another checkpoint") from None
+    raise NoCheckpointError(f"the checkpoint {url}", "there is no such file", "the URL of another checkpoint")
+
+
 def requested_checkpoint(text: str, keep: Callable[[VerifiedState], object] | None = None) -> Path:
     """Returns the checkpoint at the path of `--resume` or `--checkpoint`; in a run's directory, the newest valid one.
 
@@ -257,7 +282,7 @@ def requested_checkpoint(text: str, keep: Callable[[VerifiedState], object] | No
     Raises:
         RequestError: There is no valid checkpoint at this path.
     """
-    path = expanded(text)
+    path = directory_of(expanded(text))
     if not os.path.lexists(path):
         raise _no_such_checkpoint_error(text, path)
     if path.suffix == ".ckpt" and path.is_file():
@@ -280,15 +305,15 @@ def requested_checkpoint(text: str, keep: Callable[[VerifiedState], object] | No
     return state.checkpoint
 
 
-def _no_such_checkpoint_error(text: str, path: Path) -> RequestError:
+def _no_such_checkpoint_error(text: str, path: Path) -> NoCheckpointError:
     folder = path.parent
     if not folder.is_dir():
         found = f"there is no such file or folder, and no folder {folder}"
-        return RequestError(f"the checkpoint {text}", found, f"the path of a checkpoint, such as {_EXAMPLE}")
+        return NoCheckpointError(f"the checkpoint {text}", found, f"the path of a checkpoint, such as {_EXAMPLE}")
     existing_names = [entry.name for entry in folder.glob("*.ckpt")] + [entry.name for entry in checkpoints_in(folder)]
     existing_names += [entry.parent.name for entry in folder.glob("*/run.json")]
     similar = nearest(path.name, existing_names) or (sorted(existing_names)[-1] if existing_names else None)
     names = f"; {folder.resolve()} contains {', '.join(sorted(existing_names)[-8:])}" if existing_names else ""
     newest_in_run = newest_valid(folder / "checkpoints")[0]
     instead = str(folder / similar if similar else newest_in_run or f"the path of a checkpoint, such as {_EXAMPLE}")
-    return RequestError(f"the checkpoint {text}", f"there is no such file or folder{names}", instead)
+    return NoCheckpointError(f"the checkpoint {text}", f"there is no such file or folder{names}", instead)

@@ -99,7 +99,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         trusted = self.trusted if weights_only is None else not weights_only
         verified, self.verified = self.verified, None
         return load(
-            Path(path),
+            path,
             map_location or "cpu",
             trusted,
             self.trusted_sha256,

@@ -55,9 +55,10 @@ def _replace(saving_module: Any) -> None:
 
     def pl_load(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None, **options: Any) -> Any:
         from rankzero.runs.checkpoints.hyper_parameters import omitted_hyper_parameters
+        from rankzero.runs.checkpoints.manifest import directory_of
 
-        if isinstance(path_or_url, str | Path) and Path(path_or_url).is_dir():
-            checkpoint = _read(Path(path_or_url), map_location, weights_only)
+        if isinstance(path_or_url, str | Path) and (folder := directory_of(Path(path_or_url))).is_dir():
+            checkpoint = _read(folder, map_location, weights_only)
         else:
             checkpoint = stock(path_or_url, map_location=map_location, weights_only=weights_only, **options)
         if omitted := omitted_hyper_parameters(checkpoint):

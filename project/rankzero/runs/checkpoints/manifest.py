@@ -151,6 +151,16 @@ def checkpoints_in(folder: Path, first_part: int = 1) -> list[Path]:
     return sorted(matching, key=lambda path: (part_of(path), step_of(path), not path.name.endswith(REPLACED)))
 
 
+def directory_of(path: Path) -> Path:
+    """Returns the checkpoint directory that contains a state file; any other path unchanged."""
+    return path.parent if path.name == STATE and (path.parent / MANIFEST).is_file() else path
+
+
+def file_of(path: Path) -> Path:
+    """Returns the state file of a checkpoint directory, which `torch.load` reads; any other path unchanged."""
+    return path / STATE if (path / MANIFEST).is_file() else path
+
+
 def step_of(checkpoint: Path) -> int:
     """Returns the number of optimizer steps in a checkpoint of `checkpoints_in`."""
     match = _NAME.fullmatch(checkpoint.name)

@@ -1,9 +1,7 @@
 """Retention of checkpoints: which ones are kept. Does not import torch."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in, part_of, read_manifest
 
@@ -40,16 +38,17 @@ class Retention:
         if self.best is None or self.metric is None:
             return None
         mode = self.best.partition(":")[0]
-        values = {path: _metrics(path).get(self.metric) for path in checkpoints_in(folder)}
-        known = {path: value for path, value in values.items() if isinstance(value, int | float)}
+        values = {path: self.score_of(path) for path in checkpoints_in(folder)}
+        known = {path: value for path, value in values.items() if value is not None}
         if not known:
             return None
         return (min if mode == "min" else max)(known, key=lambda path: known[path])
 
-
-def _metrics(checkpoint: Path) -> Mapping[str, Any]:
-    try:
-        metrics = read_manifest(checkpoint)["rankzero"].get("metrics")
-    except ValueError:
-        return {}
-    return metrics if isinstance(metrics, dict) else {}
+    def score_of(self, checkpoint: Path) -> float | None:
+        """Returns the value of the metric in a checkpoint; None if it has none."""
+        try:
+            metrics = read_manifest(checkpoint)["rankzero"].get("metrics")
+        except ValueError:
+            return None
+        value = metrics.get(self.metric) if isinstance(metrics, dict) else None
+        return value if isinstance(value, int | float) else None

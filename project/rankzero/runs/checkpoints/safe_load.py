@@ -1,6 +1,7 @@
 """Reads checkpoints that may be malformed or malicious, without running code from them."""
 
 import hmac
+import io
 import os
 import re
 import zipfile
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from lightning.fabric.utilities.cloud_io import get_filesystem
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from rankzero.messages import RequestError
@@ -17,6 +19,7 @@ from rankzero.runs.checkpoints.manifest import (
     SIGNATURE,
     STATE,
     VerifiedState,
+    directory_of,
     open_plain,
     open_verified,
     read_manifest,
@@ -32,8 +35,13 @@ The argument of the argument states whether to read the file into memory, as in 
 """
 
 
+def is_remote(path: str | Path) -> bool:
+    """Whether a path is a URL of fsspec, such as `s3://bucket/x.ckpt`."""
+    return "://" in str(path)
+
+
 def load(
-    path: Path,
+    path: Path | str,
     map_location: Any = "cpu",
     trusted: bool = False,
     trusted_sha256: str = "",
@@ -44,7 +52,7 @@ def load(
     """Reads a checkpoint directory, after verifying it against its manifest, or a .ckpt file.
 
     Args:
-        path: Path of the checkpoint.
+        path: Path or URL of the checkpoint.
         map_location: Device for the tensors, as in `torch.load`.
         trusted: Whether the checkpoint may contain more than tensors and plain types. Reading such a file can run any
             code. A directory with a valid signature of this user is always trusted.
@@ -57,6 +65,7 @@ def load(
         FileNotFoundError: There is no checkpoint at `path`.
         RequestError: The checkpoint cannot be read, or would have to be trusted.
     """
+    path = str(path) if is_remote(path) else directory_of(Path(path))
     open_file = partial(_open, path, trusted, trusted_sha256, verified)
     try:
         file, trusted = read_once(open_file) if read_once else open_file(None)
@@ -70,7 +79,8 @@ def load(
 
 
 def signed_sha256_of(checkpoint: Path) -> str:
-    """Returns `signed_sha256` of a checkpoint directory; empty for a file."""
+    """Returns `signed_sha256` of a checkpoint directory; empty for any other file."""
+    checkpoint = directory_of(checkpoint)
     return signed_sha256(read_manifest(checkpoint)) if checkpoint.is_dir() else ""
 
 
@@ -82,7 +92,9 @@ def signed_sha256(manifest: Mapping[str, Any]) -> str:
     return str(description["sha256"]) if is_signed(STATE, description, manifest[SIGNATURE]) else ""
 
 
-def needs_trust_error(path: Path, names: Sequence[str], trust_setting: str = "--trust_checkpoint yes") -> RequestError:
+def needs_trust_error(
+    path: Path | str, names: Sequence[str], trust_setting: str = "--trust_checkpoint yes"
+) -> RequestError:
     """Returns the error for a checkpoint that contains more than tensors and plain types."""
     shown = [re.sub(r"[^ -~]", "?", name)[:80] for name in names[:8]]
     shown += [f"and {len(names) - 8} more"] * (len(names) > 8)
@@ -101,9 +113,11 @@ class _NeedsTrustError(ValueError):
 
 
 def _open(
-    path: Path, trusted: bool, trusted_sha256: str, verified: VerifiedState | None, in_memory: bool | None
+    path: Path | str, trusted: bool, trusted_sha256: str, verified: VerifiedState | None, in_memory: bool | None
 ) -> tuple[BinaryIO, bool]:
     """Opens a checkpoint, a directory after verification; returns the file, and whether reading it may run code."""
+    if isinstance(path, str):
+        return io.BytesIO(get_filesystem(path).cat_file(path)), trusted
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint at {path}")
     if not path.is_dir():
@@ -118,7 +132,7 @@ def _open(
     return verified.file, trusted or may_run_code
 
 
-def _load(path: Path, opened: BinaryIO, map_location: Any, trusted: bool) -> dict[str, Any]:
+def _load(path: Path | str, opened: BinaryIO, map_location: Any, trusted: bool) -> dict[str, Any]:
     with opened as file:
         if not trusted:
             _check_archive(path, file)
@@ -128,7 +142,7 @@ def _load(path: Path, opened: BinaryIO, map_location: Any, trusted: bool) -> dic
     return content
 
 
-def _read(path: Path, file: BinaryIO, map_location: Any, trusted: bool) -> Any:
+def _read(path: Path | str, file: BinaryIO, map_location: Any, trusted: bool) -> Any:
     try:
         return torch.load(file, map_location=map_location, weights_only=not trusted)
     except Exception as error:  # a malicious file can cause any exception
@@ -155,7 +169,7 @@ def _required_globals(file: BinaryIO) -> list[str]:
         return []
 
 
-def _check_archive(path: Path, file: BinaryIO) -> None:
+def _check_archive(path: Path | str, file: BinaryIO) -> None:
     """Raises a ValueError unless the file is a zip archive of uncompressed entries that do not overlap."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _END_BYTES))

@@ -17,12 +17,12 @@ from rankzero.runs.reports.table import rendered
 from rankzero.runs.reports.text import number_text
 
 
-def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: Path | None) -> str:
+def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: Path | str | None) -> str:
     """Returns the line printed at the start: launcher and its evidence, processes, devices, run and checkpoint."""
     processes = f"{launch.shape} on {world.accelerator}{', GPUs shared' * world.shares_gpu}"
     threads = f", {_threads(world)} ({world.threads})"
     backend = f", {world.backend}, rendezvous at {launch.address}:{launch.port}" if world.size > 1 else ""
-    resumed = f", resuming from {checkpoint.name}" if checkpoint else ""
+    resumed = f", resuming from {Path(checkpoint).name}" if checkpoint else ""
     return (
         f"{launch.launcher} ({printable_line(launch.evidence)}): {processes}{threads}{backend}; run {run.path}{resumed}"
     )

@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from weakref import proxy
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
@@ -19,7 +22,7 @@ from rankzero.distributed.scheduler.durations import parse_duration
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import RunError, SaveError, print_error
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import SIGNATURE, checkpoints_in, read_manifest
+from rankzero.runs.checkpoints.manifest import SIGNATURE, checkpoints_in, file_of, read_manifest
 from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.checkpoints.signature import key_problem
 from rankzero.runs.checkpoints.write import remove_directory
@@ -51,12 +54,20 @@ class Interval:
         return cls(steps=number) if unit.startswith("step") else cls(seconds=parse_duration(text))
 
 
-class CheckpointCallback(LoopCallback, Checkpoint):
+def _computed(read: Callable[["CheckpointCallback"], Any]) -> Any:
+    """Returns a property that ignores the initial value which ModelCheckpoint assigns."""
+    return property(read, lambda self, value: None)
+
+
+class CheckpointCallback(LoopCallback, ModelCheckpoint):
     """Saves at an interval and at the end of training, and keeps the newest checkpoints. All ranks must have it.
 
     It saves between steps, never within one. A save that is due at an epoch's last step happens at the end of the
     epoch, which follows immediately. Rank zero writes in the background, and deletes an older checkpoint only after it
     has written a newer one.
+
+    The public attributes of Lightning's ModelCheckpoint describe the checkpoints on disk. To read one that names a
+    checkpoint, rank zero waits for the newest save.
 
     Args:
         run: The run whose checkpoints are saved.
@@ -81,6 +92,15 @@ class CheckpointCallback(LoopCallback, Checkpoint):
     ) -> None:
         self.run, self.interval, self.record = run, interval, record
         self.retention, self.request_stop = retention or Retention(), request_stop
+        self._io = DirectoryCheckpointIO()
+        super().__init__(
+            monitor=self.retention.metric,
+            save_last=True,
+            mode=(self.retention.best or "min").partition(":")[0],
+            every_n_epochs=interval.epochs,
+            every_n_train_steps=interval.steps,
+            train_time_interval=timedelta(seconds=interval.seconds) if interval.seconds else None,
+        )
         self.last_seconds: float | None = None
         self.last_bytes: int | None = None
         self.error: str | None = None
@@ -109,10 +129,35 @@ class CheckpointCallback(LoopCallback, Checkpoint):
         return self.run.checkpoints
 
     @property
-    def best_model_path(self) -> str:
-        """Path of the best checkpoint by `keep_best`, empty if there is none; named as in ModelCheckpoint."""
-        best = self.retention.best_in(self.folder)
-        return str(best) if best else ""
+    def _newest(self) -> Path | None:
+        self._io.wait()
+        return next(reversed(checkpoints_in(self.folder)), None)
+
+    @property
+    def _best(self) -> Path | None:
+        newest = self._newest
+        return self.retention.best_in(self.folder) if self.monitor else newest
+
+    @property
+    def _scores(self) -> dict[str, Tensor]:
+        """Path of the best checkpoint -> its score; empty without a metric."""
+        best = self._best if self.monitor else None
+        return {_file_in(best): torch.tensor(self.retention.score_of(best))} if best else {}
+
+    def _score_or(self, default: Any) -> Any:
+        return next(iter(self._scores.values()), default)
+
+    dirpath = _computed(lambda self: str(self.folder.absolute()))
+    last_model_path = _computed(lambda self: _file_in(self._newest))
+    best_model_path = _computed(lambda self: _file_in(self._best))
+    best_model_score = current_score = _computed(lambda self: self._score_or(None))
+    best_k_models = _computed(lambda self: self._scores)
+    kth_best_model_path = _computed(lambda self: next(iter(self._scores), ""))
+    kth_value = _computed(lambda self: self._score_or(torch.tensor(torch.inf if self.mode == "min" else -torch.inf)))
+
+    # These hooks of ModelCheckpoint save or hold a state; all others are replaced below.
+    on_train_batch_end, on_train_epoch_end = Callback.on_train_batch_end, Callback.on_train_epoch_end
+    on_exception, state_dict, load_state_dict = Callback.on_exception, Callback.state_dict, Callback.load_state_dict
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         io = trainer.strategy.checkpoint_io
@@ -172,6 +217,9 @@ class CheckpointCallback(LoopCallback, Checkpoint):
         self._is_due, self.clock_checked_at = False, time.monotonic()
         if self._write(trainer):
             self.saved_position = self._position(trainer)
+            if trainer.is_global_zero and trainer.checkpoint_callback is self:
+                for logger in trainer.loggers:
+                    logger.after_save_checkpoint(proxy(self))
 
     def hold(self, trainer: Trainer) -> None:
         """Keeps a checkpoint in memory, for `write_held`, unless the position is already saved. All ranks must call."""
@@ -277,6 +325,11 @@ def code_warning(manifest: Mapping[str, Any]) -> str:
         return f"{contents} Your own runs resume from them; other users need --trust_checkpoint yes. {advice}"
     reason = f" ({problem})" if (problem := key_problem()) else ""
     return f"{contents} They are loaded only with --trust_checkpoint yes{reason}. {advice}, or start with that flag"
+
+
+def _file_in(checkpoint: Path | None) -> str:
+    """Returns the absolute path of a checkpoint's file; empty without a checkpoint."""
+    return str(file_of(checkpoint).absolute()) if checkpoint else ""
 
 
 def _tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:

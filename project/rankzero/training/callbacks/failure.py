@@ -5,9 +5,10 @@ import socket
 import traceback
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
-from rankzero.messages import Stopped, is_peer_failure, user_message
+from rankzero.messages import CannotStart, Stopped, is_peer_failure, user_message
 from rankzero.runs.attempt import Outcome
 from rankzero.training.hooks import LoopCallback
 
@@ -37,6 +38,8 @@ class ReportFailure(LoopCallback):
         self._update_has_trained(trainer)
         if not isinstance(exception, Exception) or isinstance(exception, Stopped) or is_peer_failure(exception):
             return
+        if isinstance(exception, CannotStart) and trainer.state.fn is not TrainerFn.FITTING:
+            return  # an evaluation after the training, which all ranks refuse
         if not self.outcome.has_trained and user_message(exception) is not None:
             return  # training has not begun, and the user gets the error's own message
         self.outcome.error = exception

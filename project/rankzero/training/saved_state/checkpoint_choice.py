@@ -1,22 +1,25 @@
 """Resolves `ckpt_path` of fit, validate, test and predict; `runs/resume.py` chooses where a fit resumes by default."""
 
+import warnings
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.states import TrainerFn
 
 from rankzero.distributed.coordination.broadcast import broadcast_file
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.messages import RequestError
+from rankzero.messages import RequestError, print_notice
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import has_valid_manifest, newest_valid
-from rankzero.runs.checkpoints.safe_load import signed_sha256_of
+from rankzero.runs.checkpoints.manifest import file_of, has_valid_manifest, newest_valid
+from rankzero.runs.checkpoints.safe_load import is_remote, signed_sha256_of
 from rankzero.runs.directory import RunDirectory, expanded
-from rankzero.runs.resume import requested_checkpoint
+from rankzero.runs.resume import NoCheckpointError, existing_url, requested_checkpoint
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.fit_loop import fit_loop_of
 
@@ -57,41 +60,73 @@ class ChosenCheckpoint(_CheckpointConnector):
         finally:
             io.read_once = None
 
-    def resolve(self, ckpt_path: str) -> str | None:
+    def resolve(self, ckpt_path: str, state_fn: TrainerFn = TrainerFn.FITTING) -> str | None:
         """Returns the checkpoint that a `ckpt_path` refers to; None if there is no `last` one. All ranks must call.
 
         Raises:
             RequestError: There is no such checkpoint.
         """
-        return self.coordinator.run_on_rank_zero(lambda: self._resolve(ckpt_path))
 
-    def _resolve(self, ckpt_path: str) -> str | None:
+        def find() -> str | list[str] | None:
+            try:
+                return self._resolve(ckpt_path, state_fn)
+            except NoCheckpointError as error:
+                return list(error.args)
+
+        found = self.coordinator.run_on_rank_zero(find)
+        if not isinstance(found, list):
+            return found
+        error = NoCheckpointError(*found)  # of the same class on all ranks
+        error.reported_elsewhere = not self.trainer.is_global_zero
+        raise error
+
+    def _resolve(self, ckpt_path: str, state_fn: TrainerFn) -> str | None:
+        if ckpt_path == "best":
+            return self._best(state_fn)
         if ckpt_path in ("last", "hpc"):
-            newest, _ = newest_valid(self.run.checkpoints)
-            return str(newest) if newest else None
-        if ckpt_path != "best":
-            path = expanded(ckpt_path)
-            return str(path if path.is_file() or has_valid_manifest(path) else requested_checkpoint(ckpt_path))
-        candidates = [self.checkpoint_callback, *self.trainer.checkpoint_callbacks]
-        best = next(filter(None, (getattr(callback, "best_model_path", "") for callback in candidates)), None)
-        if best is None:
-            raise RequestError(
-                f"the best checkpoint of run {self.run.name}",
-                "the run kept no best checkpoint",
-                'ckpt_path="last" (to keep the best checkpoint of a run: keep_best="min:val/loss")',
-            )
-        return str(best)
+            return self._last(state_fn)
+        if is_remote(ckpt_path):
+            return existing_url(ckpt_path)
+        path = expanded(ckpt_path)
+        return str(path if path.is_file() or has_valid_manifest(path) else requested_checkpoint(ckpt_path))
+
+    def _best(self, state_fn: TrainerFn) -> str:
+        """Returns the best checkpoint of the Trainer's first ModelCheckpoint, as Lightning does."""
+        candidates = filter(None, [*self.trainer.checkpoint_callbacks, self.checkpoint_callback])
+        paths = [callback.best_model_path for callback in candidates if hasattr(callback, "best_model_path")]
+        if paths and paths[0]:
+            return str(paths[0])
+        reasons = {
+            "fast_dev_run saves no checkpoints": self.trainer.fast_dev_run,  # type: ignore[attr-defined]
+            "the Trainer has no checkpoint callback": not paths,
+            "no best checkpoint was saved": True,
+        }
+        found = next(reason for reason, is_true in reasons.items() if is_true)
+        instead = f"trainer.{state_fn.value}(model) for the model as it is, or the path of a checkpoint as ckpt_path"
+        raise RequestError(f"{state_fn.value} with the best checkpoint, the default without a model", found, instead)
+
+    def _last(self, state_fn: TrainerFn) -> str | None:
+        """Returns the last checkpoint of the user's callbacks, if any, otherwise of the run; to fit, the newer one."""
+        newest, _ = newest_valid(self.run.checkpoints)
+        own = str(file_of(newest).absolute()) if newest else None
+        with warnings.catch_warnings():
+            if own:
+                warnings.simplefilter("ignore")  # Lightning warns if the callbacks have saved no last checkpoint
+            users = super()._parse_ckpt_path(state_fn, "last", True, True)
+        if own is None or users is None:
+            return own if users is None else str(users)
+        return max(str(users), own, key=_modified) if state_fn is TrainerFn.FITTING else str(users)
 
     def _parse_ckpt_path(
         self, state_fn: TrainerFn, ckpt_path: Any, model_provided: bool, model_connected: bool
     ) -> str | None:
         if state_fn is TrainerFn.FITTING:
-            return None if ckpt_path is None else str(ckpt_path)
-        if ckpt_path is None:
-            if model_provided or not (self.checkpoint_callback and self.checkpoint_callback.retention.best):
-                return None
-            ckpt_path = "best"
-        path = self.resolve(str(ckpt_path))
+            return ckpt_path if isinstance(ckpt_path, str | None) else str(file_of(ckpt_path))
+        if ckpt_path is None and model_provided:
+            return None
+        path = self.resolve(str(ckpt_path or "best"), state_fn)
+        if path is not None and self.trainer.is_global_zero:
+            print_notice(f"{state_fn.value} uses {'the best checkpoint, ' * (ckpt_path is None)}{path}")
         io = self.trainer.strategy.checkpoint_io
         if path is not None and isinstance(io, DirectoryCheckpointIO):
             io.trusted_sha256 = self.coordinator.run_on_rank_zero(lambda: signed_sha256_of(Path(path)))
@@ -107,3 +142,8 @@ class ChosenCheckpoint(_CheckpointConnector):
         self.trainer.callbacks, self.trainer.loggers = fit_loop_of(self.trainer).run_callbacks_and_loggers  # type: ignore[attr-defined]
         super().restore(checkpoint_path, weights_only=False)
         self._loaded_checkpoint, self._ckpt_path = resumed
+
+
+def _modified(path: str) -> datetime:
+    modified: datetime = get_filesystem(path).modified(path)
+    return modified

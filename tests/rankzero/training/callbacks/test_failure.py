@@ -6,6 +6,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.trainer.states import TrainerFn
 
 from data_modules.in_memory import at_least
 from rankzero.distributed.environments.launch import Launch
@@ -55,7 +56,12 @@ def test_error_is_reported_unless_its_message_or_another_rank_explains_it(callba
     try:
         raise error
     except BaseException as raised:  # the raised error has a traceback
-        callback.on_exception(Trainer(**SILENT), BoringModel(), raised)
+        trainer = Trainer(**SILENT)
+        trainer.state.fn = TrainerFn.TESTING
+        if isinstance(error, CannotStart):
+            callback.on_exception(trainer, BoringModel(), raised)  # all ranks refuse an evaluation
+        trainer.state.fn = TrainerFn.FITTING
+        callback.on_exception(trainer, BoringModel(), raised)
     reported = callback.control_channel.reported
     if error in OF_OTHERS or (error in EXPLAINED and not has_trained):
         assert reported == [] and callback.outcome.error is None

@@ -1,3 +1,5 @@
+import os
+from functools import partial
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -24,46 +26,86 @@ def test_ckpt_path_may_be_last_best_or_a_path(script_folder):
     last = trainer.test(model, samples(), verbose=False)
     assert trainer.test(Net(), samples(), ckpt_path="last", verbose=False) == last
     best = Path(trainer.checkpoint_callback.best_model_path)
-    assert best.parent.resolve() == (script_folder / "runs/x/checkpoints").resolve()
-    by_path = trainer.test(Net(), samples(), ckpt_path=best, verbose=False)
-    assert trainer.test(Net(), samples(), ckpt_path="best", verbose=False) == by_path
+    assert best.parents[1] == script_folder / "runs/x/checkpoints"
+    for ckpt_path in (best, best.parent):
+        by_path = trainer.test(Net(), samples(), ckpt_path=ckpt_path, verbose=False)
+        assert trainer.test(Net(), samples(), ckpt_path="best", verbose=False) == by_path
     other_trainer = Trainer(name="y", max_epochs=3, **QUIET)
     other_trainer.fit(Net(), samples(), samples(), ckpt_path=best)
     assert other_trainer.current_epoch == 3 and other_trainer.global_step == 18
 
 
-def test_missing_ckpt_path_is_refused(script_folder):
-    trainer, model = trained(name="x")
-    with pytest.raises(RequestError, match="kept no best checkpoint"):
-        trainer.test(model, samples(), ckpt_path="best")
-    with pytest.raises(RequestError, match="there is no such file or folder"):
-        trainer.test(model, samples(), ckpt_path="runs/nothing")
-    with pytest.raises(RequestError, match="there is no such file or folder"):
-        Trainer(name="y", **QUIET).fit(model, samples(), ckpt_path="nothing.ckpt")
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"enable_checkpointing": False}, "no checkpoint callback"),
+        ({"fast_dev_run": True}, "fast_dev_run saves no checkpoints"),
+        ({"callbacks": ModelCheckpoint(save_top_k=0)}, "no best checkpoint was saved"),
+        ({"keep_best": "min:missing"}, "no best checkpoint was saved"),
+    ],
+    ids=str,
+)
+def test_evaluation_without_a_model_and_a_best_checkpoint_is_refused(script_folder, settings, found):
+    trainer, _ = trained(**settings)
+    for evaluation in (trainer.test, partial(trainer.validate, ckpt_path="best"), trainer.predict):
+        with pytest.raises(RequestError, match=found):
+            evaluation(dataloaders=samples())
+
+
+@pytest.mark.parametrize("ckpt_path", ["runs/nothing", "nothing.ckpt", "memory://nothing.ckpt"])
+def test_a_missing_ckpt_path_is_a_file_not_found_error_with_what_to_type(script_folder, capfd, ckpt_path):
+    trainer, model = trained(name="x", quiet=True)
+    for call in (trainer.test, Trainer(name="y", quiet=True, **QUIET).fit):
+        with pytest.raises(FileNotFoundError, match="there is no such file") as caught:
+            call(model, samples(), ckpt_path=ckpt_path)
+        assert isinstance(caught.value, RequestError)
+    assert "Traceback" not in capfd.readouterr().err
     assert not (script_folder / "runs/y").exists()
 
 
-def test_ckpt_path_best_uses_a_users_own_model_checkpoint(script_folder):
-    model_checkpoint = ModelCheckpoint(dirpath="own", monitor="val_loss")
-    trainer, _ = trained(name="x", callbacks=model_checkpoint)
-    assert model_checkpoint.best_model_path
-    by_path = trainer.test(Net(), samples(), ckpt_path=model_checkpoint.best_model_path, verbose=False)
-    assert trainer.test(Net(), samples(), ckpt_path="best", verbose=False) == by_path
+def test_ckpt_path_may_be_a_url(script_folder):
+    trainer, model = trained(name="x")
+    trainer.save_checkpoint("memory://bucket/x.ckpt")
+    result = trainer.test(model, samples(), verbose=False)
+    assert trainer.test(Net(), samples(), ckpt_path="memory://bucket/x.ckpt", verbose=False) == result
+    assert trainer.ckpt_path == "memory://bucket/x.ckpt"
+    other_trainer = Trainer(name="y", max_epochs=3, **QUIET)
+    other_trainer.fit(Net(), samples(), samples(), ckpt_path="memory://bucket/x.ckpt")
+    assert other_trainer.current_epoch == 3 and other_trainer.global_step == 18
+    with pytest.raises(RequestError, match="Protocol not known: unknown"):
+        trainer.test(model, samples(), ckpt_path="unknown://x.ckpt")
 
 
-def test_evaluation_without_a_model_loads_the_best_checkpoint_if_the_run_keeps_one(script_folder):
-    for name, settings in (("best", {"keep_best": "max:val_loss"}), ("last", {})):
-        trainer, model = trained(name=name, **settings)
+def test_best_and_last_are_those_of_a_users_model_checkpoint_as_in_lightning(script_folder):
+    settings = {"monitor": "val_loss", "mode": "max", "save_last": True}
+    loaded = {}
+    for kind in (pl.Trainer, Trainer):
+        own = ModelCheckpoint(dirpath=kind.__module__, **settings)
+        trainer = kind(max_epochs=3, callbacks=own, **QUIET)
+        trainer.fit(Net(), samples(), samples())
+        assert trainer.checkpoint_callbacks == [own]
+        names = loaded[kind] = []
+        for ckpt_path in (None, "best", "last"):
+            trainer.test(dataloaders=samples(), ckpt_path=ckpt_path, verbose=False)
+            names.append(Path(trainer.ckpt_path).relative_to(own.dirpath).name)
+    assert loaded[Trainer] == loaded[pl.Trainer] == ["epoch=0-step=6.ckpt"] * 2 + ["last.ckpt"]
+    Path(own.last_model_path).touch()  # a fit resumes from the newest of all checkpoints
+    assert trainer._checkpoint_choice.resolve("last") == own.last_model_path
+    os.utime(own.last_model_path, (0, 0))
+    assert trainer._checkpoint_choice.resolve("last").endswith("/checkpoints/step-00000018/state.pt")
+
+
+def test_evaluation_without_a_model_prints_and_loads_the_best_checkpoint(script_folder, capfd):
+    for settings in ({"keep_best": "max:val_loss"}, {}):
+        trainer, model = trained(**settings)
         newest_result = trainer.test(model, samples(), verbose=False)
         with torch.no_grad():
             model.layer.weight.zero_()
-        with_zeroed_weights = trainer.test(model, samples(), verbose=False)
         without_model = trainer.test(dataloaders=samples(), verbose=False)
-        if settings:
-            best_result = trainer.test(Net(), samples(), ckpt_path="best", verbose=False)
-            assert without_model == best_result != newest_result
-        else:
-            assert without_model == with_zeroed_weights != newest_result
+        path = trainer.checkpoint_callback.best_model_path
+        assert f"rankzero: test uses the best checkpoint, {path}\n" in capfd.readouterr().out
+        assert without_model == trainer.test(Net(), samples(), ckpt_path="best", verbose=False)
+        assert (without_model != newest_result) is bool(settings)
 
 
 def test_ckpt_path_may_be_a_file_a_checkpoint_a_run_or_its_newest_complete_checkpoint(script_folder, monkeypatch):
@@ -75,9 +117,10 @@ def test_ckpt_path_may_be_a_file_a_checkpoint_a_run_or_its_newest_complete_check
     monkeypatch.setenv("HOME", str(script_folder))
     assert resolve("~/own.bin") == str(script_folder / "own.bin")
     assert newest.name == "step-00000012"
-    assert [resolve(name) for name in ("runs/x", str(newest), "last", "hpc")] == [str(newest)] * 4
+    files = [str(path.absolute() / "state.pt") for path in (older, newest)]
+    assert [resolve(name) for name in ("runs/x", str(newest), "last", "hpc")] == [str(newest)] * 2 + [files[1]] * 2
     (newest / "state.pt").write_bytes(b"")
-    assert resolve("last") == str(older)
+    assert resolve("last") == files[0]
     (older / MANIFEST).unlink()
     assert resolve("last") is None
 
