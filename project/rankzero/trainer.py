@@ -22,7 +22,7 @@ from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.resume import RunOptions
 from rankzero.runs.stored_config import Config, as_json, describe_config, flattened
 from rankzero.runs.summary import TrainingCounts, metrics_of
-from rankzero.runs.tensorboard.logger import loggers
+from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.sampling.generators import global_seed
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.callbacks import profile_callbacks, tracking_callbacks
@@ -106,13 +106,22 @@ class Trainer(TrainerArguments):
         if not barebones and lightning.get("enable_checkpointing") is not False:
             self._checkpointing = CheckpointCallback.read(arguments, self.run, self._checkpoint_metadata, channel)
         self._ledger, self._throughput = SampleLedger(plan), Throughput(plan)
+        logger, run_logger = lightning.get("logger"), None
+        if not barebones and not lightning.get("fast_dev_run") and (logger is None or logger):
+            run_logger = DurableTensorBoardLogger(self.run)
 
         callbacks: list[Callback] = [
             self._ledger,
             *user_callbacks,
             self._throughput,
             *tracking_callbacks(
-                self.run, lambda: self._stored_config or {}, self._throughput, channel.monitor, self._checkpointing
+                self.run,
+                lambda: self._stored_config or {},
+                self._throughput,
+                channel.monitor,
+                self._checkpointing,
+                run_logger,
+                arguments["log_system"] == "yes",
             ),
             *profile_callbacks(arguments, self.run, world.size, channel.monitor.activity),
             RankStates(plan),
@@ -135,7 +144,7 @@ class Trainer(TrainerArguments):
                 "plugins": [*plugins, LaunchEnvironment(launch)],
                 "callbacks": callbacks,
                 "use_distributed_sampler": False,  # SamplingPlan distributes the samples
-                "logger": False if barebones else loggers(lightning.get("logger"), self.run),
+                "logger": run_logger if run_logger and logger in (None, True) else logger,
                 "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
             },
         )
@@ -156,7 +165,7 @@ class Trainer(TrainerArguments):
             StopAtSafePoint(channel, self._checkpointing),
             HeldCheckpoint(channel, self._checkpointing),
         ]
-        epoch_averages.install(self)
+        epoch_averages.install(self, run_logger)
 
     def fit(
         self,

@@ -23,6 +23,7 @@ from rankzero.distributed.session import Session
 from rankzero.messages import RequestError
 from rankzero.runs import attempt as attempt_module
 from rankzero.runs.checkpoints.manifest import checkpoints_in, read_manifest
+from rankzero.runs.tensorboard.curves import read_curves
 from stock import QUIET, differences, every_hook
 
 
@@ -324,7 +325,7 @@ def test_seed_everything_after_building_the_trainer_sets_the_seed_of_the_order(s
     assert order(1) != order(2)
 
 
-def test_fit_accepts_a_data_module_and_a_users_logger_replaces_tensorboard(script_folder):
+def test_fit_accepts_a_data_module_and_the_report_has_curves_beside_a_users_logger(script_folder):
     class Data(BoringDataModule):
         def train_dataloader(self):
             return samples()
@@ -334,7 +335,7 @@ def test_fit_accepts_a_data_module_and_a_users_logger_replaces_tensorboard(scrip
     trainer = Trainer(name="x", max_epochs=1, logger=CSVLogger("csv"), log_every_n_steps=1, **QUIET)
     trainer.fit(DropoutNet(), datamodule=Data())
     assert trainer.global_step == 6
-    assert list(Path("csv").rglob("metrics.csv")) and not (script_folder / "runs/x/tensorboard").exists()
+    assert list(Path("csv").rglob("metrics.csv")) and "train/lr" in read_curves(script_folder / "runs/x/tensorboard")
 
 
 def test_the_users_callbacks_come_after_the_sample_ledger_and_before_saving(script_folder):

@@ -38,7 +38,16 @@ GROUPS = {
         *("launcher", "explain", "start_timeout", "backend", "interface", "auth"),
         *("node_rank", "master_addr", "master_port"),
     ),
-    "Checks and profiles": ("preflight", "profile", "profile_ranks", "json", "pairs", "warn_gbps", "fail_gbps"),
+    "Checks and profiles": (
+        "preflight",
+        "profile",
+        "profile_ranks",
+        "log_system",
+        "json",
+        "pairs",
+        "warn_gbps",
+        "fail_gbps",
+    ),
     "Advanced": ("config", "model.X", "help_all"),
 }
 """Title of each further group in the help -> its flags."""

@@ -56,6 +56,7 @@ class TrainerArguments(pl.Trainer):
         hang_action: str = "stop",
         profile: str | None = None,
         profile_ranks: str | int | list[int] | None = None,
+        log_system: bool | str = False,
         preflight: str = "quick",
         quiet: bool | str = False,
         accelerator: str | Accelerator = "auto",
@@ -134,6 +135,7 @@ class TrainerArguments(pl.Trainer):
             hang_action: Whether a hang ends the run (`stop`) or is only reported (`report`).
             profile: Steps to profile: "10steps" after the start, "10steps@200" after step 200; None for no profile.
             profile_ranks: Ranks to profile: 0, [0, 1] or "all"; None for rank 0.
+            log_system: Whether your own loggers receive Rankzero's series too, in the rows of your values.
             preflight: Checks before training: `quick` compares the ranks, `full` runs all checks, `off` runs none.
             quiet: Whether to print only the result, warnings and errors.
             accelerator: Device type: `cpu`, `gpu`, `cuda`, `mps` or `auto`.

@@ -9,6 +9,7 @@ from rankzero.distributed.monitoring.activity import Activity
 from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.stored_config import Config
+from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.tracking.figures.callback import RunFigures
 from rankzero.tracking.measurements.interval_measurements import IntervalMeasurements
 from rankzero.tracking.measurements.slow_ranks import SlowRanks
@@ -25,6 +26,8 @@ def tracking_callbacks(
     throughput: Throughput,
     monitor: Monitor,
     checkpointing: CheckpointCallback | None,
+    logger: DurableTensorBoardLogger | None,
+    log_system: bool,
 ) -> list[Callback]:
     """Returns the callbacks, in the order in which they are called.
 
@@ -34,12 +37,14 @@ def tracking_callbacks(
         throughput: Counts samples and training time; already a callback of the Trainer.
         monitor: Provides the phase of the main thread, and the slow ranks.
         checkpointing: Saves checkpoints; None if nothing is saved.
+        logger: The run's own logger; None if nothing is logged.
+        log_system: Whether the user's loggers receive the same values.
     """
     return [
-        TensorBoardPage(run, config, throughput.plan),
-        SlowRanks(monitor),
-        IntervalMeasurements(run, throughput, monitor, checkpointing),
-        RunFigures(run, throughput, monitor.activity),
+        SlowRanks(monitor, logger),
+        IntervalMeasurements(run, throughput, monitor, checkpointing, logger, log_system),
+        RunFigures(run, throughput, monitor.activity, logger, log_system),
+        *([TensorBoardPage(run, config, throughput.plan, logger)] if logger else []),
     ]
 
 

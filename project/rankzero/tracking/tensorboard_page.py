@@ -55,18 +55,24 @@ class TensorBoardPage(LoopCallback):
         run: Directory of the run.
         config: Returns the configuration of the run.
         plan: The order of samples, for the global batch size.
+        logger: The run's own logger.
     """
 
-    def __init__(self, run: RunDirectory, config: Callable[[], Config], plan: SamplingPlan) -> None:
-        self.run, self.config, self.plan = run, config, plan
+    def __init__(
+        self,
+        run: RunDirectory,
+        config: Callable[[], Config],
+        plan: SamplingPlan,
+        logger: DurableTensorBoardLogger,
+    ) -> None:
+        self.run, self.config, self.plan, self.logger = run, config, plan, logger
 
     def on_ready(self, trainer: Trainer) -> None:
-        loggers = _tensorboard_loggers(trainer)
-        if not loggers:
+        if not trainer.is_global_zero:
             return
+        logger = self.logger
         if self.run.attempt > 1:
-            for logger in loggers:
-                logger.purge_from(_steps_on_curves(trainer))
+            logger.purge_from(_steps_on_curves(trainer))
         config = self.config()
         environment = self.run.read(f"attempts/{self.run.attempt:04d}/environment.json")
         texts = {
@@ -79,16 +85,24 @@ class TensorBoardPage(LoopCallback):
             "processes": trainer.world_size,
         }
         known = {name: value for name, value in hyper_parameters.items() if value is not None}
-        for logger in loggers:
-            logger.descriptions.update({tag: series.description for tag, series in SERIES.items()})
-            logger.log_with(lambda writer: writer.add_custom_scalars(LAYOUT))
-            logger.log_with(lambda writer: _add_session_start(writer, known))
-            for tag, text in texts.items():
-                logger.log_text(tag, text, trainer.global_step)
+        logger.descriptions = {tag: series.description for tag, series in SERIES.items()} | logger.descriptions
+        logger.log_with(lambda writer: writer.add_custom_scalars(LAYOUT))
+        logger.log_with(lambda writer: _add_session_start(writer, known))
+        for tag, text in texts.items():
+            logger.log_text(tag, text, trainer.global_step)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.logger.flush()  # values logged before the checkpoint must be on disk before it
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for logger in _tensorboard_loggers(trainer):
-            logger.log_with(_add_session_end)
+        self.logger.log_with(_add_session_end)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.logger.finalize("failed")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self.logger.finalize("success")
 
 
 def attempt_text(attempt: int, step: int, environment: Mapping[str, Any]) -> str:
@@ -126,12 +140,6 @@ def hyper_parameters_of(config: Config) -> dict[str, bool | int | float | str]:
         for name, value in flattened(without_secrets(chosen)).items()
         if value not in (None, HIDDEN)
     }
-
-
-def _tensorboard_loggers(trainer: Trainer) -> list[DurableTensorBoardLogger]:
-    if not trainer.is_global_zero:
-        return []
-    return [logger for logger in trainer.loggers if isinstance(logger, DurableTensorBoardLogger)]
 
 
 def _steps_on_curves(trainer: Trainer) -> int:

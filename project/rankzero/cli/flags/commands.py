@@ -150,6 +150,14 @@ TRAINING_FLAGS = (
         "profile 10steps after the warm-up, or 10steps@200 after step 200 [none]",
         "10steps",
     ),
+    Flag(
+        "log_system",
+        "yes",
+        yes_or_no,
+        "send speed, memory and all other series to your own loggers as well [no]",
+        "yes",
+        default="no",
+    ),
     Flag("profile_ranks", "RANKS", profiled_ranks, "profile these ranks: 0,1 or all [0]", "all"),
     Flag(
         "seed", "N", seed_value, "seed sample order, weights and augmentation [0]", "0", lightning_key="seed_everything"

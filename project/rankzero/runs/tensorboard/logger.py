@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.logger import _add_prefix, _convert_params
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from rankzero.runs.directory import RunDirectory
@@ -19,19 +19,6 @@ RETRY_SECONDS = 30.0
 MAX_QUEUED_CALLS = 100_000
 FLUSH_SECONDS = 2.0
 """Seconds between two writes: handing a value to the writer's thread costs more than a step of a small model."""
-
-
-def loggers(requested: Any, run: RunDirectory) -> list[Logger] | bool:
-    """Returns the loggers of a Trainer.
-
-    Args:
-        requested: The Trainer's `logger` argument: loggers, None or True for the run's TensorBoard logger, False for
-            none.
-        run: Directory of the run.
-    """
-    if requested in (None, True):
-        return [DurableTensorBoardLogger(run)]
-    return (list(requested) if isinstance(requested, list | tuple) else [requested]) if requested else False
 
 
 class DurableTensorBoardLogger(TensorBoardLogger):

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from rankzero.distributed.monitoring.activity import HOOK, VALIDATION, Activity
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.tracking.figures.class_names import class_names
 from rankzero.tracking.figures.collection import Collection, CollectionError, Validation
 from rankzero.tracking.figures.outputs import find_classes, find_images
@@ -33,10 +34,20 @@ class RunFigures(LoopCallback):
         run: Directory of the run.
         throughput: Measures the speed of training, without the time for drawing.
         activity: Receives the phase in which figures are drawn.
+        logger: The run's own logger; None if nothing is logged.
+        log_system: Whether the user's loggers receive figures, too.
     """
 
-    def __init__(self, run: RunDirectory, throughput: Throughput, activity: Activity) -> None:
+    def __init__(
+        self,
+        run: RunDirectory,
+        throughput: Throughput,
+        activity: Activity,
+        logger: DurableTensorBoardLogger | None = None,
+        log_system: bool = False,
+    ) -> None:
         self.run, self.throughput, self.activity = run, throughput, activity
+        self.logger, self.log_system = logger, log_system
         self.schedule = DrawingSchedule()
         self._is_enabled = self._draws_inputs = False
         self._has_failed = False
@@ -48,7 +59,7 @@ class RunFigures(LoopCallback):
     def on_ready(self, trainer: Trainer) -> None:
         self._is_enabled = not (trainer.barebones or trainer.fast_dev_run)  # type: ignore[attr-defined]
         self._draws_inputs = self._is_enabled and trainer.is_global_zero
-        self._publisher = Publisher(self.run, trainer)
+        self._publisher = Publisher(self.run, trainer, self.logger, self.log_system)
 
     def needs(self, hook: str) -> bool:
         return hook != "on_tick" or self._draws_inputs

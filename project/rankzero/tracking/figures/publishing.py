@@ -14,6 +14,7 @@ from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.tracking.figures.class_counts import THRESHOLDS, Curve
 from rankzero.tracking.figures.class_names import tags_of
+from rankzero.tracking.measurements.series import PREFIX
 
 FOLDER = "figures"
 
@@ -24,10 +25,14 @@ class Publisher:
     Args:
         run: Directory of the run.
         trainer: The Trainer, for its loggers, step and epoch.
+        logger: The run's own logger; None if nothing is logged.
+        log_system: Whether the user's loggers receive figures, too.
     """
 
-    def __init__(self, run: RunDirectory, trainer: Trainer) -> None:
-        self.run, self.trainer = run, trainer
+    def __init__(
+        self, run: RunDirectory, trainer: Trainer, logger: DurableTensorBoardLogger | None, log_system: bool
+    ) -> None:
+        self.run, self.trainer, self.logger, self.log_system = run, trainer, logger, log_system
         self._has_warned = False
 
     @property
@@ -44,19 +49,18 @@ class Publisher:
         """
         self._write(name, content)
         tag, step = f"visuals/{name}", self.step
-        for logger in self.trainer.loggers:
-            if isinstance(logger, DurableTensorBoardLogger):
-                logger.log_with(_image_adder(tag, content, step))
-            elif callable(log_image := getattr(logger, "log_image", None)):  # Lightning's WandbLogger
-                log_image(tag, [Image.open(io.BytesIO(content))])
+        if self.logger:
+            self.logger.log_with(_image_adder(tag, content, step))
+        for logger in self.trainer.loggers if self.log_system else ():
+            if callable(log_image := getattr(logger, "log_image", None)):  # Lightning's WandbLogger
+                log_image(f"{PREFIX}{tag}", [Image.open(io.BytesIO(content))])
 
     def publish_curves(self, names: Sequence[str], curves: Sequence[Curve]) -> None:
         """Logs precision-recall curves for TensorBoard's page of that name."""
         step = self.step
         for tag, curve in zip(tags_of(names), curves, strict=True):
-            for logger in self.trainer.loggers:
-                if isinstance(logger, DurableTensorBoardLogger):
-                    logger.log_with(_curve_adder(f"pr_curves/{tag}", curve, step))
+            if self.logger:
+                self.logger.log_with(_curve_adder(f"pr_curves/{tag}", curve, step))
 
     def _write(self, name: str, content: bytes) -> None:
         if self.run.is_taken_over:

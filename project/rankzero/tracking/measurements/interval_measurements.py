@@ -7,7 +7,6 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from rankzero.tracking.measurements.series import (
     LOSS_SAMPLES,
     LOSS_SUM,
     MFU,
+    PREFIX,
     SERIES,
     combine,
     values_of_ranks,
@@ -35,6 +35,7 @@ from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.epoch_loop import EpochLoop
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
+from rankzero.training.metrics.epoch_averages import logger_connector_of
 from rankzero.training.strategies import strategy_of
 
 LOSS = "train/loss"
@@ -51,7 +52,6 @@ class _Interval(NamedTuple):
 
     Args:
         step: Step at which its values are logged.
-        epoch: Epoch that Lightning logs with them.
         loss_tag: Tag of the mean loss.
         has_gradient_norm: Whether the norm was measured.
         has_details: Whether the exchange has details.
@@ -60,7 +60,6 @@ class _Interval(NamedTuple):
     """
 
     step: int
-    epoch: int
     loss_tag: str
     has_gradient_norm: bool
     has_details: bool
@@ -82,12 +81,22 @@ class IntervalMeasurements(LoopCallback):
         throughput: Counts samples and training time.
         monitor: Has the phase of the main thread, and the ranks that are slow.
         checkpointing: Has duration and size of the last checkpoint; None if nothing is saved.
+        logger: The run's own logger; None if nothing is logged.
+        log_system: Whether the user's loggers receive the values, too: each in the same row as the values of the user,
+            for which rank zero waits for the exchange.
     """
 
     def __init__(
-        self, run: RunDirectory, throughput: Throughput, monitor: Monitor, checkpointing: CheckpointCallback | None
+        self,
+        run: RunDirectory,
+        throughput: Throughput,
+        monitor: Monitor,
+        checkpointing: CheckpointCallback | None,
+        logger: DurableTensorBoardLogger | None,
+        log_system: bool,
     ) -> None:
         self.run, self.throughput, self.monitor, self.checkpointing = run, throughput, monitor, checkpointing
+        self.logger, self.log_system = logger, log_system
         self._is_enabled = self._is_deferred = self._is_rank_zero = self._has_warned = False
         self._flop_count: FlopCount | None = None
         self._peak: float | None = None
@@ -101,8 +110,8 @@ class IntervalMeasurements(LoopCallback):
         return self._is_enabled and (hook != "on_tick" or self._is_deferred)
 
     def on_ready(self, trainer: Trainer) -> None:
-        """Begins to measure if rank zero has loggers. All ranks must call."""
-        interval = strategy_of(trainer).broadcast(trainer.log_every_n_steps if trainer.loggers else 0)  # type: ignore[attr-defined]
+        """Begins to measure if rank zero logs. All ranks must call."""
+        interval = strategy_of(trainer).broadcast(trainer.log_every_n_steps if self.logger else 0)  # type: ignore[attr-defined]
         epoch_loop = fit_loop_of(trainer).epoch_loop
         epoch_loop.record.interval = int(interval)
         self._is_enabled = epoch_loop.record.is_enabled = bool(interval)
@@ -110,6 +119,7 @@ class IntervalMeasurements(LoopCallback):
             return
         self._began_at = self._ended_at = monotonic()
         self._is_rank_zero = trainer.is_global_zero
+        logger_connector_of(trainer).holds_rows = self.log_system and self._is_rank_zero
         self._is_deferred = trainer.world_size > 1 or trainer.strategy.root_device.type != "cpu"
         self._exchange, self._interval = Exchange(strategy_of(trainer), trainer.world_size), None
         self._step_time = StepTime(self.monitor.activity, trainer)
@@ -118,11 +128,9 @@ class IntervalMeasurements(LoopCallback):
             counter = FlopCount(trainer.lightning_module, self.monitor.activity, epoch_loop.record)
             self._flop_count = epoch_loop.around_next_batch = counter
             self._peak = peak_flops_per_second(trainer)
-            if self._peak:
+            if self._peak and self.logger:
                 peak = f"{SERIES[MFU].description}: {self._peak / 1e12:g} TFLOP/s with precision {trainer.precision}"
-                for logger in trainer.loggers:
-                    if isinstance(logger, DurableTensorBoardLogger):
-                        logger.descriptions[MFU] = peak
+                self.logger.descriptions[MFU] = peak
 
     def on_logging_step(self, trainer: Trainer) -> None:
         self._finish_exchange(trainer)
@@ -158,14 +166,13 @@ class IntervalMeasurements(LoopCallback):
             tags_of_module = frozenset(trainer._logger_connector._logged_metrics)
             self._interval = _Interval(
                 step=epoch_loop._batches_that_stepped,
-                epoch=trainer.current_epoch,
                 loss_tag=_loss_tag(epoch_loop, tags_of_module),
                 has_gradient_norm=GRADIENT_NORM in values,
                 has_details=has_details,
                 own_values=own_values,
                 tags_of_module=tags_of_module,
             )
-        if exchange.is_complete:
+        if exchange.is_complete or (self.log_system and self._is_rank_zero):
             self._finish_exchange(trainer)
 
     def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
@@ -209,19 +216,12 @@ class IntervalMeasurements(LoopCallback):
             known[interval.loss_tag] = loss_sum / samples
         if interval.has_gradient_norm:
             known[GRADIENT_NORM] = values[GRADIENT_NORM]
-        known["epoch"] = float(interval.epoch)
-        for tag in interval.tags_of_module:
-            known.pop(tag, None)
-        for logger in trainer.loggers:
-            self._log(logger, known, interval.step)
-
-    def _log(self, logger: Logger, values: dict[str, float], step: int) -> None:
-        """Logs values as Lightning does; an error of a logger does not end training, and is reported once."""
-        try:
-            logger.log_metrics(metrics=values, step=step)
-            logger.save()
-        except Exception as error:
-            self._warn(f"{type(logger).__name__} cannot log values of rankzero", error)
+        assert self.logger is not None
+        own = {tag: value for tag, value in known.items() if tag not in interval.tags_of_module}
+        self.logger.log_metrics(own, interval.step)
+        if self.log_system:
+            prefixed = {f"{PREFIX}{tag}": value for tag, value in known.items()}
+            logger_connector_of(trainer).complete_row(prefixed, interval.step)
 
     def _details(self, trainer: Trainer) -> dict[str, float | Tensor]:
         """Returns this rank's values of the series that are not logged at every logging step."""

@@ -17,6 +17,9 @@ class Series(NamedTuple):
     reduction: str = ""
 
 
+PREFIX = "rankzero/"
+"""Prefix of the tags in a user's logger, so that they differ from all tags of the user."""
+
 FIRST_GRADIENT = "world/first_gradient_ms"
 DATA_WAIT = "wall_time/data_wait_ms"
 GRADIENT_NORM = "weights/gradient_norm"

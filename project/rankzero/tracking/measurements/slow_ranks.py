@@ -27,10 +27,11 @@ class SlowRanks(LoopCallback):
 
     Args:
         monitor: Receives the measured times; on rank zero, it has the ranks that are slow.
+        logger: The run's own logger; None if nothing is logged.
     """
 
-    def __init__(self, monitor: Monitor) -> None:
-        self.monitor = monitor
+    def __init__(self, monitor: Monitor, logger: DurableTensorBoardLogger | None) -> None:
+        self.monitor, self.logger = monitor, logger
         self._seconds: deque[float] = deque(maxlen=WINDOW)
         self._step: _MeasuredStep | None = None
         self._parameter: Parameter | None = None
@@ -84,9 +85,8 @@ class SlowRanks(LoopCallback):
         """Writes new reports to TensorBoard; only rank zero has any."""
         reports = list(self.monitor.slow_ranks.values())
         for report in reports[self._logged_count :]:
-            for logger in trainer.loggers:
-                if isinstance(logger, DurableTensorBoardLogger):
-                    logger.log_text("slow_ranks", report, trainer.global_step)
+            if self.logger:
+                self.logger.log_text("slow_ranks", report, trainer.global_step)
         self._logged_count = len(reports)
 
 

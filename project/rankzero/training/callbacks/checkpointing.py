@@ -27,7 +27,6 @@ from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.checkpoints.signature import key_problem
 from rankzero.runs.checkpoints.write import remove_directory
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 
@@ -240,8 +239,6 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         fit_loop_of(trainer).epoch_loop.flush_metrics()
         if trainer.is_global_zero:
             self.run.assert_owner()
-        for logger in trainer.loggers:  # values logged before the checkpoint must be on disk before it
-            logger.flush() if isinstance(logger, DurableTensorBoardLogger) else logger.save()
         trainer.save_checkpoint(self.run.checkpoint(trainer.global_step))
         return True
 

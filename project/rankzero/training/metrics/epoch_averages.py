@@ -12,7 +12,9 @@ from sys import getrefcount
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Metadata,
@@ -20,6 +22,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _ResultMetric,
     _Sync,
 )
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
@@ -103,7 +106,46 @@ class LoggerConnector(_LoggerConnector):
 
     Args:
         trainer: The trainer.
+        run_logger: The run's own logger, which receives all values of a fit; None if nothing is logged.
+
+    Attributes:
+        holds_rows: Whether the user's loggers receive the values of a step that ends an interval by `complete_row`.
     """
+
+    def __init__(self, trainer: Trainer, run_logger: Logger | None = None) -> None:
+        super().__init__(trainer)
+        self.run_logger, self.holds_rows = run_logger, False
+        self._held_row: tuple[dict[str, Any], int] | None = None
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        """Logs a row of values as Lightning does, and to the run's own logger as well."""
+        trainer, loop = self.trainer, self.trainer.fit_loop.epoch_loop
+        if not trainer.loggers or not metrics:
+            return
+        self._logged_metrics.update(metrics)
+        row: dict[str, Any] = convert_tensors_to_scalars(metrics)
+        is_of_step = step is None and self._first_loop_iter is not None
+        if step is None and (step := row.pop("step", None)) is None:
+            row.setdefault("epoch", trainer.current_epoch)
+            step = loop._batches_that_stepped
+        loggers: list[Logger] = trainer.loggers
+        if trainer.state.fn is TrainerFn.FITTING and not trainer.fit_loop.is_trial:  # type: ignore[attr-defined]
+            loggers = list(dict.fromkeys(filter(None, [*loggers, self.run_logger])))
+        if self.holds_rows and is_of_step and loop.record.is_due and loop.record.is_enabled:  # type: ignore[attr-defined]
+            self._held_row = row, int(step)
+            loggers = [logger for logger in loggers if logger is self.run_logger]
+        for logger in loggers:
+            logger.log_metrics(metrics=row, step=int(step))
+            logger.save()
+
+    def complete_row(self, values: Mapping[str, float], step: int) -> None:
+        """Logs the row of a step to the user's loggers, with further values."""
+        row, step = self._held_row or ({"epoch": self.trainer.current_epoch}, step)
+        self._held_row = None
+        for logger in self.trainer.loggers:
+            if logger is not self.run_logger:
+                logger.log_metrics(metrics={**values, **row}, step=step)
+                logger.save()
 
     def on_batch_end(self) -> None:
         """Records a read if user code holds the metrics; Lightning's own loop calls this after the hooks of a batch."""
@@ -147,6 +189,12 @@ class LoggerConnector(_LoggerConnector):
         super().on_epoch_end()
 
 
+def logger_connector_of(trainer: Trainer) -> LoggerConnector:
+    """Returns the Trainer's logger connector, which `install` has replaced."""
+    assert isinstance(trainer._logger_connector, LoggerConnector)
+    return trainer._logger_connector
+
+
 trainer_metrics_of = attrgetter("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 """Function that returns the dictionaries of a connector that Lightning updates in every batch."""
 
@@ -175,9 +223,9 @@ def _without_recording_reads(trainer: Trainer) -> Iterator[None]:
             results.records_reads = was_recording
 
 
-def install(trainer: Trainer) -> None:
+def install(trainer: Trainer, run_logger: Logger | None = None) -> None:
     """Replaces Lightning's logger connector, and the results of the validation in `fit`."""
-    trainer._logger_connector = LoggerConnector(trainer)
+    trainer._logger_connector = LoggerConnector(trainer, run_logger)
     trainer.fit_loop.epoch_loop.val_loop._results = TolerantResults(trainer, training=False)
 
 

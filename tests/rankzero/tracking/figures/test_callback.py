@@ -234,7 +234,7 @@ def test_a_full_disk_is_a_warning(empty_figures, script_folder, monkeypatch, rec
     assert files_in(script_folder) == set() and events_in(script_folder).Tags()["images"]
 
 
-def test_loggers_that_accept_images_receive_them(empty_figures, script_folder):
+def test_loggers_that_accept_images_receive_them_on_request(empty_figures, script_folder):
     keys = set()
 
     class ImageLogger(Curves):
@@ -242,8 +242,10 @@ def test_loggers_that_accept_images_receive_them(empty_figures, script_folder):
             assert isinstance(images[0], Image.Image)
             keys.add(key)
 
-    fit(logger=[ImageLogger()])
-    assert keys == {f"visuals/{name}" for name in ALL} and files_in(script_folder) == ALL
+    fit(logger=ImageLogger())
+    assert not keys and files_in(script_folder) == ALL
+    fit(logger=ImageLogger(), log_system=True, resume="never")
+    assert keys == {f"rankzero/visuals/{name}" for name in ALL}
 
 
 def test_inputs_of_each_attempt_are_drawn(empty_figures, script_folder):

@@ -1,4 +1,3 @@
-import csv
 import json
 import math
 from collections import defaultdict
@@ -8,7 +7,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger
 from reported import PARTS_MS, scalars_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -185,17 +183,19 @@ def test_details_of_an_interval_are_correct_and_consistent(detailed, script_fold
     assert all(seconds > 0 for seconds in logged["wall_time/checkpoint_s"].values())
 
 
-def test_every_logger_receives_the_values_and_a_value_that_the_module_logs_as_epoch_is_kept(script_folder):
-    class LogsEpoch(Net):
-        def training_step(self, batch, batch_idx):
-            self.log("epoch", 0.5)
-            return super().training_step(batch, batch_idx)
-
-    fit(LogsEpoch(), logger=[CSVLogger(script_folder / name, name="", version="") for name in ("first", "second")])
-    for name in ("first", "second"):
-        rows = list(csv.DictReader((script_folder / name / "metrics.csv").open()))
-        logged = {"train/loss", "train/lr", "wall_time/step_ms", "x_axis/samples", "weights/gradient_norm"}
-        assert logged <= rows[0].keys() and {row["epoch"] for row in rows} == {"", "0.5"}
+@pytest.mark.parametrize("settings", [{}, {"profiler": "simple"}])  # with a profiler, Lightning's own loop trains
+def test_a_users_logger_receives_the_series_on_request_in_the_rows_of_the_user(script_folder, settings):
+    plain, logger, without = Curves(), Curves(), Curves()
+    fit(Net(name="loss"), name="plain", logger=plain, **settings)
+    logged = fit(Net(name="loss"), logger=[logger], log_system=True, **settings)
+    fit(Net(), name="without", logger=without, log_system=True, epochs=1, **settings)
+    rows = [(step, {tag: value for tag, value in row.items() if "/" not in tag}) for step, row in logger.lines]
+    assert rows == plain.lines and {"loss", "epoch"} == plain.lines[0][1].keys()
+    assert [(step, row["epoch"]) for step, row in without.lines] == [(4, 0), (9, 0)]
+    for lines in (logger.lines, without.lines):
+        added = {"train/loss", "train/lr", "wall_time/step_ms", "x_axis/samples", "weights/gradient_norm"}
+        assert {f"rankzero/{tag}" for tag in added} <= lines[0][1].keys()
+    assert [row["rankzero/train/loss"] for _, row in logger.lines] == pytest.approx([*logged["train/loss"].values()])
 
 
 @pytest.mark.parametrize("settings", [{"logger": False}, {"log_every_n_steps": 0}])
@@ -260,20 +260,6 @@ def test_a_batch_of_none_counts_as_a_step(script_folder, profiler):
 
     logged = fit(WithoutThird(), epochs=1, log_every_n_steps=2, profiler=profiler)
     assert list(logged["train/loss"]) == [1, 3, 5, 7]
-
-
-def test_loggers_are_called_as_lightning_calls_them_and_one_that_fails_does_not_end_training(script_folder):
-    def fail(**_):
-        raise OSError("the server does not answer")
-
-    logger, failing, saves = Curves(), Curves(), []
-    logger.save, failing.log_metrics = lambda: saves.append(1), fail
-    fit(Net(), logger=logger, epochs=2)
-    assert [(step, values["epoch"]) for step, values in logger.lines] == [(4, 0), (9, 0), (14, 1), (19, 1)]
-    assert len(saves) >= 4
-    with pytest.warns(UserWarning, match="Curves cannot log values of rankzero; training continues") as caught:
-        fit(Net(), name="failing", logger=failing)
-    assert len([warning for warning in caught if "cannot log" in str(warning.message)]) == 1
 
 
 def test_a_value_that_the_module_logs_is_not_logged_twice(script_folder):

@@ -1,8 +1,10 @@
 import pytest
 import torch
+from lightning.pytorch import Trainer as StockTrainer
 
+from rankzero import Trainer
 from rankzero.training.metrics.epoch_averages import Results, gathered_values, merge
-from stock import differences
+from stock import QUIET, Curves, Loaders, Net, differences
 
 
 def log(results, value, name="loss", size=1, **settings):
@@ -43,3 +45,42 @@ def test_resumed_epoch_values_equal_uninterrupted_values(reduction):
 
 def test_rank_zero_only_metric_is_not_gathered():
     assert not gathered_values(results_of(1.0, rank_zero_only=True))
+
+
+class Calls(Curves):
+    """Records all calls of a logger."""
+
+    def __getattribute__(self, name):
+        if name in ("log_hyperparams", "log_graph", "save", "finalize"):
+            self.lines.append(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"profiler": "simple"},  # Lightning's own loop
+        {"accumulate_grad_batches": 2, "val_check_interval": 4},
+        {"fast_dev_run": 2},
+        {"logger": [Calls(), Calls()]},
+    ],
+)
+def test_a_users_logger_receives_the_calls_of_stock_lightning(script_folder, settings):
+    class LogsStep(Net):
+        test_step = Net.validation_step
+
+        def on_train_epoch_end(self):
+            self.log_dict({"own": 1.0, "step": self.current_epoch + 0.0})
+
+    seen = []
+    for kind in (StockTrainer, Trainer):
+        loggers = settings.get("logger") or [Calls()]
+        trainer = kind(**{**QUIET, "max_epochs": 2, "log_every_n_steps": 3, "logger": loggers[0], **settings})
+        trainer.fit(LogsStep(), Loaders()(), Loaders()())
+        trainer.test(LogsStep(), Loaders()(), verbose=False)
+        seen += [list(logger.lines) for logger in loggers]
+        for logger in loggers:
+            logger.lines.clear()
+    assert differences(seen[0], seen[len(seen) // 2]) == [] and seen[0] == seen[-1]
+    assert bool(seen[0]) != bool(settings.get("fast_dev_run"))
