@@ -94,6 +94,7 @@ class Trainer(TrainerArguments):
             global_batch_size=arguments["global_batch_size"],
             micro_batches=lightning.get("accumulate_grad_batches", 1),
             max_device_batch_size=arguments["max_device_batch_size"],
+            divides_samplers=lightning.get("use_distributed_sampler", True),
         )
         check_batch_sizes(plan, user_callbacks)
         for callback in user_callbacks:

@@ -8,6 +8,7 @@ from itertools import chain, repeat
 import numpy as np
 from torch.utils.data import Sampler
 
+from rankzero.sampling.drawn_order import DrawnOrder
 from rankzero.sampling.index_list import Indices
 from rankzero.sampling.permutation import Permutation, Positions, epoch_key
 
@@ -84,6 +85,7 @@ class ElasticBatchSampler(Sampler[Indices]):
         seed: Seed of the permutation and of the random numbers for each sample.
         drop_last: Whether a short last step is omitted.
         start: Position from which a resumed run continues.
+        drawn: The draws of a user's sampler, which are read in place of the samples 0, 1, 2, ...
 
     Attributes:
         micro_batches: Batches per optimizer step; the last step may have fewer.
@@ -106,6 +108,7 @@ class ElasticBatchSampler(Sampler[Indices]):
         seed: int = 0,
         drop_last: bool = False,
         start: Position | None = None,
+        drawn: DrawnOrder | None = None,
     ) -> None:
         assert count > 0 and global_batch_size > 0 and world_size > rank >= 0
         self.count, self.global_batch_size, self.rank, self.world_size = count, global_batch_size, rank, world_size
@@ -113,7 +116,7 @@ class ElasticBatchSampler(Sampler[Indices]):
         size = -(-self.largest_share // micro_batches)
         self.device_batch_size = min(size, max_device_batch_size or size)
         self.micro_batches = -(-self.largest_share // self.device_batch_size)
-        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
+        self.shuffle, self.seed, self.drop_last, self.drawn = shuffle, seed, drop_last, drawn
         self.is_padded = self.has_started = self._is_exhausted = False
         self.in_flight: deque[Positions] = deque()
         self.on_many_in_flight: Callable[[], None] = lambda: self.in_flight.clear()
@@ -131,6 +134,11 @@ class ElasticBatchSampler(Sampler[Indices]):
         if epoch != self.epoch:
             self.epoch, self._is_exhausted = epoch, False
             self.start_position = Position(epoch)
+
+    @property
+    def counts_batches(self) -> bool:
+        """Whether a user's batch sampler decides the batches, so that `count` is their number."""
+        return self.drawn is not None and self.drawn.draws_batches
 
     @property
     def has_changed_batch_size(self) -> bool:
@@ -208,6 +216,8 @@ class ElasticBatchSampler(Sampler[Indices]):
 
     def has_single_samples(self) -> bool:
         """Returns whether some batch of an epoch has a single sample on some rank."""
+        if self.counts_batches:
+            return False
         device = self.device_batch_size
         shares = [divmod(size, self._active_ranks(size)) for size in self._sizes()]
         return any(1 % device in (least % device, (least + (rest > 0)) % device) for least, rest in shares)
@@ -250,15 +260,19 @@ class ElasticBatchSampler(Sampler[Indices]):
         return max(1, size // 2, -(-size // self.largest_share))
 
     def __iter__(self) -> Iterator[Indices]:
-        key = epoch_key(self.seed, self.epoch)
-        return (Indices.from_array(samples, key) for samples in self.arrays())
+        key, batches, drawn = epoch_key(self.seed, self.epoch), self.arrays(), self.drawn
+        if drawn:
+            return (drawn.indices(positions, key) for positions in batches)
+        return (Indices.from_array(samples, key) for samples in batches)
 
     def arrays(self) -> Iterator[Positions]:
-        """Returns the samples of each batch of this rank: the batches of `__iter__`, as arrays."""
+        """Returns the samples of each batch of this rank: the batches of `__iter__`, as arrays. All ranks must call."""
         if self._is_exhausted:
             self._is_exhausted = False
             self.start_position = Position(self.epoch, pass_index=self.start_position.pass_index + 1)
         self.has_started = True
+        if self.drawn:
+            self.drawn.draw(self.count, self.seed, self.epoch, self.start_position.pass_index)
         self.in_flight = deque()
         return self._batches(self.in_flight)
 

@@ -6,6 +6,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from rankzero.sampling.batch_sampler import Share
+from rankzero.sampling.drawn_order import DrawnOrder
 from rankzero.sampling.index_list import Indices
 from rankzero.sampling.permutation import epoch_key
 
@@ -23,6 +24,7 @@ class EvaluationBatchSampler(Sampler[Indices]):
         world_size: W, number of ranks.
         seed: Seed of the random numbers for each sample; the same in every epoch, so that evaluations are comparable.
         drop_last: Whether samples that do not fill a batch on every rank are omitted.
+        drawn: The draws of a user's sampler, which are read in place of the samples 0, 1, 2, ...
     """
 
     def __init__(
@@ -33,7 +35,9 @@ class EvaluationBatchSampler(Sampler[Indices]):
         world_size: int = 1,
         seed: int = 0,
         drop_last: bool = False,
+        drawn: DrawnOrder | None = None,
     ) -> None:
+        self.drawn = drawn
         assert count >= 0 and batch_size > 0 and world_size > rank >= 0
         self.rank, self.world_size, self.batch_size, self.seed = rank, world_size, batch_size, seed
         in_full_batches = count // (batch_size * world_size) * batch_size * world_size
@@ -74,11 +78,16 @@ class EvaluationBatchSampler(Sampler[Indices]):
 
     def samples(self, batch: int) -> list[int]:
         """Returns this rank's sample indices in a batch."""
+        return list(self._indices(batch, 0))
+
+    def _indices(self, batch: int, key: int) -> Indices:
         numbers = np.arange(self._end(batch - 1, self.rank), self._end(batch, self.rank))
-        samples: list[int] = (numbers * self.world_size + self.rank).tolist()
-        return samples
+        positions = numbers * self.world_size + self.rank
+        return self.drawn.indices(positions, key) if self.drawn else Indices.from_array(positions, key)
 
     def __iter__(self) -> Iterator[Indices]:
         key = epoch_key(self.seed, 0)
+        if self.drawn:
+            self.drawn.draw(self.count, self.seed, 0, 0)
         for batch in range(len(self)):
-            yield Indices(self.samples(batch), key)
+            yield self._indices(batch, key)

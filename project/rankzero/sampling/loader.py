@@ -4,7 +4,7 @@ import copy
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, islice, repeat
 from typing import Any
 
@@ -63,7 +63,9 @@ class ManagedLoader(DataLoader[Any]):
         }
         vars(self).update({**vars(loader), **attributes})
         self.__class__ = _managed_class(type(loader))  # type: ignore[arg-type]
-        seeded_dataset = SeededDataset(loader.dataset, gathers=loader.collate_fn is default_collate)
+        is_batched = loader.batch_sampler is not None
+        seeded_dataset = SeededDataset(loader.dataset, loader.collate_fn is default_collate, is_batched)
+        collate = loader.collate_fn if is_batched else partial(collate_only_item, loader.collate_fn)
         self._reader = copy.copy(loader)
         vars(self._reader).update(
             dataset=seeded_dataset,
@@ -71,7 +73,7 @@ class ManagedLoader(DataLoader[Any]):
             sampler=batches,
             batch_size=None,
             drop_last=False,
-            collate_fn=_Collate(identity if seeded_dataset.gathers else loader.collate_fn),
+            collate_fn=_Collate(identity if seeded_dataset.gathers else collate),
             worker_init_fn=PrepareWorker(loader.worker_init_fn),
             # A loader draws its workers' seed from this generator, so that the global generator stays unchanged.
             generator=loader.generator or torch.Generator().manual_seed(batches.seed),
@@ -84,9 +86,9 @@ class ManagedLoader(DataLoader[Any]):
         return self._user_loader
 
     @property
-    def sampler(self) -> ElasticBatchSampler | EvaluationBatchSampler:  # type: ignore[override]
-        """The run's order of samples."""
-        return self.batch_sampler
+    def sampler(self) -> Any:  # type: ignore[override]
+        """The user's sampler if it draws the samples, else the run's order of samples."""
+        return self._user_loader.sampler if self.batch_sampler.drawn else self.batch_sampler
 
     @property
     def _iterator(self) -> Any:
@@ -145,10 +147,11 @@ class ManagedLoader(DataLoader[Any]):
         """Returns the same batches as a DataLoader without loader processes."""
         dataset, order = self._reader.dataset, self.batch_sampler
         assert isinstance(dataset, SeededDataset)
-        if dataset.reads_ahead and isinstance(order, ElasticBatchSampler):
-            batches = read_ahead(dataset, order.arrays(), epoch_key(order.seed, order.epoch))
-        elif dataset.gathers_rows and isinstance(order, ElasticBatchSampler):
-            return map(dataset.gather, order.arrays())
+        training = order if isinstance(order, ElasticBatchSampler) and not order.drawn else None
+        if dataset.reads_ahead and training:
+            batches = read_ahead(dataset, training.arrays(), epoch_key(training.seed, training.epoch))
+        elif dataset.gathers_rows and training:
+            return map(dataset.gather, training.arrays())
         else:
             batches = (dataset.__getitems__(indices) for indices in iter(order))
         return map(self._reader.collate_fn, batches)
@@ -216,6 +219,11 @@ def _batches_per_read(batch: Any) -> int:
 def identity(batch: Any) -> Any:
     """Returns a batch unchanged, because it is already collated."""
     return batch
+
+
+def collate_only_item(collate: Callable[[Any], Any], items: list[Any]) -> Any:
+    """Collates the only item of a loader that reads single items."""
+    return collate(items[0])
 
 
 class _Collate:

@@ -1,14 +1,15 @@
 """Replaces the order of samples in the DataLoaders of a data module with the run's order."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
+from rankzero.sampling.drawn_order import DrawnOrder, draws_from, has_run_order, is_divided
 from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 from rankzero.sampling.fingerprint import changes, fingerprint
 from rankzero.sampling.loader import ManagedLoader
@@ -29,12 +30,14 @@ class SamplingPlan:
         micro_batches: `--trainer.accumulate_grad_batches`: batches per optimizer step.
         max_device_batch_size: Largest batch per device; None for no limit.
         accept_changed_data: Whether a run may resume with changed data.
+        divides_samplers: `use_distributed_sampler`: whether the draws of a user's samplers are divided among ranks.
 
     Attributes:
         start_positions: Start positions of a resumed run's training loaders. Further loaders start at the epoch's
             beginning.
         kept_data: Fingerprint of the checkpoint's training data, see `fingerprint`; None after the check.
         kept_sizes: Global batch sizes that a resumed run keeps, one per training loader.
+        kept_draws: States of the `DrawnOrder`s that a resumed run keeps, one per training loader.
         training_orders: Orders of the training loaders that Rankzero manages.
         data: Fingerprint of the training data.
         evaluation_orders: Orders of the evaluation loaders that Rankzero manages.
@@ -52,9 +55,11 @@ class SamplingPlan:
     micro_batches: int = 1
     max_device_batch_size: int | None = None
     accept_changed_data: bool = False
+    divides_samplers: bool = True
     start_positions: list[Position] = field(default_factory=list, init=False)
     kept_data: Mapping[str, str] | None = field(default=None, init=False)
     kept_sizes: list[int] = field(default_factory=list, init=False)
+    kept_draws: list[Any] = field(default_factory=list, init=False)
     training_orders: list[ElasticBatchSampler] = field(default_factory=list, init=False)
     data: dict[str, str] = field(default_factory=dict, init=False)
     evaluation_orders: list[EvaluationBatchSampler] = field(default_factory=list, init=False)
@@ -81,6 +86,12 @@ class SamplingPlan:
         """Forgets the loaders of an earlier `fit`, before the loaders of the next one are wrapped."""
         self.training_orders, self.unmanaged_loaders, self.start_positions = [], 0, []
         self.data, self.kept_data, self.kept_sizes, self._loader_sizes = {}, None, [], {}
+        self.kept_draws = []
+
+    @property
+    def counted_order(self) -> ElasticBatchSampler | None:
+        """The `only_order`, unless it counts batches in place of samples."""
+        return self.only_order if self.only_order and not self.only_order.counts_batches else None
 
     def wrap(
         self,
@@ -98,14 +109,14 @@ class SamplingPlan:
             padded_for: Name of the feature that needs a sample on every rank, if any.
 
         Raises:
-            RequestError: A batch would be larger than the data set, the data has changed since the checkpoint, or
-                several training loaders would have different numbers of micro-batches.
+            RequestError: A batch would be larger than the data set, the data has changed since the checkpoint, several
+                training loaders would have different numbers of micro-batches, or a user's sampler has no length.
         """
         if isinstance(loader, ManagedLoader):  # returned by `trainer.train_dataloader`
             loader = loader.user_loader
         if training and self.training_orders and self.training_orders[0].has_started:  # Lightning reloads the loaders
             self.training_orders, self.unmanaged_loaders = [], 0
-        reason = _unmanaged_reason(loader)
+        reason = self._unmanaged_reason(loader, training)
         if reason:
             if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, PrepareWorker):
                 loader.worker_init_fn = PrepareWorker(loader.worker_init_fn)
@@ -118,31 +129,62 @@ class SamplingPlan:
             )
             return loader
         assert isinstance(loader, DataLoader)
-        batches = self._add_training_order(loader) if training else self._add_evaluation_order(loader)
+        drawn = None if has_run_order(loader, self.rank, self.world_size) else DrawnOrder(loader, broadcast)
+        add_order = self._add_training_order if training else self._add_evaluation_order
+        batches = add_order(loader, drawn)
         if training:
             self._pad(padded_for)
         return ManagedLoader(loader, batches, broadcast)
 
-    def _add_training_order(self, loader: "DataLoader[Any]") -> ElasticBatchSampler:
-        count = len(loader.dataset)  # type: ignore[arg-type]
+    def _unmanaged_reason(self, loader: object, training: bool) -> str | None:
+        """Returns a description of the code that defines the loader's order; None if Rankzero can manage the order.
+
+        Raises:
+            RequestError: All ranks would read the same samples.
+        """
+        if not isinstance(loader, DataLoader):
+            return f"a {type(loader).__name__} (not a torch DataLoader)"
+        if isinstance(loader.dataset, IterableDataset):
+            return f"the iterable dataset {type(loader.dataset).__name__}"
+        if has_run_order(loader, self.rank, self.world_size):
+            return None
+        sampler = draws_from(loader)
+        name = f"the {'batch ' * (sampler is loader.batch_sampler)}sampler {type(sampler).__name__}"
+        if is_divided(sampler) or (self.world_size > 1 and not self.divides_samplers):
+            return name
+        if isinstance(sampler, Sized):
+            return None if training or self.world_size > 1 else name
+        if self.world_size > 1:
+            raise RequestError(
+                f"{name} on {self.world_size} processes",
+                "it has no length (`__len__`), so its samples cannot be divided among the processes",
+                "a sampler with a length, or use_distributed_sampler=False if it draws other samples on each rank",
+            )
+        return name
+
+    def _add_training_order(self, loader: "DataLoader[Any]", drawn: DrawnOrder | None) -> ElasticBatchSampler:
+        count = len(drawn or loader.dataset)  # type: ignore[arg-type]
         if not count:
             raise RequestError(
                 "to train", "the training data set is empty", "another --data, or correct the train_dataloader"
             )
         if not self.data:
-            self.data = fingerprint(loader.dataset, count)
+            self.data = fingerprint(loader.dataset, count) | ({"order": drawn.name} if drawn else {})
             self._check_data()
+        if drawn and len(self.training_orders) < len(self.kept_draws):
+            drawn.load_state(self.kept_draws[len(self.training_orders)])
         batches = ElasticBatchSampler(
             count,
-            self._global_batch_size(loader, count),
+            self._global_batch_size(loader, count, drawn),
             self.rank,
             self.world_size,
             self.micro_batches,
-            self.max_device_batch_size,
-            shuffle=not isinstance(loader.sampler, SequentialSampler),
+            1 if drawn and drawn.draws_batches else self.max_device_batch_size,
+            shuffle=not drawn and _shuffles(loader.sampler),
             seed=self.seed,
             drop_last=loader.drop_last,
             start=self._next_start_position(),
+            drawn=drawn,
         )
         self.training_orders.append(batches)
         if len({order.micro_batches for order in self.training_orders}) > 1:
@@ -183,7 +225,7 @@ class SamplingPlan:
                 + "\n".join(differences),
                 "--accept_changed data, to restart the epoch with the new data, or --resume never, to restart the run",
             )
-        self.start_positions = [Position(position.epoch) for position in self.start_positions]
+        self.start_positions, self.kept_draws = [Position(position.epoch) for position in self.start_positions], []
 
     def _next_start_position(self) -> Position | None:
         """Returns the start position of the next training loader; None for a run that does not resume."""
@@ -195,22 +237,29 @@ class SamplingPlan:
             else Position(self.start_positions[0].epoch)
         )
 
-    def _add_evaluation_order(self, loader: "DataLoader[Any]") -> EvaluationBatchSampler:
-        count = len(loader.dataset)  # type: ignore[arg-type]
+    def _add_evaluation_order(self, loader: "DataLoader[Any]", drawn: DrawnOrder | None) -> EvaluationBatchSampler:
+        count = len(drawn or loader.dataset)  # type: ignore[arg-type]
         self.is_uneven |= count % self.world_size != 0
         size = self.batch_size or loader.batch_size or 1
         if self.global_batch_size is not None:
             size = -(-self.global_batch_size // (self.world_size * self.micro_batches))
-        size = min(size, self.max_device_batch_size or size)
-        order = EvaluationBatchSampler(count, size, self.rank, self.world_size, self.seed, loader.drop_last)
+        size = 1 if drawn and drawn.draws_batches else min(size, self.max_device_batch_size or size)
+        order = EvaluationBatchSampler(count, size, self.rank, self.world_size, self.seed, loader.drop_last, drawn)
         self.evaluation_orders.append(order)
         return order
 
-    def _global_batch_size(self, loader: "DataLoader[Any]", count: int) -> int:
-        """Returns the number of samples per optimizer step over all ranks.
+    def _check_no_batch_size(self, drawn: DrawnOrder) -> None:
+        """Raises a RequestError if the size of batches that the user's code decides was requested."""
+        for flag in ("batch_size", "global_batch_size", "max_device_batch_size"):
+            if (size := getattr(self, flag)) is not None:
+                found = f"{drawn.name}, whose size the sampler decides"
+                raise RequestError(f"--{flag} {size}", found, f"no --{flag}, or a DataLoader(batch_size={size})")
+
+    def _global_batch_size(self, loader: "DataLoader[Any]", count: int, drawn: DrawnOrder | None) -> int:
+        """Returns the number of samples per optimizer step over all ranks; of batches, if a draw is a batch.
 
         Raises:
-            RequestError: The number was requested, and is larger than the data set.
+            RequestError: The number was requested, and is larger than the data set, or the user's batches decide it.
         """
         ranks, batches = self.world_size, self.micro_batches
         loader_index = len(self.training_orders)
@@ -218,6 +267,9 @@ class SamplingPlan:
         is_same_size = self._loader_sizes.setdefault(loader_index, loader.batch_size) == loader.batch_size
         if is_same_size and loader_index < len(self.kept_sizes):
             return self.kept_sizes[loader_index]
+        if drawn and drawn.draws_batches:
+            self._check_no_batch_size(drawn)
+            return ranks * batches
         if self.global_batch_size is not None:
             size, flag = self.global_batch_size, f"--global_batch_size {self.global_batch_size}"
             ranks = batches = 1
@@ -241,16 +293,6 @@ class SamplingPlan:
         return total
 
 
-def _unmanaged_reason(loader: object) -> str | None:
-    """Returns a description of the code that defines the loader's order; None if Rankzero can manage the order."""
-    if not isinstance(loader, DataLoader):
-        return f"a {type(loader).__name__} (not a torch DataLoader)"
-    if isinstance(loader.dataset, IterableDataset):
-        return f"the iterable dataset {type(loader.dataset).__name__}"
-    if loader.batch_size is None and loader.batch_sampler is None:
-        return "a loader without batches (batch_size=None)"
-    if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
-        return f"the batch sampler {type(loader.batch_sampler).__name__}"
-    if type(loader.sampler) is RandomSampler and not loader.sampler.replacement:
-        return None if len(loader.sampler) == len(loader.dataset) else "a sampler that draws a subset"  # type: ignore[arg-type]
-    return None if type(loader.sampler) is SequentialSampler else f"the sampler {type(loader.sampler).__name__}"
+def _shuffles(sampler: object) -> bool:
+    """Returns whether a loader with this sampler of torch's shuffles."""
+    return sampler.shuffle if isinstance(sampler, DistributedSampler) else not isinstance(sampler, SequentialSampler)

@@ -27,6 +27,7 @@ class SeededDataset(Dataset[Any]):
     Args:
         dataset: The user's data set.
         gathers: Whether the loader collates with torch's `default_collate`.
+        is_batched: False if the loader reads single items, which may be batches.
 
     Attributes:
         gathers: Whether batches are gathered here, so that nothing is left to collate.
@@ -35,14 +36,16 @@ class SeededDataset(Dataset[Any]):
             returns tensors with one row per sample, and no row depends on other samples or on the time of the read.
     """
 
-    def __init__(self, dataset: Dataset[Any], gathers: bool = False) -> None:
+    def __init__(self, dataset: Dataset[Any], gathers: bool = False, is_batched: bool = True) -> None:
         self.dataset = self._source = dataset
         self._subset_indices: list[Sequence[int]] = []
         # A Subset always has __getitems__, even if its data set has none, and passes a plain list to it.
-        while isinstance(self._source, Subset) and type(self._source).__getitems__ is Subset.__getitems__:
+        while (
+            is_batched and isinstance(self._source, Subset) and type(self._source).__getitems__ is Subset.__getitems__
+        ):
             self._subset_indices.append(self._source.indices)
             self._source = self._source.dataset
-        self._reads_batches = callable(getattr(self._source, "__getitems__", None))
+        self._reads_batches = is_batched and callable(getattr(self._source, "__getitems__", None))
         self._needs_no_seed = type(self._source) is TensorDataset or getattr(self._source, "draws_from_keys", False)
         self.gathers = gathers and type(self._source) is TensorDataset and all(map(_is_plain, self._source.tensors))
         self.gathers_rows = self.gathers and not self._subset_indices
@@ -91,7 +94,7 @@ class SeededDataset(Dataset[Any]):
         samples: Sequence[int] = indices
         for subset_indices in self._subset_indices:
             samples = [subset_indices[sample] for sample in samples]
-        return Indices(samples, indices.key, indices) if self._subset_indices else indices
+        return Indices(samples, indices.key, indices.loader_indices or indices) if self._subset_indices else indices
 
     def _read(self, indices: Indices) -> Any:
         if self.gathers:

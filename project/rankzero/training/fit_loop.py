@@ -167,7 +167,7 @@ class FitLoop(_FitLoop):
         self.epoch_loop.activity.enter(HOOK)
         super().on_advance_end()
         if not self.is_trial:
-            self.plan.start_positions = []  # loaders created from now on start at the beginning
+            self.plan.start_positions, self.plan.kept_draws = [], []  # further loaders start at the beginning
         if not is_complete:
             return
         order = self.plan.order

@@ -172,11 +172,11 @@ def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) 
 def count_samples(trainer: Trainer, split: str) -> int | None:
     """Returns the number of samples evaluated on all ranks, within limits such as `--trainer.limit_test_batches`.
 
-    Returns None if a loader has its own order, as with an IterableDataset, because its samples are not counted.
+    Returns None if a loader has an order of its own, as with an IterableDataset, because its samples are not counted.
     """
     orders = trainer.plan.evaluation_orders
     limits = trainer.num_val_batches if split == "val" else trainer.num_test_batches
-    if len(limits) != len(orders):
+    if len(limits) != len(orders) or any(order.drawn for order in orders):
         return None
     return sum(order.samples_until(limit) for order, limit in zip(orders, limits, strict=True))
 

@@ -173,11 +173,11 @@ class KeepPredictions(Callback):
         self.loaders = combined.flattened
         self.writers = [PartWriter(self.folder / str(i), self.rank) for i in range(len(self.loaders))]
         self.read_counts = [0] * len(self.loaders)
-        unmanaged = [loader for loader in self.loaders if not isinstance(loader, ManagedLoader)]
-        if unmanaged and self.world_size > 1:
+        own_order = [one for one in self.loaders if not isinstance(one, ManagedLoader) or one.batch_sampler.drawn]
+        if own_order and self.world_size > 1:
             raise RequestError(
                 f"predictions on {self.world_size} processes",
-                f"a {type(unmanaged[0]).__name__} with its own sample order: which rank reads which sample is unknown",
+                f"a {type(own_order[0]).__name__} with its own sample order: which rank reads which sample is unknown",
                 "--devices 1, without a launcher",
             )
 

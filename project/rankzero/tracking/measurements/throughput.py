@@ -55,12 +55,12 @@ class Throughput(LoopCallback):
         return self._attempt_samples
 
     def needs(self, hook: str) -> bool:
-        # With `only_order`, `_count_trained_batches` counts the batches.
-        return hook != "on_batch_done" or self.plan.only_order is None
+        # With `counted_order`, `_count_trained_batches` counts the batches.
+        return hook != "on_batch_done" or self.plan.counted_order is None
 
     def on_ready(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        self._consumed = self.plan.only_order.start_position.samples if self.plan.only_order else 0
+        self._consumed = self.plan.counted_order.start_position.samples if self.plan.counted_order else 0
         self._started_at = time.perf_counter()  # Lightning does not call on_train_epoch_start in a resumed epoch
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -76,8 +76,9 @@ class Throughput(LoopCallback):
 
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         orders = self.plan.training_orders
+        orders = [] if any(order.counts_batches for order in orders) else orders
         share = getattr(trainer.strategy, "share", EVEN_SHARE)  # set for each batch by Rankzero's strategies
-        if share is not EVEN_SHARE:
+        if orders and share is not EVEN_SHARE:
             count = share.total
         elif orders:
             count = sum(order.samples_in(batch_idx) for order in orders)
@@ -91,7 +92,7 @@ class Throughput(LoopCallback):
 
     def _count_trained_batches(self, at_end: bool = False) -> None:
         """Counts new samples of the current epoch, or with `at_end` of the epoch that has just ended."""
-        order, loop = self.plan.only_order, fit_loop_of(self._trainer) if self._trainer else None
+        order, loop = self.plan.counted_order, fit_loop_of(self._trainer) if self._trainer else None
         if order is not None and loop is not None and (at_end or loop.is_within_epoch):
             consumed = order.consumed(loop.epoch_loop.batches_trained)
             self._add(consumed - self._consumed)

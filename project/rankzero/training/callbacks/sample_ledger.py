@@ -87,7 +87,8 @@ class SampleLedger(LoopCallback):
                 f"epoch {order.epoch + 1}: {consumed:,} of {order.count:,} samples should have been used, each once, "
                 f"but {used.sums[0]:,} were drawn, and not those. This is a defect of Rankzero; please report it"
             )
-        entry = f"epoch {order.epoch + 1}: {consumed:,} of {order.count:,} samples, each once"
+        noun = order.drawn.name if order.drawn else "samples"
+        entry = f"epoch {order.epoch + 1}: {consumed:,} of {order.count:,} {noun}, each once"
         if fit_loop_of(trainer).epoch_loop.is_complete:
             self._entries.append(entry)
             self._ledger, self._counted_batches = Ledger(), 0
@@ -101,8 +102,11 @@ class SampleLedger(LoopCallback):
             self._count_steps()
         used = strategy_of(trainer).sum_over_ranks(self._ledger.digest().sums)
         checkpoint["ledger"] = {"sums": used, "statements": list(self._entries)}
+        if any(order.drawn for order in self.plan.training_orders):
+            checkpoint["draws"] = [order.drawn and order.drawn.state() for order in self.plan.training_orders]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.plan.kept_draws = checkpoint.get("draws", [])
         saved = checkpoint.get("ledger")
         if saved:
             self._is_loaded, self._entries = True, list(saved["statements"])

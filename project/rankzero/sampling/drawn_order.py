@@ -1,0 +1,135 @@
+"""Order of samples that a user's sampler draws at the start of each epoch."""
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+
+from rankzero.messages import RequestError
+from rankzero.sampling import generators
+from rankzero.sampling.index_list import Indices
+from rankzero.sampling.permutation import Positions, draw_key
+
+BATCH = 2**20
+"""Factor that keeps the random numbers of different batches apart; more samples than a batch has."""
+
+
+class DrawnOrder:
+    """What a user's sampler draws in an epoch: all ranks read rank zero's draws, and a resumed epoch keeps them.
+
+    The global generators are seeded for the draws, so that these depend only on seed, epoch and pass. A generator of
+    the sampler's own continues.
+
+    Args:
+        loader: The user's loader, see `draws_from`.
+        broadcast: Sends an object from rank zero to all ranks. All ranks must call.
+
+    Attributes:
+        draws_batches: Whether a draw is a whole batch.
+    """
+
+    def __init__(self, loader: "DataLoader[Any]", broadcast: Callable[[Any], Any]) -> None:
+        self._sampler, self._broadcast = draws_from(loader), broadcast
+        self._is_batched = loader.batch_sampler is not None
+        self.draws_batches = not self._is_batched or self._sampler is loader.batch_sampler
+        self._draws: list[Any] = []
+        self._epoch = self._pass_index = -1
+        inner = getattr(self._sampler, "sampler", None)  # of a batch sampler
+        self._generator: Any = getattr(self._sampler, "generator", None) or getattr(inner, "generator", None)
+        self._kept: dict[str, Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    @property
+    def name(self) -> str:
+        """What a draw is, in the plural: `draws of WeightedRandomSampler`."""
+        return f"{'batches' if self.draws_batches and self._is_batched else 'draws'} of {type(self._sampler).__name__}"
+
+    def draw(self, count: int, seed: int, epoch: int, pass_index: int) -> None:
+        """Draws the samples of an epoch, or takes those of the checkpoint. All ranks must call.
+
+        Raises:
+            RequestError: The sampler has fewer samples than its length.
+        """
+        self._epoch, self._pass_index = epoch, pass_index
+        kept, self._kept = self._kept, None
+        if kept and (kept["epoch"], kept["pass_index"]) == (epoch, pass_index):
+            draws = kept["draws"]
+            self._draws = draws.tolist() if isinstance(draws, torch.Tensor) else draws
+            return
+        if callable(set_epoch := getattr(self._sampler, "set_epoch", None)):
+            set_epoch(epoch)
+        states = generators.get_states()
+        generators.seed(draw_key(seed, epoch, pass_index))
+        try:
+            draws = [_plain(draw) for draw in islice(self._sampler, count)]
+        finally:
+            generators.set_states(states)
+        self._draws = self._broadcast(draws)
+        if len(self._draws) < count:
+            requested = f"{count:,} {self.name}, its length at the start"
+            raise RequestError(requested, f"{len(self._draws):,}", "a sampler whose length does not change")
+
+    def indices(self, positions: Positions, key: int) -> Indices:
+        """Returns the samples at these positions of the epoch; random numbers depend on the position.
+
+        Args:
+            positions: Positions; at most one if a draw is a batch.
+            key: Key of the epoch, see `rankzero.sampling.permutation.epoch_key`.
+        """
+        numbers = positions.tolist()
+        draws = [self._draws[number] for number in numbers]
+        if self.draws_batches and self._is_batched and draws:
+            draws = list(draws[0])
+            numbers = [numbers[0] * BATCH + sample for sample in range(len(draws))]
+        return Indices(draws, key, numbers)
+
+    def load_state(self, state: dict[str, Any] | None) -> None:
+        """Restores the `state` of a checkpoint."""
+        self._kept = state
+        if state and state["generator"] is not None and isinstance(self._generator, torch.Generator):
+            self._generator.set_state(state["generator"])
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a resumed run needs: the draws of this epoch and the state of the sampler's own generator."""
+        draws: Any = self._draws
+        if all(isinstance(draw, int) for draw in draws):
+            draws = torch.tensor(draws, dtype=torch.int64)  # a list takes longer to save
+        own = self._generator.get_state() if isinstance(self._generator, torch.Generator) else None
+        return {"epoch": self._epoch, "pass_index": self._pass_index, "draws": draws, "generator": own}
+
+
+def _plain(draw: Any) -> Any:
+    """Returns a draw without tensors and arrays, which a checkpoint stores."""
+    if isinstance(draw, list | tuple):
+        return (tuple if isinstance(draw, tuple) else list)(map(_plain, draw))
+    return draw.tolist() if hasattr(draw, "tolist") else draw
+
+
+def draws_from(loader: "DataLoader[Any]") -> Any:
+    """Returns the sampler or batch sampler that decides the order of a loader."""
+    is_plain = loader.batch_sampler is None or (type(loader.batch_sampler) is BatchSampler and loader.batch_size)
+    return loader.sampler if is_plain else loader.batch_sampler
+
+
+def has_run_order(loader: "DataLoader[Any]", rank: int, world_size: int) -> bool:
+    """Returns whether a loader reads every sample once, in order or shuffled, so that the run's order replaces its own.
+
+    A `DistributedSampler` counts if it divides the samples among the ranks of this run.
+    """
+    sampler = draws_from(loader)
+    if loader.batch_size is None:
+        return False
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
+    if type(sampler) is DistributedSampler:
+        return (sampler.num_replicas, sampler.rank) == (world_size, rank)
+    return type(sampler) is SequentialSampler
+
+
+def is_divided(sampler: object) -> bool:
+    """Returns whether a user's sampler draws the samples of this rank only."""
+    return isinstance(sampler, DistributedSampler) or isinstance(getattr(sampler, "sampler", None), DistributedSampler)
