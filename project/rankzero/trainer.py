@@ -26,6 +26,7 @@ from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.sampling.generators import global_seed
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.callbacks import profile_callbacks, tracking_callbacks
+from rankzero.tracking.csv_rows import keep_rows
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress.choice import progress_callbacks, without_progress
 from rankzero.training import fit_loop
@@ -206,6 +207,8 @@ class Trainer(TrainerArguments):
         self._has_fitted = False
         attempt = self._prepare_attempt(model, datamodule or train_dataloaders, ckpt_path)
         loop.only_restores = attempt.already_finished
+        if attempt.checkpoint is not None:
+            keep_rows(self)
         if not attempt.already_finished:
             text = layout.apply_layout(model, self.session.world.accelerator) if self._is_fast else ""
             if text and self.is_global_zero:

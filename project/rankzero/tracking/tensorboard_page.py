@@ -11,6 +11,7 @@ from rankzero.runs.reports.secrets import HIDDEN, without_secrets
 from rankzero.runs.stored_config import Config, dump_config, flattened
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.sampling.plan import SamplingPlan
+from rankzero.tracking.csv_rows import remove_lost_rows
 from rankzero.tracking.measurements.series import SERIES
 from rankzero.training.hooks import LoopCallback
 
@@ -73,6 +74,8 @@ class TensorBoardPage(LoopCallback):
         logger = self.logger
         if self.run.attempt > 1:
             logger.purge_from(_steps_on_curves(trainer))
+        if trainer.ckpt_path:
+            remove_lost_rows(trainer, _steps_on_curves(trainer))
         config = self.config()
         environment = self.run.read(f"attempts/{self.run.attempt:04d}/environment.json")
         texts = {
