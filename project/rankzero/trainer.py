@@ -22,7 +22,7 @@ from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.resume import RunOptions
 from rankzero.runs.stored_config import Config, as_json, describe_config, flattened
 from rankzero.runs.summary import TrainingCounts, metrics_of
-from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
+from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger, without_files
 from rankzero.sampling.generators import global_seed
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.callbacks import profile_callbacks, tracking_callbacks
@@ -32,7 +32,7 @@ from rankzero.tracking.progress.choice import progress_callbacks, without_progre
 from rankzero.training import fit_loop
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.failure import ReportFailure
-from rankzero.training.callbacks.found_settings import KeepFound, check_batch_sizes
+from rankzero.training.callbacks.found_settings import KeepFound, check_batch_sizes, is_tuning
 from rankzero.training.callbacks.held_checkpoint import HeldCheckpoint
 from rankzero.training.callbacks.sample_ledger import SampleLedger
 from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
@@ -200,8 +200,13 @@ class Trainer(TrainerArguments):
         loop = fit_loop.fit_loop_of(self)
         self.plan.forget_loaders()
         loop.only_restores = False
+        if is_tuning(self):
+            check_batch_sizes(self.plan, self.callbacks)
+            with without_files(self):
+                super().fit(model, **settings)
+            return
         if self._has_fitted and ckpt_path is None and loop.has_reached_limits:
-            super().fit(model, **settings)
+            super().fit(model, **settings)  # nothing to train: not an attempt at the run
             return
         self.run.part += self._has_fitted
         self._has_fitted = False

@@ -2,13 +2,15 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.logger import _add_prefix, _convert_params
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers.logger import DummyExperiment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from rankzero.runs.directory import RunDirectory
@@ -19,6 +21,19 @@ RETRY_SECONDS = 30.0
 MAX_QUEUED_CALLS = 100_000
 FLUSH_SECONDS = 2.0
 """Seconds between two writes: handing a value to the writer's thread costs more than a step of a small model."""
+
+
+@contextmanager
+def without_files(trainer: Trainer) -> Iterator[None]:
+    """Makes the run's own logger write nothing within the block, in which the run has not begun."""
+    own_loggers = [logger for logger in trainer.loggers if isinstance(logger, DurableTensorBoardLogger)]
+    for logger in own_loggers:
+        logger.is_muted = True
+    try:
+        yield
+    finally:
+        for logger in own_loggers:
+            logger.is_muted = False
 
 
 class DurableTensorBoardLogger(TensorBoardLogger):
@@ -33,6 +48,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
 
     Attributes:
         descriptions: Tag -> description of the series, which TensorBoard shows.
+        is_muted: Whether the logger writes nothing now.
     """
 
     def __init__(self, run: RunDirectory) -> None:
@@ -42,10 +58,14 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         self.descriptions: dict[str, str] = {}
         self._described: set[str] = set()
         self._retry_at = self._flushed_at = 0.0
-        self._is_failing = False
+        self._is_failing = self.is_muted = False
         self._purge_step: int | None = None
         self._purge_file: Path | None = None
         self._queued: deque[tuple[dict[str, float], int | None, float]] = deque(maxlen=MAX_QUEUED_CALLS)
+
+    @property
+    def experiment(self) -> Any:
+        return DummyExperiment() if self.is_muted else super().experiment
 
     @property
     def root_dir(self) -> str:
@@ -133,7 +153,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         return SummaryMetadata(summary_description=self.descriptions[tag])
 
     def _try_to_write(self, write: Callable[[], object]) -> None:
-        if time.monotonic() < self._retry_at:
+        if self.is_muted or time.monotonic() < self._retry_at:
             return
         try:
             self._leave_deleted_file()

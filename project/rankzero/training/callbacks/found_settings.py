@@ -1,6 +1,6 @@
 """Keeps the results of Lightning's batch size and learning rate finders in a resumed run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -14,6 +14,11 @@ from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 
 FINDERS: dict[type[Callback], str] = {BatchSizeFinder: "batch size", LearningRateFinder: "learning rate"}
+
+
+def is_tuning(trainer: Trainer) -> bool:
+    """Returns whether a Tuner calls `fit`, which then only runs the trials of the Tuner's finder."""
+    return any(getattr(callback, "_early_exit", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
 
 
 def check_batch_sizes(plan: SamplingPlan, callbacks: Sequence[Callback]) -> None:
@@ -43,14 +48,19 @@ class KeepFound(LoopCallback):
 
     Attributes:
         awaits_checkpoint: Whether the checkpoint that the run resumes from has not been restored yet.
+        tuned: Names of the attributes that a Tuner has set before the run.
     """
 
     def __init__(self) -> None:
         self.awaits_checkpoint = False
+        self.tuned: set[str] = set()
         self._found_settings: dict[str, int | float] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         fit_loop_of(trainer).run_callbacks_and_loggers = trainer.callbacks, trainer.loggers  # type: ignore[attr-defined]
+        self._found_settings = {}
+        if is_tuning(trainer):
+            self.tuned |= _found_settings(trainer, pl_module).keys()
         if not self.awaits_checkpoint:
             return
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -63,10 +73,14 @@ class KeepFound(LoopCallback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if found := _found_settings(trainer, pl_module):
             checkpoint["found"] = found
+        if self.tuned:
+            checkpoint["tuned"] = _values(pl_module, self.tuned)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.awaits_checkpoint:  # a finder that undoes its trials also loads a checkpoint
             self._found_settings = checkpoint.get("found", {})
+            for name in self.tuned & checkpoint.get("tuned", {}).keys():  # before optimizers are configured
+                lightning_setattr(pl_module, name, checkpoint["tuned"][name])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restores the attributes in the hook in which finders set them: after optimizers are configured."""
@@ -88,6 +102,11 @@ def _found_settings(trainer: Trainer, module: LightningModule) -> dict[str, int 
             names.append(callback._batch_arg_name)
         if isinstance(callback, LearningRateFinder) and callback._update_attr:
             names.append(_determine_lr_attr_name(module, callback._attr_name))
+    return _values(module, names)
+
+
+def _values(module: LightningModule, names: Iterable[str]) -> dict[str, int | float]:
+    """Returns the attributes with these names that are numbers -> their values."""
     values: dict[str, Any] = {
         name: lightning_getattr(module, name) for name in names if lightning_hasattr(module, name)
     }
