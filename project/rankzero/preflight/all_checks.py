@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
+from torch.nn.parameter import is_lazy
 
 from rankzero.distributed.coordination.process_group import destroy_process_group
 from rankzero.distributed.environments.launch_problems import has_invalid_interface
@@ -62,6 +63,16 @@ class PlannedRun(NamedTuple):
     keep: int
     trainer_settings: Mapping[str, Any]
     untried: str = ""
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """Shape and type of each parameter of the model, by name."""
+        return {
+            name: "not initialized"
+            if is_lazy(weight)
+            else f"{weight.dtype} {list(weight.shape)}".removeprefix("torch.")
+            for name, weight in self.model.named_parameters()
+        }
 
     @property
     def gradient_bytes(self) -> int:
@@ -150,7 +161,8 @@ def _compare_ranks(session: Session, run: PlannedRun) -> None:
         RequestError: The ranks must not train together.
     """
     coordinator, world = session.coordinator, session.world
-    for check in (check_launcher(coordinator, world), check_environment(coordinator, world, run.config)):
+    launcher = check_launcher(coordinator, world)
+    for check in (launcher, check_environment(coordinator, world, run.config, run.parameters)):
         if check.status == FAIL:
             escape = ["or, if the difference is intended, --preflight off"] * (check.name == "environment")
             found = [check.summary, *check.details] if check.name == "environment" else check.details
@@ -209,7 +221,7 @@ def _check_processes(session: Session, run: PlannedRun, report: Report, start_se
     coordinator, world = session.coordinator, session.world
     report.add(check_launcher(coordinator, world))
     report.add(check_processes(coordinator, world, start_seconds))
-    report.add(check_environment(coordinator, world, run.config))
+    report.add(check_environment(coordinator, world, run.config, run.parameters))
 
 
 def _check_network(session: Session, run: PlannedRun, options: NetworkOptions, report: Report) -> bool:

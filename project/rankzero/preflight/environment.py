@@ -50,20 +50,24 @@ MAX_SHOWN = 5
 """How many different files or settings are shown."""
 
 
-def check_environment(coordinator: Coordinator, world: WorldInfo, config: Mapping[str, Any]) -> Check:
-    """Compares versions, code, settings, limits and clocks of all ranks. All ranks must call.
+def check_environment(
+    coordinator: Coordinator, world: WorldInfo, config: Mapping[str, Any], parameters: Mapping[str, str]
+) -> Check:
+    """Compares versions, code, settings, models, limits and clocks of all ranks. All ranks must call.
 
     Args:
         coordinator: Exchanges values between all ranks.
         world: The devices of all processes.
         config: The settings of the run: name, such as `trainer.max_epochs`, -> value.
+        parameters: Name of each parameter of the model -> description.
     """
     settings = {name: str(value) for name, value in config.items() if _setting(name).split(".")[0] not in MAY_DIFFER}
     code: dict[str, str] = {}
 
     def describe() -> list[Any]:
         code.update(user_code())
-        return [describe_environment(world), rankzero_digest(), combined(code), combined(settings)]
+        digests = [rankzero_digest(), *map(combined, (code, settings, parameters))]
+        return [describe_environment(world), *digests]
 
     own, error, interrupt = attempt(describe)
     ranks = _RanksOfRankZero(coordinator.hosts)
@@ -74,7 +78,7 @@ def check_environment(coordinator: Coordinator, world: WorldInfo, config: Mappin
         before = time.time()
         coordinator.decide(None, lambda values: None)
         coordinator.decide([before, time.time()], ranks.compare_clocks)
-        parts = (rankzero_code, lambda: code, lambda: settings)
+        parts = (rankzero_code, lambda: code, lambda: settings, lambda: parameters)
         for position, senders in enumerate(differing):
             if senders:
                 sent = parts[position]() if coordinator.launch.rank in senders else None
@@ -93,6 +97,7 @@ class _RanksOfRankZero:
         ("Rankzero's code", "install the same version of Rankzero on all hosts"),
         ("your code", "use the same files on all hosts"),
         ("settings", "start all ranks with the same flags"),
+        ("the model's parameters", "build the same model on all ranks"),
     )
 
     def __init__(self, hosts: Sequence[str]) -> None:
@@ -117,7 +122,7 @@ class _RanksOfRankZero:
         if self.errors:
             return None
         self.properties = [answer[0] for answer, _ in answers]
-        self.digests = [[answer[position] for answer, _ in answers] for position in (1, 2, 3)]
+        self.digests = [[answer[position] for answer, _ in answers] for position in (1, 2, 3, 4)]
         found = different_parts(self.properties, self.hosts)
         self.details += [f"{name}: {'; '.join(texts)}" for name, texts in found.items()]
         self.advice += [f"install the same version of {name} on all hosts" for name in MUST_BE_EQUAL if name in found]

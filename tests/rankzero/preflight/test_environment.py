@@ -30,7 +30,8 @@ def compare(coordinator, folder):
             elif callable(change) and is_second:
                 change(patch)
             settings = CONFIG | (change if isinstance(change, dict) and is_second else {})
-            checks.append(check_environment(coordinator, WorldInfo("cpu", size=2), settings))
+            weights = {"layer.weight": change[0] if isinstance(change, tuple) and is_second else "float32 [4, 3]"}
+            checks.append(check_environment(coordinator, WorldInfo("cpu", size=2), settings, weights))
     return checks
 
 
@@ -64,8 +65,9 @@ CASES = [
     ({"trainer.max_time": "00:01:00:00"}, WARN, "trainer.max_time: none on rank 0 "),
     ({"model.backbone": "google/vit"}, FAIL, "model.backbone: none on rank 0 "),
     ({"model.token": "def"}, FAIL, "model.token: ... (different secrets)"),
+    (("float32 [6, 3]",), FAIL, "layer.weight: float32 [4, 3] on rank 0 "),
 ]
-"""What is different on the second rank (flags, the name of a module, or a patch), and the result of the check."""
+"""What is different on the second rank (flags, the name of a module, a parameter, or a patch), and the result."""
 
 
 def test_differences_between_ranks_are_named_unless_they_are_allowed(on_ranks, tmp_path):
