@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rankzero.messages import RequestError
+from rankzero.runs.checkpoints.from_directory import with_keys_of
 from rankzero.sampling.batch_sampler import EVEN_SHARE, ElasticBatchSampler, Share
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
@@ -104,6 +105,7 @@ class RunStrategy(Strategy):
         if pruned:
             state = without_pruning(checkpoint["state_dict"], pruned, masked=not trains)
             checkpoint = {**checkpoint, "state_dict": state}
+        checkpoint = {**checkpoint, "state_dict": with_keys_of(self._module, checkpoint["state_dict"])}
         super().load_model_state_dict(checkpoint, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

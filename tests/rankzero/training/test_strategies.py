@@ -207,7 +207,8 @@ def test_weights_in_training_are_loaded_only_to_train():
     training = {name: torch.full_like(value, 2.0) for name, value in weights.items()}
     for function, value in ((TrainerFn.FITTING, 2.0), (TrainerFn.TESTING, 1.0)):
         strategy = connected_strategy()
-        strategy.lightning_module.trainer.state.fn = function
+        trainer = strategy.lightning_module.trainer
+        trainer.state.fn, trainer.fit_loop.only_restores = function, False
         strategy.load_model_state_dict({"state_dict": weights, "weights_in_training": training})
         assert strategy.lightning_module.layer.weight.unique().tolist() == [value]
         strategy.load_model_state_dict({"state_dict": weights})

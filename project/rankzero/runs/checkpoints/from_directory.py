@@ -1,14 +1,14 @@
 """Makes `MyModule.load_from_checkpoint` read checkpoint directories too. Imports neither torch nor Lightning.
 
-`load_from_checkpoint` opens its argument as a file, and Lightning has no hook to change this. Therefore one function,
-`lightning.pytorch.core.saving.pl_load` (2.6.6; the same in 2.0 to 2.6), is replaced as soon as its module is imported.
-The replacement passes a path that is not a directory to Lightning's function. Without the replacement, stock Lightning
-can read the `state.pt` in a checkpoint directory.
+`load_from_checkpoint` opens its argument as a file, and Lightning has no hook to change this. Therefore two functions
+of `lightning.pytorch.core.saving` (2.6.6; the same in 2.0 to 2.6) are replaced as soon as it is imported. `pl_load`
+passes a path that is not a directory to Lightning's function. `_load_state` accepts the keys of compiled submodules.
+Without the replacement, stock Lightning can read the `state.pt` in a checkpoint directory.
 """
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +16,9 @@ from types import ModuleType
 from typing import Any
 
 SAVING_MODULE = "lightning.pytorch.core.saving"
+
+_COMPILED = "_orig_mod."
+"""Part of each key of a submodule that `torch.compile` returned."""
 
 
 def install() -> None:
@@ -73,6 +76,35 @@ def _replace(saving_module: Any) -> None:
 
     pl_load.reads_directories = True  # type: ignore[attr-defined]
     saving_module.pl_load = pl_load
+    stock_load_state = saving_module._load_state
+
+    def load_state(cls: Any, checkpoint: Any, *arguments: Any, **options: Any) -> Any:
+        load_state_dict = cls.load_state_dict
+
+        def load_renamed(self: Any, state: Any, *arguments: Any, **options: Any) -> Any:
+            state = with_keys_of(self, state) if hasattr(self, "named_modules") else state
+            return load_state_dict(self, state, *arguments, **options)
+
+        is_own = "load_state_dict" in vars(cls)
+        cls.load_state_dict = load_renamed
+        try:
+            return stock_load_state(cls, checkpoint, *arguments, **options)
+        finally:
+            if is_own:
+                cls.load_state_dict = load_state_dict
+            else:
+                del cls.load_state_dict
+
+    saving_module._load_state = load_state
+
+
+def with_keys_of(module: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a state dict with the keys of a module, if one was saved with submodules compiled and one was not."""
+    names = [f"{name}." for name, _ in module.named_modules()]
+    if not any(_COMPILED in name for name in (*names, *state)):
+        return state
+    keys = {key.replace(_COMPILED, ""): key for key in module.state_dict()}
+    return {keys.get(key.replace(_COMPILED, ""), key): value for key, value in state.items()}
 
 
 def _read(path: Path, map_location: Any, weights_only: bool | None) -> Any:

@@ -2,13 +2,16 @@
 
 import pytest
 import torch
+from boring_models import DropoutNet, samples
 from lightning.pytorch.core import saving
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+from rankzero import Trainer
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints import from_directory
 from rankzero.runs.checkpoints.write import write_directory
 from running import run, train_in_process
+from stock import QUIET
 
 LOAD = """
 import sys
@@ -67,3 +70,25 @@ def test_a_checkpoint_file_of_lightning_is_still_read_and_a_second_install_repla
     with (tmp_path / "x.ckpt").open("rb") as file:
         loaded = [BoringModel.load_from_checkpoint(source) for source in (tmp_path / "x.ckpt", file)]
     assert all(torch.equal(other.layer.weight, module.layer.weight) for other in loaded)
+
+
+class CompiledNet(DropoutNet):
+    def __init__(self, compiled):
+        super().__init__()
+        if compiled:
+            self.layer = torch.compile(self.layer, backend="eager")
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_a_checkpoint_fits_a_module_whether_or_not_its_submodules_are_compiled(script_folder, is_compiled):
+    trainer, saved = Trainer(max_epochs=1, name="x", **QUIET), CompiledNet(is_compiled)
+    trainer.fit(saved, samples(), samples())
+    path = trainer.checkpoint_callback.best_model_path
+    loaded = CompiledNet.load_from_checkpoint(path, compiled=not is_compiled)
+    assert "load_state_dict" not in vars(CompiledNet)
+    trainer.test(evaluated := CompiledNet(not is_compiled), samples(), ckpt_path=path, verbose=False)
+    for module in (loaded, evaluated):
+        assert all(map(torch.equal, module.parameters(), saved.parameters()))
+    resumed = Trainer(max_epochs=2, name="x", **QUIET)
+    resumed.fit(CompiledNet(not is_compiled), samples(), samples())
+    assert resumed.global_step == 2 * trainer.global_step
