@@ -43,7 +43,7 @@ def test_ckpt_path_may_be_last_best_or_a_path(script_folder):
         ({"callbacks": ModelCheckpoint(save_top_k=0)}, "no best checkpoint was saved"),
         ({"keep_best": "min:missing"}, "no best checkpoint was saved"),
     ],
-    ids=str,
+    ids=("off", "fast_dev_run", "none_kept", "missing_metric"),
 )
 def test_evaluation_without_a_model_and_a_best_checkpoint_is_refused(script_folder, settings, found):
     trainer, _ = trained(**settings)
