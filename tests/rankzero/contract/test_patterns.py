@@ -361,8 +361,8 @@ def a_compiled_submodule_is_saved_and_loaded(script):
     script.note(weights=net.state_dict())
 
 
-@pattern()
-def a_csv_logger_in_a_fixed_folder_keeps_its_rows_on_resume(script):
+@pattern(rows="a `CSVLogger` in a fixed folder")
+def a_csv_logger_in_a_fixed_folder_is_resumed(script):
     trainer, _ = fit(script, logger=CSVLogger("csv", name="", version=""))
     trainer.save_checkpoint("saved.ckpt")
     other = script.trainer(max_epochs=3, logger=CSVLogger("csv", name="", version=""))
