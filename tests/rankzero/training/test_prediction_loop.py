@@ -41,9 +41,9 @@ class Positional(DataLoader):
         super().__init__(DATA, size, drop_last=True)
 
 
-def predict(uses_rankzero, *loaders, interval="batch_and_epoch", **settings):
+def predict(uses_rankzero, *loaders, interval="batch_and_epoch"):
     """Returns the predictions and the records of a writer, with Rankzero's loop or with Lightning's."""
-    writer = Writer(interval)
+    writer, settings = Writer(interval), {}
     with restore_process_state():
         if uses_rankzero:
             settings["strategy"] = OneProcess(SamplingPlan(), device="cpu")
@@ -54,9 +54,9 @@ def predict(uses_rankzero, *loaders, interval="batch_and_epoch", **settings):
     return predicted, writer.batches, writer.epochs
 
 
-def predict_sizes(uses_rankzero, sizes, interval, limit=1.0, **settings):
+def predict_sizes(uses_rankzero, sizes, interval, **settings):
     loaders = [DataLoader(DATA, batch_size=size, **settings) for size in sizes]
-    return predict(uses_rankzero, *loaders, interval=interval, limit_predict_batches=limit)
+    return predict(uses_rankzero, *loaders, interval=interval)
 
 
 @pytest.mark.parametrize("interval", ["batch", "epoch", "batch_and_epoch"])
@@ -66,10 +66,6 @@ def test_predictions_and_sample_indices_equal_lightnings(sizes, interval):
     assert predict_sizes(True, sizes, interval, drop_last=True) == result
     predicted = result[0] if len(sizes) == 1 else result[0][0]
     assert [*chain(*predicted)] == list(range(10))
-
-
-def test_limit_predict_batches_has_the_same_effect_as_in_lightning():
-    assert len(assert_equals_stock(predict_sizes, (4,), "batch", limit=2)[0]) == 2
 
 
 @pytest.mark.parametrize(
