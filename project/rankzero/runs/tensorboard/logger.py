@@ -53,7 +53,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
 
     def __init__(self, run: RunDirectory) -> None:
         # With the default max_queue of 10, a call waits for the writer's thread as soon as 10 values are queued.
-        super().__init__(run.path, name="", version="tensorboard", default_hp_metric=False, max_queue=MAX_QUEUED_CALLS)
+        super().__init__(run.path, name="", version=0, default_hp_metric=False, max_queue=MAX_QUEUED_CALLS)
         self.run = run
         self.descriptions: dict[str, str] = {}
         self._described: set[str] = set()
@@ -68,9 +68,24 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         return DummyExperiment() if self.is_muted else super().experiment
 
     @property
+    def save_dir(self) -> str:
+        """Path of the folder of all runs; as in Lightning, `save_dir/name/version_0` is a path for files of the run."""
+        return str(self.run.path.parent)
+
+    @property
+    def name(self) -> str:
+        """Name of the run, which is final once an attempt has begun."""
+        return self.run.name
+
+    @property
     def root_dir(self) -> str:
-        """Path of the run's directory, which is final once an attempt has begun."""
+        """Path of the run's directory."""
         return str(self.run.path)
+
+    @property
+    def log_dir(self) -> str:
+        """Folder of the files of all attempts."""
+        return str(self.run.path / "tensorboard")
 
     def purge_from(self, step: int) -> None:
         """Hides values that a lost attempt logged after `step` batches, so that there is one curve.

@@ -62,7 +62,7 @@ class BarProgress(EvaluationProgress, RichProgressBar):
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
-        metrics.pop("v_num", None)  # the logger's version, which is always "tensorboard"
+        metrics.pop("v_num", None)  # the logger's version, which is always 0
         return metrics
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
