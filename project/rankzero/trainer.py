@@ -232,7 +232,8 @@ class Trainer(TrainerArguments):
         elif self.outcome.has_started or self.run.part > 1:
             options = replace(options, resume="auto")
         vars(self.outcome).update(vars(Outcome(has_started=self.outcome.has_started)))
-        self._stored_config = config = self.config or describe_config(model, data, self._explicit_arguments)
+        tuned = self._found_settings.tuned
+        self._stored_config = config = self.config or describe_config(model, data, self._explicit_arguments, tuned)
         self.plan.seed = self.session.coordinator.broadcast_object(global_seed())
         limits = {"max_epochs": self.max_epochs, "max_steps": self.max_steps, "precision": self.precision}
         run = PlannedRun(model, data, self.plan, flattened(config), self.run.path.parent, self._keep, limits)

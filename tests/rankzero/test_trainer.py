@@ -13,7 +13,6 @@ from boring_models import DropoutNet, samples
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from lightning.pytorch.loggers import CSVLogger
-from torch.nn.utils import prune
 
 import rankzero
 from rankzero import Trainer
@@ -98,95 +97,6 @@ def test_a_run_writes_the_same_files_as_the_command_line(script_folder, capsys):
     names = [path.name for path in checkpoints_in(script_folder / "runs/x/checkpoints")]
     assert names == ["step-00000009", "step-00000012"]
     assert list((script_folder / "runs/x/tensorboard").glob("events*"))
-
-
-def curriculum(trainer, model):
-    trainer.fit_loop.max_epochs = 4
-    trainer.fit(model, samples(33), samples())
-
-
-def more_steps(trainer, model):
-    trainer.fit_loop.epoch_loop.max_steps, trainer.fit_loop.max_epochs = 15, 9
-    trainer.fit(model, samples(), samples())
-
-
-def same_limits(trainer, model):
-    trainer.fit(model, samples(33), samples())
-
-
-def another_model(trainer, model):
-    trainer.fit_loop.max_epochs = 3
-    trainer.fit(OtherNet(), samples(16), samples())
-
-
-def counters_set_back(trainer, model):
-    trainer.fit_loop.epoch_progress.reset()
-    trainer.fit(model, samples(16), samples())
-
-
-def prune_and_train(trainer, model):
-    prune.l1_unstructured(model.layer, "weight", 0.5)
-    curriculum(trainer, model)
-
-
-def own_checkpoint_and_other_data(trainer, model):
-    trainer.save_checkpoint("mine.ckpt")
-    curriculum(trainer, model)
-    trainer.fit(model, samples(37), ckpt_path="mine.ckpt")
-
-
-class OtherNet(DropoutNet):
-    """Differs from DropoutNet in its class, which a checkpoint names."""
-
-
-@pytest.mark.parametrize(
-    "then", [curriculum, more_steps, same_limits, another_model, counters_set_back, prune_and_train]
-)
-def test_a_further_fit_trains_as_stock_lightning_does(script_folder, then):
-    stock_calls, calls, states = [], [], []
-    for kind, seen in ((pl.Trainer, stock_calls), (Trainer, calls)):
-        settings = {"max_steps": 8} if then is more_steps else {}
-        files = {"logger": False, "enable_checkpointing": False} if kind is pl.Trainer else {}
-        trainer, model = train(kind=kind, callbacks=[every_hook(seen)], **settings, **files)
-        then(trainer, model)
-        states.append(trainer.lightning_module.state_dict())
-    assert differences(*states) == [] and differences(calls, stock_calls) == [] and calls
-    is_trained = then is not same_limits
-    assert count_attempts(script_folder) == 1 + is_trained and summary_in(script_folder)["part"] == 1 + is_trained
-
-
-class Killed(Exception):  # noqa: N818
-    pass
-
-
-@pytest.mark.parametrize("then", [prune_and_train, own_checkpoint_and_other_data])
-def test_a_script_with_several_fits_resumes_in_the_part_in_which_it_was_killed(script_folder, monkeypatch, then):
-    def script(name, kill_at=None):
-        torch.manual_seed(5)
-        model, train_batch = DropoutNet(), DropoutNet.training_step
-
-        def training_step(self, batch, batch_idx):
-            if self.global_step == kill_at:
-                raise Killed
-            return train_batch(self, batch, batch_idx)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(DropoutNet, "training_step", training_step)
-            trainer, _ = train(model, name=name, save_every="4steps", keep=2)
-            if kill_at == "between":
-                raise Killed
-            then(trainer, model)
-        return trainer, model
-
-    whole, model = script("whole")
-    for kill_at in (5, "between", 12, 13, 25):
-        with pytest.raises(Killed):
-            script("x", kill_at)
-        resumed, resumed_model = script("x")
-        assert differences(resumed_model.state_dict(), model.state_dict()) == [], kill_at
-        assert dict(resumed.callback_metrics) == dict(whole.callback_metrics)
-        assert summary_in(script_folder)["ledger"] == json.loads(Path("runs/whole/summary.json").read_text())["ledger"]
-        shutil.rmtree("runs/x")
 
 
 def test_a_run_without_a_name_is_named_after_the_script(script_folder):

@@ -17,7 +17,7 @@ from rankzero.distributed.coordination.process_group import collective_in_flight
 from rankzero.distributed.monitoring.activity import END
 from rankzero.distributed.monitoring.stacks import all_stacks
 from rankzero.distributed.monitoring.worker_stacks import worker_stacks
-from rankzero.distributed.process.stop_signals import SIGNALS
+from rankzero.distributed.process.stop_signals import SIGNALS, is_interactive
 from rankzero.distributed.session import Session
 from rankzero.messages import (
     CannotStart,
@@ -132,13 +132,16 @@ class Attempt:
 
         Raises:
             Stopped: All ranks have stopped at a safe point.
+            KeyboardInterrupt: In an interactive program, the same after SIGINT.
             LeftEarlyError: The user's code raised SystemExit or KeyboardInterrupt, and `may_exit` is False.
         """
         try:
             with SIGNALS.subscribed(lambda signum: self.control_channel.request_stop(signum.name)), self:
                 self._fit(fit)
-        except Stopped:
+        except Stopped as stopped:
             self._coordinator.barrier_before_exit()
+            if is_interactive() and stopped.reason == "SIGINT":
+                raise KeyboardInterrupt from None  # SystemExit would end the interpreter
             raise
         except (SystemExit, KeyboardInterrupt) as error:
             if may_exit:
@@ -148,6 +151,9 @@ class Attempt:
             if self.outcome.error in (None, error):
                 raise
             raise self.outcome.error from None
+        finally:
+            if is_interactive():  # otherwise, the program is expected to end
+                self.control_channel.forget_stop()
 
     def _fit(self, fit: Callable[[], None]) -> None:
         activity = self.control_channel.monitor.activity

@@ -27,7 +27,16 @@ from rankzero.runs.checkpoints.manifest import (
 from rankzero.runs.checkpoints.safe_load import is_remote, load, needs_trust_error, signed_sha256
 from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.lock import RunLock
-from rankzero.runs.stored_config import Config, changes, classes_in, dump_config, read_config
+from rankzero.runs.stored_config import (
+    Config,
+    changed_settings,
+    changes,
+    classes_in,
+    data_limits,
+    decides_results,
+    dump_config,
+    read_config,
+)
 from rankzero.runs.summary import already_finished_note, has_reached_limits
 
 T = TypeVar("T")
@@ -185,6 +194,8 @@ def _choose_resume_point(
     summary = run.summary_of_part()
     is_finished = resume == "auto" and has_reached_limits(summary, trainer)
     plan.already_finished = is_finished and plan.checkpoint is not None and plan.step >= summary["steps"]
+    if resume == "auto" and (stored := _stored_config(plan)):
+        _check_settings(plan, read_config(stored), config)
     if plan.already_finished:
         plan.notes.append(already_finished_note(run, trainer))
     else:
@@ -228,6 +239,23 @@ def _check_same_training(plan: ResumePlan, config: Config) -> None:
             f"{plan.checkpoint} was saved with " + " and ".join(stored_classes.values()),
             " ".join(f"--{name} {path}" for name, path in stored_classes.items()) + ", or another --name NAME",
         )
+
+
+def _check_settings(plan: ResumePlan, stored: Config, config: Config) -> None:
+    """Refuses another training under the name of a finished run, and to resume a run with another amount of data.
+
+    Raises:
+        RequestError: A setting differs, so that the run would not be the one that was requested.
+    """
+    name, advice = plan.run.name, "--name NAME with another name, or --resume never to start this run again"
+    if plan.already_finished and (changed := changed_settings(stored, config, decides_results)):
+        found = f"the run is finished, and was trained with other settings: {', '.join(changed)}"
+        raise RequestError(f"run {name} with these settings", found, f"{advice}, or more epochs to continue it")
+    before, now = data_limits(stored), data_limits(config)
+    if before != now:
+        limits = [" ".join(f"--{flag} {value}" for flag, value in one.items()) or "all data" for one in (now, before)]
+        found = f"it has {plan.step} steps with {limits[1]}, which are not the beginning of this run"
+        raise RequestError(f"to resume run {name} with {limits[0]}", found, advice)
 
 
 def archive_newer(plan: ResumePlan) -> None:

@@ -1,11 +1,16 @@
 """Configuration that is stored in a checkpoint. Does not import torch."""
 
+import ast
+import hashlib
+import inspect
 import math
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import yaml
 
+from rankzero.distributed.process.user_traceback import is_user_file
 from rankzero.runs.reports.secrets import without_secrets
 
 Config = dict[str, Any]
@@ -70,23 +75,55 @@ def classes_in(config: Config) -> dict[str, str]:
         return {}
 
 
-def changes(stored: Config, current: Config) -> list[str]:
-    """Returns one line that lists changed settings as `--flag before -> now`; an empty list if there are none.
+_SECTIONS = ("model", "data", "hyperparameters", "code")
+_TRAINING = (
+    *("seed", "seed_everything", "batch_size", "global_batch_size"),
+    *("accumulate_grad_batches", "gradient_clip_val"),
+)
+_LOADING = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+_LIMITS = {"limit_train_batches": (None, 1.0), "overfit_batches": (None, 0, 0.0), "fast_dev_run": (None, False, 0)}
+"""Trainer argument that limits the data of training -> its values without a limit."""
 
-    Secret values are hidden.
+
+def decides_results(key: str) -> bool:
+    """Whether a setting, by its key of `flattened`, decides what a run trains, and not only how or how long."""
+    name = key.rpartition(".")[2]
+    return name in (*_TRAINING, *_LIMITS) or (key.partition(".")[0] in _SECTIONS and name not in _LOADING)
+
+
+def data_limits(config: Config) -> dict[str, str]:
+    """Returns the arguments of a configuration that limit the data of training; 1 batch differs from 1.0, all of it."""
+    values = {key.rpartition(".")[2]: value for key, value in flattened(as_json(config)).items()}
+    return {
+        name: repr(values[name])
+        for name, defaults in _LIMITS.items()
+        if repr(values.get(name)) not in map(repr, defaults)
+    }
+
+
+def changes(stored: Config, current: Config) -> list[str]:
+    """Returns one line that lists changed settings as `--flag before -> now`; an empty list if there are none."""
+    changed = changed_settings(stored, current)
+    return [f"changed since the checkpoint: {', '.join(changed)}"] if changed else []
+
+
+def changed_settings(
+    stored: Config, current: Config, is_compared: Callable[[str], bool] = lambda key: True
+) -> list[str]:
+    """Returns changed settings as `--flag before -> now`. Secret values are hidden.
 
     Args:
         stored: Configuration of the checkpoint, from `read_config`.
         current: Configuration of this start.
+        is_compared: Whether a setting is compared, by its key of `flattened`.
     """
     stored_values, current_values = flattened(stored), flattened(as_json(current))
     shown_before, shown_now = without_secrets(stored_values), without_secrets(current_values)
-    changed = [
+    return [
         f"--{key} {shown_before.get(key)} -> {shown_now.get(key)}"
         for key in {**stored_values, **current_values}
-        if stored_values.get(key) != current_values.get(key)
+        if stored_values.get(key) != current_values.get(key) and is_compared(key)
     ]
-    return [f"changed since the checkpoint: {', '.join(changed)}"] if changed else []
 
 
 def flattened(content: Any, prefix: str = "") -> dict[str, Any]:
@@ -108,13 +145,16 @@ SINGLE_START_ARGUMENTS = (
 """Arguments that apply to one start only and are not stored for other runs."""
 
 
-def describe_config(model: object, data: object, arguments: Mapping[str, Any]) -> Config:
+def describe_config(
+    model: object, data: object, arguments: Mapping[str, Any], left_out: Collection[str] = ()
+) -> Config:
     """Returns the configuration of a run that a script has built, as far as YAML can represent it.
 
     Args:
         model: LightningModule.
         data: Data module; None or loaders are left out of the configuration.
         arguments: Arguments that the script passed to the Trainer.
+        left_out: Names of hyperparameters that a finder chooses.
     """
     config: Config = {"model": {"class_path": _class_path(model)}}
     if hasattr(data, "train_dataloader"):
@@ -122,7 +162,32 @@ def describe_config(model: object, data: object, arguments: Mapping[str, Any]) -
     plain = {
         name: value for name, value in arguments.items() if name not in SINGLE_START_ARGUMENTS and _is_plain(value)
     }
-    return {**config, "trainer": plain}
+    hyperparameters = {name: _hyperparameters(owner, left_out) for name, owner in (("model", model), ("data", data))}
+    return {**config, "trainer": plain, "hyperparameters": hyperparameters, "code": code_digest(model)}
+
+
+def _hyperparameters(instance: object, left_out: Collection[str]) -> dict[str, Any]:
+    """Returns saved hyperparameters, and attributes that are named like arguments of the class, if they are plain."""
+    parameters = inspect.signature(type(instance).__init__).parameters
+    values = {name: value for name, value in getattr(instance, "__dict__", {}).items() if name in parameters}
+    values |= dict(getattr(instance, "hparams", {}))
+    return {name: value for name, value in values.items() if name not in left_out and _is_plain(value)}
+
+
+def code_digest(model: Any) -> str:
+    """Returns a digest of the user's classes in a model, which does not depend on comments and line breaks."""
+    modules = model.modules() if hasattr(model, "modules") else [model]
+    kinds = dict.fromkeys(kind for module in modules for kind in type(module).__mro__)
+    functions = [inspect.unwrap(item) for kind in kinds for item in vars(kind).values() if inspect.isfunction(item)]
+    sources = [_source(function) for function in functions if is_user_file(function.__code__.co_filename)]
+    return hashlib.sha256("\n".join(sources).encode()).hexdigest()[:12]
+
+
+def _source(function: Any) -> str:
+    try:
+        return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
+    except (OSError, SyntaxError):  # without a file, or a lambda within an expression
+        return str(function.__code__.co_code.hex())
 
 
 def _class_path(instance: object) -> str:

@@ -9,6 +9,7 @@ on the step after which they stop.
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,12 @@ from rankzero.distributed.process.early_exit import ORIGINAL_EXIT
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Stopped
+
+
+def is_interactive() -> bool:
+    """Returns whether a person types the program: in a notebook or at the prompt of an interpreter."""
+    return hasattr(sys, "ps1")
+
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -50,7 +57,7 @@ class StopSignals:
         self._write_end.setblocking(False)
         threading.Thread(target=self._read_signals, args=(read_end,), name="signals", daemon=True).start()
         signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
-        self._previous_handlers = {signum: signal.signal(signum, _do_nothing) for signum in STOP_SIGNALS}
+        self._previous_handlers = {signum: signal.signal(signum, _handle) for signum in STOP_SIGNALS}
         os.register_at_fork(after_in_child=self._restore)
         return True
 
@@ -99,7 +106,7 @@ class StopSignals:
                 for number in numbers:
                     now = time.monotonic()
                     if number == signal.SIGINT:
-                        if pressed_at and now - pressed_at > TIMERS.same_press:
+                        if pressed_at and now - pressed_at > TIMERS.same_press and not is_interactive():
                             report_exit()
                             ORIGINAL_EXIT(128 + signal.SIGINT)
                         pressed_at = pressed_at or now
@@ -120,13 +127,20 @@ class StopSignals:
         """Restores the previous handlers; also called in forked processes, which must not request a stop."""
         signal.set_wakeup_fd(-1)
         for signum, handler in self._previous_handlers.items():
-            if signal.getsignal(signum) is _do_nothing:
+            if signal.getsignal(signum) is _handle:
                 signal.signal(signum, handler)
         self._previous_handlers = {}
 
 
-def _do_nothing(signum: int, frame: FrameType | None) -> None:
-    """Does nothing: the signal's number has been written to the socket."""
+def _handle(signum: int, frame: FrameType | None) -> None:
+    """Does nothing: the signal's number has been written to the socket.
+
+    Raises:
+        KeyboardInterrupt: In an interactive program, SIGINT has arrived a second time.
+    """
+    waited = time.monotonic() - SIGNALS.received_at
+    if signum == signal.SIGINT and SIGNALS.received and waited > TIMERS.same_press and is_interactive():
+        raise KeyboardInterrupt
 
 
 SIGNALS = StopSignals()

@@ -146,6 +146,11 @@ class ControlChannel:
         assert self._stop_at is not None
         return self._stop_reason if self._position >= self._stop_at else None
 
+    def forget_stop(self) -> None:
+        """Makes a request to stop that has been served apply to no later run; only in a single process."""
+        self._stop_reason = self._stop_at = None
+        self._stop_decided.clear()
+
     def _confirm_stop(self, reason: str) -> None:
         """Confirms the stop request to the user at once, and lets rank zero save what it holds in memory."""
         stop_point = "after this step" if self._position >= 0 else "before the first step"
