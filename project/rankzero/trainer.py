@@ -1,5 +1,6 @@
 """Lightning's Trainer with launcher detection, an exact sample order, durable checkpoints and stops at safe points."""
 
+import os
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from lightning.fabric.utilities.seed import seed_everything
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Callback, Checkpoint
 
-from rankzero.cli.script_arguments import as_arguments, as_list, explicit_arguments, read_arguments
+from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, explicit_arguments, read_arguments
 from rankzero.cli.trainer_arguments import TrainerArguments
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
@@ -74,7 +75,15 @@ class Trainer(TrainerArguments):
         self.session = session = Session.for_trainer(requested_world(arguments, lightning))
         coordinator, world, barebones = session.coordinator, session.world, bool(lightning.get("barebones"))
         launch, channel = coordinator.launch, coordinator.control_channel
-        self.run = agree_on_run(arguments["root"], arguments["name"], session.title, coordinator)
+        saves = lightning.get("enable_checkpointing")
+        name, root = arguments["name"], arguments["root"]
+        if session.is_script:
+            has_no_output = lightning.get("logger") is False and saves is False and not arguments["profile"]
+            if barebones or lightning.get("fast_dev_run") or has_no_output:
+                name, root = name or session.title, os.devnull
+            elif root == TRAINER_FLAGS["root"].default:
+                root = str(lightning.get("default_root_dir") or root)
+        self.run = agree_on_run(root, name, session.title, coordinator)
         self.config: Config | None = None
         self._stored_config: Config | None = None
         self._explicit_arguments = explicit_arguments(arguments) | lightning
@@ -105,7 +114,7 @@ class Trainer(TrainerArguments):
         if self._is_fast:
             precision, self._precision_reason = layout.agree_on_precision(coordinator, world.accelerator, precision)
         self._checkpointing = None
-        if not barebones and lightning.get("enable_checkpointing") is not False:
+        if not barebones and saves is not False:
             self._checkpointing = CheckpointCallback.read(arguments, self.run, self._checkpoint_metadata, channel)
         self._ledger, self._throughput = SampleLedger(plan), Throughput(plan)
         logger, run_logger = lightning.get("logger"), None
@@ -147,13 +156,15 @@ class Trainer(TrainerArguments):
                 "callbacks": callbacks,
                 "use_distributed_sampler": False,  # SamplingPlan distributes the samples
                 "logger": run_logger if run_logger and logger in (None, True) else logger,
-                "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
+                "enable_checkpointing": saves
+                if barebones or saves is False
+                else any(isinstance(callback, Checkpoint) for callback in callbacks),
             },
         )
         self._signal_connector = NoSignalConnector(self)
         choice = ChosenCheckpoint(self, self.run, self._checkpointing, coordinator)
         self._checkpoint_connector = self._checkpoint_choice = choice
-        self.predict_loop = PredictionLoop(self)
+        self.predict_loop = PredictionLoop(self, inference_mode=lightning.get("inference_mode", True))
         self._found_settings = KeepFound()
         # Lightning moves batch-size and learning-rate finders to the front; these callbacks must precede them.
         self.callbacks: list[Callback] = [

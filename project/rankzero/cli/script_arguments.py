@@ -3,7 +3,7 @@
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,10 @@ def explicit_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Returns the items of an argument that may be None, one item, a list or a tuple."""
+    """Returns the items of an argument that may be None, one item or several, as in OmegaConf's ListConfig."""
     if value is None:
         return []
-    return list(value) if isinstance(value, list | tuple) else [value]
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
 
 
 def _as_text(value: Any) -> str:
@@ -76,4 +76,5 @@ def _as_text(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    return ",".join(map(str, value)) if isinstance(value, list | tuple | set) else str(value)
+    is_text = isinstance(value, str) or not isinstance(value, Sequence | set)
+    return str(value) if is_text else ",".join(map(str, value))

@@ -176,7 +176,7 @@ class TrainerArguments(pl.Trainer):
             plugins: Plugins of Lightning.
             sync_batchnorm: Whether batch norm uses the samples of all ranks.
             reload_dataloaders_every_n_epochs: Epochs after which the loaders are created again; 0 for never.
-            default_root_dir: Default folder of Lightning for files without another folder.
+            default_root_dir: Directory that contains all runs, unless `root` is given.
             enable_autolog_hparams: Whether hyperparameters are logged at the start.
             model_registry: Name of the model in a registry.
         """

@@ -57,6 +57,16 @@ class RunDirectory:
         return self.path.name
 
     @property
+    def is_kept(self) -> bool:
+        """Whether the run has a directory; one whose root is `os.devnull` writes and reads no file."""
+        return self.path.parent != Path(os.devnull)
+
+    @property
+    def location(self) -> str:
+        """Path of the directory, or the reason why there is none, for messages."""
+        return str(self.path) if self.is_kept else f"{self.name}, which writes no files"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
         return self.path / "checkpoints"
@@ -81,7 +91,7 @@ class RunDirectory:
 
     def log(self, rank: int) -> Path:
         """Returns the path of one rank's log."""
-        return self.path / "logs" / f"rank-{rank:03d}.log"
+        return Path(os.devnull) if not self.is_kept else self.path / "logs" / f"rank-{rank:03d}.log"
 
     def read(self, name: str) -> dict[str, Any]:
         """Reads a JSON object from a file, by its path in the directory; returns {} if it is missing or damaged."""
@@ -122,6 +132,8 @@ class RunDirectory:
         Raises:
             RequestError: The directory cannot be created or written.
         """
+        if not self.is_kept:
+            return
         folder = self.path.parent
         try:
             _check_writable(folder)
@@ -141,6 +153,9 @@ class RunDirectory:
         Raises:
             RequestError: The directory cannot be written.
         """
+        if not self.is_kept:
+            self.attempt, self.id = self.attempt + 1, uuid.uuid4().hex
+            return
         try:
             self._create()
             (self.path / "logs").mkdir(exist_ok=True)
@@ -198,6 +213,8 @@ class RunDirectory:
 
     def discard_attempt(self) -> None:
         """Undoes `begin_attempt`, for an attempt that turned out to be impossible before its first step."""
+        if not self.is_kept:
+            return
         if self.is_new and not any(self.checkpoints.glob("*")):
             shutil.rmtree(self.path, ignore_errors=True)
             self.attempt = 0
@@ -217,6 +234,8 @@ class RunDirectory:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Writes `summary.json` atomically, and a copy that later attempts do not replace; prints a write error."""
+        if not self.is_kept:
+            return
         text = json.dumps(summary, indent=2) + "\n"
         try:
             write_text(self.path / "summary.json", text)

@@ -144,7 +144,7 @@ def choose_resume_point(
     """
     run.check_writable()
     try:
-        if run.title is None:  # otherwise `_choose_resume_point` creates a new directory
+        if run.title is None and run.is_kept:  # otherwise `_choose_resume_point` creates a new directory
             lock.acquire(run.path)
         plan = _choose_resume_point(run, options, config, trainer, launch)
         if run.title is not None:

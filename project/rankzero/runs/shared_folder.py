@@ -24,7 +24,7 @@ def check_shared(run: RunDirectory) -> None:
 
     def contains_attempt() -> bool:
         record = run.read("run.json")
-        return record.get("id") == run.id and len(record.get("attempts", ())) >= run.attempt
+        return not run.is_kept or (record.get("id") == run.id and len(record.get("attempts", ())) >= run.attempt)
 
     if not wait_until_visible(contains_attempt, run.path):
         root = run.path.parent

@@ -43,7 +43,7 @@ def tracking_callbacks(
     return [
         SlowRanks(monitor, logger),
         IntervalMeasurements(run, throughput, monitor, checkpointing, logger, log_system),
-        RunFigures(run, throughput, monitor.activity, logger, log_system),
+        *([RunFigures(run, throughput, monitor.activity, logger, log_system)] if run.is_kept else []),
         *([TensorBoardPage(run, config, throughput.plan, logger)] if logger else []),
     ]
 

@@ -15,13 +15,13 @@ SETTINGS = {"logger": None, "enable_checkpointing": None, "default_root_dir": "r
 FILES = "files lie in"
 DIFFERS = {
     "trainer.callbacks": "Lightning's progress bar",
-    **dict.fromkeys(["logger.log_dir", "logger.root_dir", "logger.save_dir", "logger.name"], FILES),
+    **dict.fromkeys(["trainer.log_dir", "logger.log_dir", "logger.root_dir", "logger.name"], FILES),
     "checkpoint.best_model_path": "a default checkpoint is a file",
     "checkpoint.dirpath": FILES,
     **dict.fromkeys(["checkpoint.last_model_path", "checkpoint.save_last"], "`last_model_path` is empty"),
 }
 """Attribute, such as `trainer.log_dir` -> start of its row in the table of differences."""
-ITEMS = {"trainer.log_dir": 4}
+ITEMS: dict[str, int] = {}
 """Attribute -> item of issue 40 that is about to change it."""
 
 

@@ -263,7 +263,7 @@ def a_csv_logger_writes_the_columns_of_the_script(script):
     script.note(rows=Path("csv/metrics.csv").read_text().splitlines(), files=script.files(), folder=trainer.log_dir)
 
 
-@pattern(item=16)
+@pattern()
 def nothing_is_written_if_nothing_is_wanted(script):
     for settings in ({}, {"fast_dev_run": True, **DEFAULT}, {"barebones": True, "log_every_n_steps": None, **DEFAULT}):
         trainer, _ = fit(script, **settings)
@@ -271,7 +271,7 @@ def nothing_is_written_if_nothing_is_wanted(script):
         script.note(**{f"files with {settings}": files, f"log_dir with {settings}": trainer.log_dir})
 
 
-@pattern(item=4)
+@pattern()
 def all_files_lie_below_the_default_root_directory(script):
     trainer, _ = fit(script, default_root_dir=script.folder / "root", **DEFAULT)
     script.note(folders={path.name for path in script.folder.iterdir()}, root=trainer.default_root_dir)

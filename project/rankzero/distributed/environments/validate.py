@@ -1,7 +1,7 @@
 """Checks that the launcher started the processes that were requested. Does not import torch."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
@@ -27,7 +27,7 @@ def requested_devices(value: object) -> tuple[int | None, tuple[int, ...] | None
         except ValueError:  # such as `auto`
             return None, None
         value = numbers if set("[,") & set(value) or not numbers else numbers[0]
-    if isinstance(value, list | tuple):
+    if isinstance(value, Sequence):
         return (len(value), tuple(value)) if value else (None, None)
     return (value if isinstance(value, int) and value > 0 else None), None
 

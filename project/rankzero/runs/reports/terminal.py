@@ -23,9 +23,8 @@ def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: 
     threads = f", {_threads(world)} ({world.threads})"
     backend = f", {world.backend}, rendezvous at {launch.address}:{launch.port}" if world.size > 1 else ""
     resumed = f", resuming from {Path(checkpoint).name}" if checkpoint else ""
-    return (
-        f"{launch.launcher} ({printable_line(launch.evidence)}): {processes}{threads}{backend}; run {run.path}{resumed}"
-    )
+    processes = f"{processes}{threads}{backend}"
+    return f"{launch.launcher} ({printable_line(launch.evidence)}): {processes}; run {run.location}{resumed}"
 
 
 def print_result(
@@ -63,7 +62,7 @@ def print_result(
         table.add_row(printable_line(name), number_text(value))
     checkpoint = summary["checkpoint"]
     table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
-    if summary["status"] != "finished":
+    if summary["status"] != "finished" and run.is_kept:
         table.add_row(_next_purpose(summary), spelled(f"the same command with --name {run.name}"))
     if report:
         table.add_row("report", str(report))
@@ -75,7 +74,7 @@ def print_result(
 def result_line(summary: Mapping[str, Any], run: RunDirectory) -> str:
     """Returns the result of an attempt in one line: status, metrics and directory, and how to resume."""
     head, metrics = f"run {run.name}: {summary['status']}", nan_for_none(summary["metrics"])
-    line = metrics_line(head, metrics, (), str(run.path), separator=", ")
+    line = metrics_line(head, metrics, (), run.location, separator=", ")
     if summary["status"] == "finished":
         return line
     return f"{line}; {spelled(f'{_next_purpose(summary)}: the same command with --name {run.name}')}"

@@ -46,6 +46,8 @@ def write_report(run: RunDirectory, summary: Mapping[str, Any]) -> Path | None:
         run: Directory of the run.
         summary: Summary of the newest attempt.
     """
+    if not run.is_kept:
+        return None
     try:
         attempts = run.read("run.json").get("attempts") or []
         if not summary["steps"] and not any(attempt.get("step") for attempt in attempts):
