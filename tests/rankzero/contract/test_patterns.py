@@ -192,7 +192,7 @@ def an_interrupted_cell_is_run_again(script):
     script.note(steps=trainer.global_step, weights=net.state_dict(), interrupted=trainer.interrupted)
 
 
-@pattern(item=10)
+@pattern(saves="Lightning's progress bar")
 def callbacks_and_loggers_of_a_configuration_are_sequences(script):
     lists = {"callbacks": ListConfig([ModelCheckpoint("kept")]), "logger": ListConfig([Calls()])}
     trainer, net = script.kind(**QUIET, **lists, max_epochs=1), script.net()
@@ -221,7 +221,7 @@ def a_checkpoint_on_a_remote_file_system_is_resumed_and_tested(script):
     script.note_state(trainer, net)
 
 
-@pattern(item=14)
+@pattern()
 def a_scheduler_without_a_state_is_saved(script):
     class NoState(torch.optim.lr_scheduler.StepLR):
         def state_dict(self):

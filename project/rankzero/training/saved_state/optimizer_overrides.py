@@ -99,10 +99,10 @@ def _changed(saved: Settings, current: Settings) -> list[str]:
     return [key for key in current if key not in _PROGRESS and key in saved and saved[key] != current[key]]
 
 
-def _plain(settings: Settings) -> Settings:
-    """Returns the settings that are plain types (numbers, strings, lists or dicts), as a checkpoint stores them."""
+def _plain(settings: Settings | None) -> Settings:
+    """Returns the settings that are plain types (numbers, strings, lists or dicts); {} for an object without state."""
     plain = {}
-    for key, value in settings.items():
+    for key, value in (settings or {}).items():
         with suppress(TypeError):
             plain[_as_plain(key)] = _as_plain(value)
     return plain
