@@ -24,7 +24,7 @@ from rankzero.runs.resume import RunOptions
 from rankzero.runs.stored_config import Config, as_json, describe_config, flattened
 from rankzero.runs.summary import TrainingCounts, metrics_of
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger, without_files
-from rankzero.sampling.generators import global_seed
+from rankzero.sampling.generators import draw_seed, global_seed
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.callbacks import profile_callbacks, tracking_callbacks
 from rankzero.tracking.csv_rows import keep_rows
@@ -99,7 +99,7 @@ class Trainer(TrainerArguments):
         self.plan = plan = SamplingPlan(
             rank=launch.rank or 0,
             world_size=world.size,
-            seed=seed,
+            seed=seed or 0,
             batch_size=arguments["batch_size"],
             global_batch_size=arguments["global_batch_size"],
             micro_batches=lightning.get("accumulate_grad_batches", 1),
@@ -245,7 +245,9 @@ class Trainer(TrainerArguments):
         vars(self.outcome).update(vars(Outcome(has_started=self.outcome.has_started)))
         tuned = self._found_settings.tuned
         self._stored_config = config = self.config or describe_config(model, data, self._explicit_arguments, tuned)
-        self.plan.seed = self.session.coordinator.broadcast_object(global_seed())
+        seed = global_seed()
+        own = [draw_seed() if seed is None else seed, seed is not None]
+        self.plan.seed, self.plan.is_seeded = self.session.coordinator.broadcast_object(own)
         limits = {"max_epochs": self.max_epochs, "max_steps": self.max_steps, "precision": self.precision}
         run = PlannedRun(model, data, self.plan, flattened(config), self.run.path.parent, self._keep, limits)
         check_before_fit(self._preflight, self.session, run)

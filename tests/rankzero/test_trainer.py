@@ -13,6 +13,7 @@ from boring_models import DropoutNet, samples
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader
 
 import rankzero
 from rankzero import Trainer
@@ -205,6 +206,23 @@ def test_seed_everything_after_building_the_trainer_sets_the_seed_of_the_order(s
         return list(trainer.plan.order)
 
     assert order(1) != order(2)
+
+
+def test_unseeded_trainers_read_in_other_orders_and_a_resumed_run_keeps_its_order(script_folder, monkeypatch):
+    monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+    net, loader = BoringModel(), DataLoader(torch.rand(21, 32), batch_size=4, shuffle=True)
+
+    def fit(name, epochs=2):
+        trainer = Trainer(name=name, max_epochs=epochs, **QUIET)
+        trainer.fit(net, loader)
+        return trainer.plan.seed, list(trainer.plan.order)
+
+    torch.manual_seed(1)
+    first, second, part = fit("first"), fit("second"), fit("third", 1)
+    assert len({first[0], second[0], part[0]}) == 3 and first[1] != second[1]
+    assert fit("third")[0] == part[0]
+    torch.manual_seed(1)
+    assert fit("again") == first  # as in stock Lightning
 
 
 def test_fit_accepts_a_data_module_and_the_report_has_curves_beside_a_users_logger(script_folder):

@@ -119,7 +119,7 @@ class TrainerArguments(pl.Trainer):
             requeue: `auto` requeues a stopped job with the scheduler, `never` does not.
             max_attempts: Number of attempts after which the job is no longer requeued.
             fast: Whether to choose a faster memory layout and, without `precision`, bf16 if the device supports it.
-            seed: Seed of all generators; None leaves generators unchanged and orders samples by PL_GLOBAL_SEED, or 0.
+            seed: Seed of all generators; None leaves them unchanged and orders samples by PL_GLOBAL_SEED, or at random.
             batch_size: Samples per batch on each device; None for the batch size of each loader.
             global_batch_size: Samples per optimizer step over all devices; a resumed run keeps it.
             max_device_batch_size: Largest batch per device; larger steps accumulate gradients.

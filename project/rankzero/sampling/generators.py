@@ -10,9 +10,15 @@ import torch
 States = tuple[Any, Any, torch.Tensor]
 
 
-def global_seed() -> int:
-    """Returns the seed of the last call of Lightning's `seed_everything`; 0 without a call."""
-    return int(os.environ.get("PL_GLOBAL_SEED") or 0)
+def global_seed() -> int | None:
+    """Returns the seed of the last call of Lightning's `seed_everything`; None without a call."""
+    value = os.environ.get("PL_GLOBAL_SEED")
+    return int(value) if value else None
+
+
+def draw_seed() -> int:
+    """Draws a seed from torch's generator, as a shuffling DataLoader does."""
+    return int(torch.randint(2**32, (), device="cpu"))
 
 
 def seed(key: int) -> None:

@@ -29,6 +29,7 @@ class SamplingPlan:
         data_batch_size: `--data.batch_size`: samples per batch on each rank, if given. A loader may use another size.
         micro_batches: `--trainer.accumulate_grad_batches`: batches per optimizer step.
         max_device_batch_size: Largest batch per device; None for no limit.
+        is_seeded: Whether the user has set the seed; otherwise a resumed run keeps its own.
         accept_changed_data: Whether a run may resume with changed data.
         divides_samplers: `use_distributed_sampler`: whether the draws of a user's samplers are divided among ranks.
 
@@ -54,6 +55,7 @@ class SamplingPlan:
     data_batch_size: int | None = None
     micro_batches: int = 1
     max_device_batch_size: int | None = None
+    is_seeded: bool = True
     accept_changed_data: bool = False
     divides_samplers: bool = True
     start_positions: list[Position] = field(default_factory=list, init=False)

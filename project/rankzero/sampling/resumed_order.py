@@ -39,8 +39,9 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         found = f"its stored sample order is damaged ({error!r})"
         raise RequestError("to resume from this checkpoint", found, f"another checkpoint, or {_NEW_RUN}") from None
-    if plan.seed != seed:
+    if plan.is_seeded and plan.seed != seed:
         raise RequestError(f"--seed {plan.seed}", f"run {run} keeps its seed, {seed}", f"--seed {seed}, or {_NEW_RUN}")
+    plan.seed = seed
     if accepts_batch_size_change:
         if len(sizes) > 1:  # several loaders would get out of step, so the epoch restarts
             plan.start_positions = [Position(position.epoch) for position in plan.start_positions]

@@ -42,7 +42,7 @@ def draw(count=1):
     ]
 
 
-@pytest.mark.parametrize(("value", "seed"), [(None, 0), ("", 0), ("0", 0), ("7", 7), (str(2**32 - 1), 2**32 - 1)])
+@pytest.mark.parametrize(("value", "seed"), [(None, None), ("", None), ("0", 0), ("7", 7), (str(2**32 - 1), 2**32 - 1)])
 def test_the_global_seed_is_read_from_the_variable_that_lightning_sets(monkeypatch, value, seed):
     with restore_process_state():
         for last_seed in (3, 5):

@@ -80,7 +80,9 @@ def test_an_order_that_lacks_a_key_or_is_no_mapping_is_refused(order, damage):
         resume(SamplingPlan(seed=7), {"rankzero": {"order": order}})
 
 
-def test_another_seed_is_refused():
+def test_another_seed_is_refused_and_a_run_without_a_seed_keeps_the_stored_one():
+    plan = SamplingPlan(seed=0, is_seeded=False)
+    assert resume(plan, manifest()) is None and plan.seed == 7
     for accepts in (False, True):
         with pytest.raises(RequestError) as error:
             resume(SamplingPlan(seed=0), manifest(), accepts)

@@ -46,7 +46,7 @@ def run_checks(
         plan = SamplingPlan(
             rank=coordinator.launch.rank or 0,
             world_size=world.size,
-            seed=global_seed(),
+            seed=global_seed() or 0,
             batch_size=flags.get("batch_size"),
             global_batch_size=flags.get("global_batch_size"),
             data_batch_size=cli.data_batch_size,
