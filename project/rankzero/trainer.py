@@ -105,6 +105,7 @@ class Trainer(TrainerArguments):
             micro_batches=lightning.get("accumulate_grad_batches", 1),
             max_device_batch_size=arguments["max_device_batch_size"],
             divides_samplers=lightning.get("use_distributed_sampler", True),
+            reloads_data=bool(lightning.get("reload_dataloaders_every_n_epochs")),
         )
         check_batch_sizes(plan, user_callbacks)
         for callback in user_callbacks:

@@ -73,7 +73,7 @@ class ManagedLoader(DataLoader[Any]):
             sampler=batches,
             batch_size=None,
             drop_last=False,
-            collate_fn=_Collate(identity if seeded_dataset.gathers else collate),
+            collate_fn=Collate(identity if seeded_dataset.gathers else collate),
             worker_init_fn=PrepareWorker(loader.worker_init_fn),
             # A loader draws its workers' seed from this generator, so that the global generator stays unchanged.
             generator=loader.generator or torch.Generator().manual_seed(batches.seed),
@@ -226,14 +226,20 @@ def collate_only_item(collate: Callable[[Any], Any], items: list[Any]) -> Any:
     return collate(items[0])
 
 
-class _Collate:
-    """Collate function that leaves None unchanged, because None stands for an empty batch."""
+class Collate:
+    """Collate function that leaves None unchanged, because None stands for an empty batch.
+
+    A StopIteration of the user's function becomes an error; it would end the epoch early.
+    """
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate
 
     def __call__(self, samples: Any) -> Any:
-        return None if samples is None else self.collate(samples)
+        try:
+            return None if samples is None else self.collate(samples)
+        except StopIteration as error:
+            raise RuntimeError("the collate function raised StopIteration") from error
 
 
 def empty_batch_like(batch: Any) -> Any:

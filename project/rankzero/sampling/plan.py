@@ -12,7 +12,7 @@ from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
 from rankzero.sampling.drawn_order import DrawnOrder, draws_from, has_run_order, is_divided
 from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 from rankzero.sampling.fingerprint import changes, fingerprint
-from rankzero.sampling.loader import ManagedLoader
+from rankzero.sampling.loader import Collate, ManagedLoader
 from rankzero.sampling.workers import PrepareWorker
 
 
@@ -31,6 +31,7 @@ class SamplingPlan:
         max_device_batch_size: Largest batch per device; None for no limit.
         is_seeded: Whether the user has set the seed; otherwise a resumed run keeps its own.
         accept_changed_data: Whether a run may resume with changed data.
+        reloads_data: Whether `reload_dataloaders_every_n_epochs` is set, so that an epoch may begin with other data.
         divides_samplers: `use_distributed_sampler`: whether the draws of a user's samplers are divided among ranks.
 
     Attributes:
@@ -58,6 +59,7 @@ class SamplingPlan:
     is_seeded: bool = True
     accept_changed_data: bool = False
     divides_samplers: bool = True
+    reloads_data: bool = False
     start_positions: list[Position] = field(default_factory=list, init=False)
     kept_data: Mapping[str, str] | None = field(default=None, init=False)
     kept_sizes: list[int] = field(default_factory=list, init=False)
@@ -117,17 +119,20 @@ class SamplingPlan:
         if isinstance(loader, ManagedLoader):  # returned by `trainer.train_dataloader`
             loader = loader.user_loader
         if training and self.training_orders and self.training_orders[0].has_started:  # Lightning reloads the loaders
-            self.training_orders, self.unmanaged_loaders = [], 0
+            self.training_orders, self.unmanaged_loaders, self.data = [], 0, {}
         reason = self._unmanaged_reason(loader, training)
         if reason:
             if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, PrepareWorker):
                 loader.worker_init_fn = PrepareWorker(loader.worker_init_fn)
+                loader.collate_fn = Collate(loader.collate_fn)
             if training:
                 self.unmanaged_loaders += 1
                 self._pad(padded_for)
             rank_zero_warn(
                 f"rankzero: {reason} decides the order of the {'training' if training else 'evaluation'} samples: "
                 "Rankzero does not guarantee that each sample is used exactly once"
+                + f". Each of the {self.world_size} processes must read other samples, in the same number of batches"
+                * (self.world_size > 1)
             )
             return loader
         assert isinstance(loader, DataLoader)
@@ -220,7 +225,8 @@ class SamplingPlan:
         differences = changes(checkpoint_data, self.data) if checkpoint_data else []
         if not differences:
             return
-        if not self.accept_changed_data:
+        is_next_load = self.reloads_data and not any(position.samples for position in self.start_positions)
+        if not (self.accept_changed_data or is_next_load):
             raise RequestError(
                 "to resume with this data",
                 "the training data has changed, so that some samples would be repeated and others never used\n"

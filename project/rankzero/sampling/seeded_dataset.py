@@ -67,7 +67,12 @@ class SeededDataset(Dataset[Any]):
         """Returns a list of samples, or the batch that the data set makes of them; None for an empty batch."""
         if not indices:
             return None
-        indices = self._source_indices(indices)
+        try:
+            return self._read_unseeded_or_seeded(self._source_indices(indices))
+        except StopIteration as error:  # would end the epoch early
+            raise RuntimeError("the data set raised StopIteration") from error
+
+    def _read_unseeded_or_seeded(self, indices: Indices) -> Any:
         if self._needs_no_seed:
             return self._read(indices)
         states = generators.get_states()

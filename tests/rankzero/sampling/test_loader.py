@@ -9,6 +9,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankzero.sampling.batch_sampler import ElasticBatchSampler
+from rankzero.sampling.index_list import Indices
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
 from running import train_in_process
@@ -67,6 +68,26 @@ def test_a_batch_that_is_none_does_not_change_the_shares_of_other_batches():
     loader = ManagedLoader(user_loader, ElasticBatchSampler(10, 4), lambda value: value)
     shares = [loader.next_share().samples for batch in loader if batch is not None]
     assert shares == [4, 2]
+
+
+def stop_iteration(*_):
+    next(iter([]))
+
+
+@pytest.mark.parametrize("source", ["collate function", "data set", "collate function of a stream"])
+@pytest.mark.filterwarnings("ignore:.*decides the order of")
+def test_a_stop_iteration_of_user_code_is_an_error_and_does_not_end_the_epoch(source):
+    class Data(torch.utils.data.IterableDataset if "stream" in source else torch.utils.data.Dataset):
+        __len__ = lambda self: 8  # noqa: E731
+        __iter__ = lambda self: iter(range(8))  # noqa: E731
+        __getitem__ = stop_iteration if source == "data set" else lambda self, index: index
+
+    collate = stop_iteration if "collate" in source else None
+    loader = SamplingPlan().wrap(DataLoader(Data(), 4, collate_fn=collate), training=True)
+    with pytest.raises(RuntimeError, match=f"the {source.split(' of')[0]} raised StopIteration"):
+        if source == "data set":  # in a loader process
+            loader._reader.dataset.__getitems__(Indices([1]))
+        list(loader)
 
 
 class ProcessCounter(Callback):

@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import pytest
 import torch
 from lightning.fabric.utilities.data import _replace_dunder_methods
@@ -135,6 +137,18 @@ def test_a_run_resumes_with_changed_data_only_if_accepted_and_restarts_its_epoch
     plan = resumed_plan(checkpoint_data, accept_changed_data=True)
     batches = drawn(plan.wrap(loader, training=True))
     assert plan.order.epoch == 3 and sorted(i for batch in batches for i in batch) == [*range(100)]
+
+
+def test_a_checkpoint_knows_the_data_of_the_last_reload_and_the_next_epoch_may_load_other_data():
+    plan, shards = SamplingPlan(reloads_data=True), [TensorDataset(torch.arange(start, start + 8)) for start in (0, 8)]
+    for shard in shards:
+        list(plan.wrap(DataLoader(shard, 4), training=True))
+    assert plan.data == fingerprint(shards[1], 8)
+    for position, is_refused in ((Position(2), False), (Position(1, 1, 4), True)):
+        plan = resumed_plan(shards[0], reloads_data=True)
+        plan.start_positions = [position]
+        with pytest.raises(RequestError, match="data has changed") if is_refused else nullcontext():
+            plan.wrap(DataLoader(shards[1], 4), training=True)
 
 
 def test_a_resume_with_another_global_batch_size_continues_after_the_consumed_samples():
