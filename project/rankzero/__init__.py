@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from rankzero.distributed.process import lightning_names
+from rankzero.distributed.process.spawn import START_FOLDER as _START_FOLDER  # noqa: F401  (recorded by this import)
 from rankzero.runs.checkpoints import from_directory
 
 if TYPE_CHECKING:

@@ -42,6 +42,7 @@ from rankzero.training.callbacks.wall_time import WallTime
 from rankzero.training.ddp import strategy_for
 from rankzero.training.fast import layout
 from rankzero.training.metrics import epoch_averages
+from rankzero.training.plugins import without_replaced
 from rankzero.training.prediction_loop import PredictionLoop
 from rankzero.training.saved_state.checkpoint_choice import ChosenCheckpoint
 from rankzero.training.saved_state.live_settings import LiveSettings
@@ -72,6 +73,7 @@ class Trainer(TrainerArguments):
             set_spelling(as_arguments)
             report_uncaught_errors()
         arguments = read_arguments(own_arguments)
+        plugins = without_replaced(as_list(lightning.get("plugins")), arguments)
         self.session = session = Session.for_trainer(requested_world(arguments, lightning))
         coordinator, world, barebones = session.coordinator, session.world, bool(lightning.get("barebones"))
         launch, channel = coordinator.launch, coordinator.control_channel
@@ -142,7 +144,7 @@ class Trainer(TrainerArguments):
             *progress_callbacks(lightning, user_callbacks, launch.launcher),
             *filter(None, [self._checkpointing]),
         ]
-        plugins = [*as_list(lightning.get("plugins")), DirectoryCheckpointIO(self._options.trust_checkpoint)]
+        plugins.append(DirectoryCheckpointIO(self._options.trust_checkpoint))
         initialize = pl.Trainer.__init__.__wrapped__  # type: ignore[attr-defined]  # undecorated: PL_TRAINER_* has been read
         initialize(
             self,

@@ -305,6 +305,7 @@ def become(request: dict[str, Any], python: str, path: list[str]) -> None:
     os.umask(request["mask"])
     signal.pthread_sigmask(signal.SIG_BLOCK, request["blocked"])
     os.chdir(request["folder"])
+    sys.modules["rankzero.distributed.process.spawn"].START_FOLDER = Path.cwd()
     os.environ.clear()
     os.environ.update(request["variables"])
     python_path = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry]

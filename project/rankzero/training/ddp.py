@@ -22,11 +22,10 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.gradients import average_gradients
 from rankzero.training.strategies import GatheredRows, OneProcess, RunStrategy
 
-FIND_UNUSED_PARAMETERS = {
-    "auto": False,
-    "ddp": False,
-    "ddp_find_unused_parameters_false": False,
-    "ddp_find_unused_parameters_true": True,
+FIND_UNUSED_PARAMETERS = {"auto": False} | {
+    f"{name}{suffix}": suffix.endswith("true")
+    for name in ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook")
+    for suffix in ("", "_find_unused_parameters_false", "_find_unused_parameters_true")
 }
 """Strategy name -> whether DistributedDataParallel searches for parameters that a step did not use."""
 
@@ -51,8 +50,8 @@ def strategy_for(requested: object, world: WorldInfo, coordinator: Coordinator, 
         settings |= {**hook_settings, **requested._ddp_kwargs, "timeout": requested._timeout}
         settings["precision_plugin"] = requested._precision_plugin
         _check_settings(requested, world.backend)
-    elif isinstance(requested, str) and requested in FIND_UNUSED_PARAMETERS:
-        settings["find_unused_parameters"] = FIND_UNUSED_PARAMETERS[requested]
+    elif isinstance(requested, str) and requested.lower() in FIND_UNUSED_PARAMETERS:
+        settings["find_unused_parameters"] = FIND_UNUSED_PARAMETERS[requested.lower()]
     else:
         raise RequestError(
             f"--trainer.strategy {requested}",

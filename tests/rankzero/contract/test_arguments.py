@@ -62,7 +62,10 @@ def stop():
 CASES = {
     "accelerator": [Case("cpu"), Case("auto"), Case(CPUAccelerator), Case("gpu"), Case("abacus")],
     "strategy": [
-        *(Case(value, {"use_distributed_sampler": False}, {"evaluated seen": STRATEGY}) for value in ("ddp", ddp)),
+        *(
+            Case(value, {"use_distributed_sampler": False}, {"evaluated seen": STRATEGY})
+            for value in ("ddp", ddp, "DDP")
+        ),
         Case(lambda: SingleDeviceStrategy("cpu"), differs={"": STRATEGY}), Case("fsdp"), Case("abacus"),
     ],
     "devices": [Case(1), Case("auto"), Case("1"), *(Case(value, item=UNKNOWN) for value in ([0], 0, -1))],
@@ -114,8 +117,9 @@ CASES = {
         Case(True, {"logger": True}), Case(True, {"enable_checkpointing": True}),
     ],
     "plugins": [
-        Case(LightningEnvironment, item=12), Case(lambda: [TorchCheckpointIO()], item=12),
-        Case(lambda: [AsyncCheckpointIO()], item=12), Case(DoublePrecision),
+        Case(LightningEnvironment), Case(lambda: [TorchCheckpointIO()]),
+        Case(lambda: [AsyncCheckpointIO()]), Case(DoublePrecision),
+        Case(lambda: AsyncCheckpointIO(TorchCheckpointIO())),
     ],
     "sync_batchnorm": [Case(True), Case(True, {"strategy": "ddp"}, item=UNKNOWN)],
     "reload_dataloaders_every_n_epochs": [Case(1)],

@@ -28,6 +28,9 @@ from stock import SILENT
     [
         ("auto", False),
         ("ddp", False),
+        ("DDP", False),
+        ("ddp_spawn", False),
+        ("ddp_fork_find_unused_parameters_true", True),
         ("ddp_find_unused_parameters_false", False),
         ("ddp_find_unused_parameters_true", True),
         (DDPStrategy(find_unused_parameters=True), True),
@@ -69,7 +72,7 @@ def test_ddp_strategy_options_that_rankzero_decides_are_refused(settings):
 @pytest.mark.parametrize(
     "requested",
     [
-        *("fsdp", "ddp_spawn", "single_device", "DDP", "", None, 3),
+        *("fsdp", "single_device", "", None, 3),
         *(type("DDPSubclass", (DDPStrategy,), {})(), SingleDeviceStrategy(), FSDPStrategy()),
         DDPStrategy(model_averaging_period=2),
     ],

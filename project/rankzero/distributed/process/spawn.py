@@ -5,6 +5,7 @@ other processes if one fails. It does not import torch, so it starts quickly and
 """
 
 import ctypes
+import json
 import os
 import secrets
 import signal
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 
 from rankzero.distributed import network
 from rankzero.distributed.connections.key import pass_key
@@ -23,6 +25,9 @@ from rankzero.distributed.process.exit_handshake import ExitHandshake
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Exit, print_error
+
+START_FOLDER = Path.cwd()
+"""Folder in which this program was started, if it imports `rankzero` before it changes the folder, as Hydra does."""
 
 ABORT_REASON = "for example, gloo aborts if the ranks call different collectives"
 """Added to the report of a process that was killed by SIGABRT."""
@@ -54,11 +59,19 @@ def run_processes(command: Sequence[str], count: int, launch: Launch | None = No
 
 
 def own_command() -> list[str]:
-    """Returns the command that starts this program again with the same arguments."""
+    """Returns the command that starts this program again, in `START_FOLDER`, with the same arguments."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is None:
-        return [sys.executable, *sys.argv]
-    return [sys.executable, "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
+    program = sys.argv[:1] if spec is None else ["-m", spec.name.removesuffix(".__main__")]
+    return [sys.executable, *program, *sys.argv[1:], *_hydra_overrides()]
+
+
+def _hydra_overrides() -> list[str]:
+    """Returns arguments that make a program started again use this program's Hydra folder; none without Hydra."""
+    hydra = sys.modules.get("hydra.core.hydra_config")
+    if hydra is None or not hydra.HydraConfig.initialized():
+        return []
+    folder = json.dumps(hydra.HydraConfig.get().runtime.output_dir)
+    return [f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
 
 
 def is_local_process() -> bool:
@@ -130,7 +143,7 @@ class _Process(subprocess.Popen[bytes]):
         try:
             pass_fds = (*inherited_fds, self._report.write_end, key_fd)
             environment = {**variables, **self._report.variables, **key_variables}
-            super().__init__(command, env=environment, pass_fds=pass_fds)
+            super().__init__(command, env=environment, pass_fds=pass_fds, cwd=START_FOLDER)
         except BaseException:
             self._report.close()
             raise

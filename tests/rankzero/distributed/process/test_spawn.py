@@ -6,6 +6,7 @@ import sys
 import psutil
 import pytest
 
+from rankzero.distributed.process import spawn
 from rankzero.distributed.process.spawn import run_processes
 from rankzero.distributed.timers import TIMERS
 
@@ -34,11 +35,35 @@ def run(code, count=2):
     return run_processes([sys.executable, "-c", code], count)
 
 
-def test_every_process_receives_its_rank_world_size_and_rendezvous_address(cwd):
+STARTED_AGAIN = """
+import os, pathlib, sys
+import rankzero
+from rankzero.distributed.process.exit_handshake import report_exit
+from rankzero.distributed.process.spawn import own_command, run_processes
+os.chdir("job")
+if "RANK" not in os.environ:
+    sys.exit(run_processes(own_command(), 2))
+pathlib.Path(os.environ["RANK"]).write_text(" ".join(sys.argv[1:]))
+report_exit()
+"""
+
+
+def test_every_process_receives_its_rank_world_size_and_rendezvous_address(cwd, monkeypatch):
+    monkeypatch.setattr(spawn, "START_FOLDER", cwd)
     assert run(WRITE_VARIABLES + REPORTING, count=3) == 0
     texts = [(cwd / str(rank)).read_text().split() for rank in range(3)]
     assert [text[0] for text in texts] == ["0", "1", "2"] and {text[1] for text in texts} == {"3"}
     assert len({(text[2], text[3]) for text in texts}) == 1 and texts[0][2] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("program", [["train.py"], ["-m", "pkg.train"]], ids=("script", "module"))
+def test_a_program_that_changes_its_folder_is_started_again_in_its_first_folder(cwd, program):
+    (cwd / "job").mkdir()
+    (cwd / "pkg").mkdir()
+    for file in ("train.py", "pkg/train.py"):
+        (cwd / file).write_text(STARTED_AGAIN)
+    subprocess.run([sys.executable, *program, "a", "b c"], check=True)
+    assert [(cwd / "job" / rank).read_text() for rank in "01"] == ["a b c"] * 2
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 75])
