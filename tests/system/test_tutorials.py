@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from contract import expected_to_fail
 from system.forks import fit_on_ranks, outputs
 from system.public import difference
 
@@ -16,7 +15,6 @@ TUTORIALS = {path.stem: path for path in (Path(__file__).parent.parent / "public
 STOCK, OURS = "from lightning.pytorch import Trainer\n", "from rankzero import Trainer\n"
 DEPENDS_ON_RANKS = {"gan", "sim_clr", "lr_find"}
 """Tutorials that use the losses or the random numbers of a single rank."""
-ITEMS = {"hydra_template": 10, "notebook": 9}
 
 
 def result_of(folder, name, world, *changes):
@@ -32,7 +30,7 @@ def result_of(folder, name, world, *changes):
     return torch.load(folder / "result.pt", weights_only=False)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=expected_to_fail(ITEMS.get(name))) for name in TUTORIALS])
+@pytest.mark.parametrize("name", TUTORIALS)
 def test_a_tutorial_has_the_results_of_lightning_with_one_changed_line(tmp_path, name):
     expected = result_of(tmp_path / "stock", name, 1)
     assert difference(expected, result_of(tmp_path / "one", name, 1, (STOCK, OURS))) is None

@@ -168,7 +168,7 @@ def another_module_is_trained_by_the_same_trainer(script):
     script.note_state(trainer, net)
 
 
-@pattern(item=3)
+@pattern()
 def unseeded_trainers_of_a_process_shuffle_differently(script):
     orders = set()
     for _ in range(4):
@@ -315,7 +315,7 @@ def a_seed_determines_the_order(script):
     draws(script, lambda: loader(shuffle=True))
 
 
-@pattern()
+@pattern(fit="a `StopIteration` from a collate function")
 def a_collate_function_ends_the_epoch(script):
     def collate(rows, count=[0]):  # noqa: B006
         count[0] += 1
