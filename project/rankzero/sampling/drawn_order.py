@@ -37,6 +37,9 @@ class DrawnOrder:
         self._draws: list[Any] = []
         self._epoch = self._pass_index = -1
         inner = getattr(self._sampler, "sampler", None)  # of a batch sampler
+        # As in Lightning, a batch sampler of the user's receives no epoch.
+        with_epoch = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+        self._with_epoch = {id(sampler): sampler for sampler in with_epoch if hasattr(sampler, "set_epoch")}
         self._generator: Any = getattr(self._sampler, "generator", None) or getattr(inner, "generator", None)
         self._kept: dict[str, Any] | None = None
 
@@ -60,8 +63,8 @@ class DrawnOrder:
             draws = kept["draws"]
             self._draws = draws.tolist() if isinstance(draws, torch.Tensor) else draws
             return
-        if callable(set_epoch := getattr(self._sampler, "set_epoch", None)):
-            set_epoch(epoch)
+        for sampler in self._with_epoch.values():
+            sampler.set_epoch(epoch)
         states = generators.get_states()
         generators.seed(draw_key(seed, epoch, pass_index))
         try:
