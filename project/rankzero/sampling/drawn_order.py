@@ -38,7 +38,7 @@ class DrawnOrder:
         self._epoch = self._pass_index = -1
         inner = getattr(self._sampler, "sampler", None)  # of a batch sampler
         # As in Lightning, a batch sampler of the user's receives no epoch.
-        with_epoch = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+        with_epoch: tuple[Any, ...] = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
         self._with_epoch = {id(sampler): sampler for sampler in with_epoch if hasattr(sampler, "set_epoch")}
         self._generator: Any = getattr(self._sampler, "generator", None) or getattr(inner, "generator", None)
         self._kept: dict[str, Any] | None = None
