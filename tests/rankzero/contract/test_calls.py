@@ -23,7 +23,7 @@ class Data(pl.LightningDataModule):
     test_dataloader = predict_dataloader = val_dataloader
 
 
-class OwnLoaders(Net):
+class ModuleWithLoaders(Net):
     train_dataloader, val_dataloader = Data.train_dataloader, Data.val_dataloader
     test_dataloader = predict_dataloader = val_dataloader
 
@@ -38,7 +38,7 @@ def evaluated(**replaced):
 
 CKPT = "kept/epoch=0-step=6.ckpt"
 FIT = {
-    "model": [lambda net: loaders(), lambda net: loaders(model="text"), lambda net: {"model": OwnLoaders()}],
+    "model": [lambda net: loaders(), lambda net: loaders(model="text"), lambda net: {"model": ModuleWithLoaders()}],
     "train_dataloaders": [
         lambda net: loaders(train_dataloaders=[loader(), loader(4)]),
         lambda net: loaders(train_dataloaders={"a": loader(), "b": loader(4)}),
@@ -66,7 +66,7 @@ FIT = {
     ],
 }
 EVALUATE = {
-    "model": [lambda net: evaluated(), lambda net: evaluated(model=net), lambda net: {"model": OwnLoaders()}],
+    "model": [lambda net: evaluated(), lambda net: evaluated(model=net), lambda net: {"model": ModuleWithLoaders()}],
     "dataloaders": [
         lambda net: evaluated(dataloaders=[loader(8), loader(4)]),
         lambda net: evaluated(dataloaders={"a": loader(8), "b": loader(4)}),
