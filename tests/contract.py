@@ -15,7 +15,7 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 import rankzero
 from rankzero.distributed.process.stop_signals import STOP_SIGNALS
@@ -219,11 +219,16 @@ class Script:
         return [re.sub(r"tfevents.*", "tfevents", str(path)) for path in found if path.parts[0] != "runs"]
 
 
+REPLACED = ("__init__", "__setattr__", "__delattr__")
+"""Methods that Lightning (2.6) replaces while it asks for a loader, and leaves replaced if that fails."""
+
+
 def observe(kind, scenario, folder, *arguments):
     """Runs a scenario, a function of a Script, as a script of its own, and returns what it observes."""
     folder.mkdir(parents=True)
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     flags = (torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled())
+    methods = {(owner, name): vars(owner).get(name) for owner in (DataLoader, BatchSampler) for name in REPLACED}
     script = Script(kind, folder)
     with script_process(folder):
         try:
@@ -231,6 +236,11 @@ def observe(kind, scenario, folder, *arguments):
         finally:
             for number, handler in handlers.items():  # stock Lightning leaves SIGINT ignored after a KeyboardInterrupt
                 signal.signal(number, handler)
+            for (owner, name), method in methods.items():
+                if method:
+                    setattr(owner, name, method)
+                elif name in vars(owner):
+                    delattr(owner, name)
             torch.backends.cudnn.benchmark = flags[0]
             torch.use_deterministic_algorithms(flags[1])
             torch.autograd.set_detect_anomaly(False)
