@@ -1,7 +1,9 @@
 import pytest
 import torch
 import torchvision
+from torch import nn
 
+from lightning_modules.mlp import MLP
 from lightning_modules.resnet import ResNet
 
 
@@ -59,3 +61,31 @@ def test_missing_and_invalid_options_are_refused_but_a_given_stem_needs_no_image
     for options in ({"num_classes": 1}, {"num_classes": 0}, {"in_channels": -1}, {"depth": 20}):
         with pytest.raises(ValueError, match="must be|a classifier needs 2 or more"):
             model(**options)
+
+
+SIZES = {"in_features": 64, "num_classes": 10}
+
+
+@pytest.mark.parametrize(
+    ("options", "layers"),
+    [
+        ({"in_features": 20, "out_features": 1}, [(20, 1)]),
+        ({"in_features": 20, "out_features": 3, "hidden_sizes": [8]}, [(20, 8), (8, 3)]),
+        (SIZES, [(64, 256), (256, 128), (128, 10)]),
+        ({**SIZES, "hidden_sizes": []}, [(64, 10)]),
+        ({**SIZES, "out_features": 3, "hidden_sizes": [5, 6]}, [(64, 5), (5, 6), (6, 10)]),
+    ],
+)
+def test_layer_sizes_follow_the_options_and_images_are_flattened(options, layers):
+    model = MLP(**options)
+    linear = [layer for layer in model.network if isinstance(layer, nn.Linear)]
+    assert [(layer.in_features, layer.out_features) for layer in linear] == layers
+    assert model(torch.rand(2, 2, 2, layers[0][0] // 4)).shape == (2, layers[-1][1])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"in_features": 3}, {"in_features": 3, "out_features": 1, "hidden_sizes": [0]}]
+)
+def test_missing_or_invalid_sizes_are_refused(options):
+    with pytest.raises(ValueError, match="MLP"):
+        MLP(**options)

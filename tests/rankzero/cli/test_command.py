@@ -1,9 +1,14 @@
+import inspect
+import shlex
 from importlib import import_module
 
 import pytest
+from lightning.pytorch import Trainer
 
+from rankzero.cli import foreign_flags
 from rankzero.cli.arguments import parse_arguments
 from rankzero.cli.command import FIRST_FLAGS, GROUPS, OTHER_SUBCOMMANDS, SUBCOMMANDS
+from rankzero.cli.foreign_flags import TRAINER_ARGUMENTS, equivalent_flag, quoted, similar_names
 from rankzero.messages import set_spelling
 from running import command_of, refusal_of
 
@@ -104,3 +109,105 @@ def test_every_subcommand_maps_to_a_command_that_accepts_its_flags():
         assert callable(import_module(f"rankzero.commands.{name}").main)
         parse_arguments(command_of(name), flags)
     assert set(OTHER_SUBCOMMANDS.values()) <= SUBCOMMANDS.keys() and not OTHER_SUBCOMMANDS.keys() & SUBCOMMANDS.keys()
+
+
+def test_a_flag_of_another_trainer_suggests_the_rankzero_flag_with_the_users_value():
+    for arguments, instead in (
+        *(("--gpus 2", "--devices 2"), ("--nproc_per_node=4", "--devices 4"), ("--num_nodes 2", "--nodes 2")),
+        ("--lr 0.1", "--model.optimizer AdamW --model.optimizer.lr 0.1"),
+        ("--model my.Net --learning_rate 0.1", "--model.learning_rate 0.1, where the model takes it"),
+        *((f"--{name} 7", f"--trainer.{name} 7") for name in ("strategy", "max_steps", "gradient_clip_val")),
+        *(("--max_epochs 7", "--epochs 7"), ("--num_workers 7", "--data.num_workers 7"), ("--log_dir x", "--root x")),
+        *(("--num-workers=7", "--data.num_workers 7"), ("--checkpoint_path a.ckpt", "--resume a.ckpt")),
+        *(("--fp16", "--precision 16-mixed"), ("--bf16 --epochs 3", "--precision bf16-mixed")),
+        ("--accumulate_grad_batches 2", "--trainer.accumulate_grad_batches 2"),
+        ("--trainr.max_epochs 3", "--trainer.max_epochs 3"),
+    ):
+        error = refusal_of(parse_arguments, FIT, arguments.split())
+        assert error.instead.startswith(instead) and len(error.found) < 120
+
+
+@pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
+def test_every_suggested_flag_is_accepted_by_the_command(name):
+    command = command_of(name)
+    values = {flag.name: flag.example for flag in command.flags} | {"model": "MLP", "data": "Toy"}
+    for target, other_names in foreign_flags._OTHER_NAMES.items():
+        if "." in target or target in values:
+            for other_name in other_names.split():
+                suggestion = equivalent_flag(other_name, values.get(target, "1"), list(values), model="")
+                assert suggestion == f"--{target} {values.get(target, '1')}"
+                parse_arguments(command, shlex.split(suggestion))
+
+
+def test_every_argument_of_lightnings_trainer_is_known_and_every_target_is_a_flag():
+    assert set(TRAINER_ARGUMENTS) == set(inspect.signature(Trainer.__init__).parameters) - {"self"}
+    flags = {flag.name for name in ("fit", "evaluate", "predict") for flag in command_of(name).flags}
+    keys = {f"trainer.{name}" for name in TRAINER_ARGUMENTS}
+    assert foreign_flags._OTHER_NAMES.keys() <= flags | keys | {"model", "data", "data.num_workers", "data.root"}
+    for switch in foreign_flags._SWITCHES:
+        suggestion = equivalent_flag(switch, None, list(FIT.keys), model="")
+        assert suggestion == equivalent_flag(switch, "true", list(FIT.keys), model="")
+        parse_arguments(FIT, suggestion.replace("N", "2").split())
+
+
+def test_the_suggestion_for_any_spelling_contains_the_value_quoted_for_a_shell():
+    expected = {
+        **{(name, "3"): "--data.num_workers 3" for name in ("num_workers", "num-workers", "NUM_WORKERS")},
+        ("trainer_num-workers", "3"): "--data.num_workers 3",
+        **{(name, "3"): "--epochs 3" for name in ("Epochs", "EPOCHS", "trainer_epochs")},
+        ("max_epochs", None): "--epochs VALUE",
+        ("max_steps", None): "--trainer.max_steps VALUE",
+        ("gpu", None): "--trainer.devices [0]",
+        ("gpu", "1"): "--trainer.devices [1]",
+        ("gpu", "0,2"): "--trainer.devices [0,2]",
+        ("gpu", "all"): "--accelerator gpu --devices N",
+        ("exp_name", "my run"): "--name 'my run'",
+        ("log_dir", ""): "--root ''",
+        ("nothing", "3"): None,
+        ("log_dir", "$(rm x)"): "--root '$(rm x)'",
+        ("", None): None,
+        ("checkpoint_path", "a"): "--resume a",
+        ("device", "cuda:1"): "--trainer.devices [1]",
+        ("device", "cuda"): "--accelerator cuda",
+        ("device", "cpu"): "--accelerator cpu",
+        ("device", "auto"): "--accelerator auto",
+        ("device", None): "--accelerator VALUE",
+        ("device", "a b"): "--accelerator gpu --devices N",
+    }
+    found = {(name, value): equivalent_flag(name, value, list(FIT.keys), model="") for name, value in expected}
+    assert found == expected
+
+
+def test_a_flag_that_the_command_lacks_is_not_suggested():
+    flags = list(command_of("evaluate").keys)
+    assert equivalent_flag("num_epochs", "3", flags, model="") is None
+    assert equivalent_flag("checkpoint_path", "a", flags, model="") == "--checkpoint a"
+    assert equivalent_flag("num_workers", "3", [], model="") == "--data.num_workers 3"
+
+
+@pytest.mark.parametrize("name", ["lr", "learning_rate", "base_lr"])
+def test_a_learning_rate_flag_suggests_an_argument_of_the_optimizer(name):
+    suggestion = equivalent_flag(name, "0.1", [], model="MLP")
+    assert suggestion == "--model.optimizer AdamW --model.optimizer.lr 0.1"
+    assert equivalent_flag(name, "0.1", [], model="") == (
+        f"--model.{name} 0.1, where the model takes it, or --optimizer AdamW --optimizer.lr 0.1"
+    )
+    parse_arguments(FIT, ["--model", "MLP", *suggestion.split()])
+
+
+def test_similar_names_finds_similar_flags_and_no_unrelated_flags_with_the_nearest_first():
+    flags = ["epochs", "data.batch_size", "batch_size", "model"]
+    expected = {"epocs": ["epochs"], "EPOCHS": ["epochs"], "batch-size": ["batch_size", "data.batch_size"]}
+    expected |= {"": [], "zzzz": [], "x" * 100_000: []}
+    assert {name: similar_names(name, flags) for name in expected} == expected
+    names = [f"abcde{i}" for i in range(9)]
+    assert similar_names("abcde7", names, count=2)[0] == "abcde7" and len(similar_names("abcde7", names, count=2)) == 2
+    assert len(similar_names("abcde7", names)) == 4 and similar_names("abcde7", []) == []
+
+
+def test_a_shell_reads_a_quoted_value_unchanged_if_it_is_short_and_printable():
+    for value in ("", "a", "a b", "$(rm)", "it's", "[1, 2]", "*", "ümlaut", "x" * 120):
+        assert shlex.split(quoted(value)) == [value]
+    assert quoted("x" * 121) == "x" * 117 + "..."
+    for value in ("\x1b[31m", "\n", "\x7f", "\x9b", "\x00", "\udcff"):
+        assert quoted(f"a{value}b") == shlex.quote(f"a?{value[1:]}b")

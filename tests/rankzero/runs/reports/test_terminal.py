@@ -1,8 +1,16 @@
-from reported import read_json
+import json
+
+from reported import ENVIRONMENT, read_json
 from rich.table import Table
 
+from rankzero import __version__
+from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.environments.launch import Launch, RequestedWorld
+from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.session import Session
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.reports.environment import describe_environment
 from rankzero.runs.reports.terminal import _print, print_predictions, print_result
 from running import evaluate_in_process, fit_in_process
 
@@ -71,3 +79,13 @@ def test_quiet_evaluations_and_predictions_print_one_line(cwd, capsys):
     evaluate_in_process("--run", "x")
     out = capsys.readouterr().out
     assert "checkpoint" in out and ", each once, on 1 process " in out
+
+
+def test_the_environment_is_json_without_secrets_and_has_all_fields_of_the_report(cwd, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py", "--token", "abc", "--width", "8"])
+    coordinator = Coordinator(RendezvousResult.without_rendezvous(Launch()), RequestedWorld())
+    environment = describe_environment(Session(RequestedWorld(), coordinator, WorldInfo("cpu"), "", is_script=True))
+    assert json.loads(json.dumps(environment)) == environment and set(environment) == set(ENVIRONMENT)
+    assert (environment["folder"], environment["rankzero"]) == (str(cwd), __version__)
+    assert environment["is_script"] and environment["backend"] is None and environment["device"].startswith("cpu (")
+    assert environment["command"][-4:] == ["--token", "...", "--width", "8"]

@@ -1,6 +1,20 @@
-import pytest
+import io
+import os
+import sys
 
+import pytest
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from rich.box import SQUARE
+from rich.cells import cell_len
+from rich.table import Table
+
+from rankzero.runs.reports.metric_choice import direction, is_measurement, is_training_loss, is_validation, main_metric
+from rankzero.runs.reports.shown_metrics import metrics_line, numbers, unique_metrics
+from rankzero.runs.reports.table import Column, Row, column_widths, print_table, rendered
 from rankzero.runs.reports.text import age, compact, duration, number_text, rough_duration, shortened
+from rankzero.tracking.measurements.series import SERIES
+from running import train_in_process
 
 
 @pytest.mark.parametrize(
@@ -62,3 +76,114 @@ def test_metrics_have_four_significant_digits():
     assert [number_text(value) for value in values] == list(values.values())
     assert {number_text(float(value)) for value in ("inf", "-inf", "nan")} == {"not finite"}
     assert [number_text(value, 6) for value in (0.98765432, 1234.5678, 1e6)] == ["0.987654", "1,234.57", "1,000,000"]
+
+
+def test_the_longest_texts_are_shortened_first_none_below_its_minimum_and_none_in_a_pipe(monkeypatch, capsys):
+    columns = [Column("name", 6), Column("status"), Column("other", 4)]
+    rows = [Row(["n" * 30, "finished", "o" * 20])]
+    assert column_widths(columns, rows, 100) == ([30, 8, 20], 2)
+    assert column_widths(columns, rows, 40) == ([15, 8, 15], 1)
+    assert column_widths(columns, rows, 10) == ([6, 8, 4], 1)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda fallback: os.terminal_size(fallback))
+    print_table([Column("name", 6)], [Row(["n" * 500])], title="long")
+    assert "n" * 500 in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("encoding", "corner"), [("utf-8", "┌"), ("ascii", "+"), ("latin-1", "+")])
+def test_borders_and_texts_use_characters_that_the_terminal_can_show(monkeypatch, encoding, corner):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("COLUMNS", "12")
+    table = Table(box=SQUARE)
+    table.add_row("漢字")
+    table.add_row("value")
+    text = rendered(table, has_colors=False)
+    assert text.startswith(corner) and "?" not in text.splitlines()[0]
+    print_table([Column("name", 6), Column("n", is_number=True)], [Row(["first-漢字-second", "1"])])
+    stream.seek(0)
+    assert stream.read().splitlines()[1].startswith("fir")
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert "value" in rendered(table, has_colors=True)  # a notebook gets text
+
+
+@pytest.mark.parametrize(
+    ("names", "kept_best", "expected"),
+    [
+        (["train/loss", "val/loss", "val/accuracy"], None, "val/accuracy"),
+        (["train/loss", "val/loss", "val/accuracy"], ("min", "val/loss"), "val/loss"),
+        (["train/loss", "val/loss"], ("max", "missing"), "val/loss"),
+        (["val_loss", "val_acc"], None, "val_acc"),
+        (["valLoss", "train_acc"], None, "valLoss"),
+        (["validation_mae", "validation_loss"], None, "validation_loss"),
+        (["train/loss", "x_axis/samples"], None, "train/loss"),
+        (["value", "interval"], None, "value"),
+        ([], None, None),
+    ],
+)
+def test_the_metric_that_matters_most(names, kept_best, expected):
+    assert main_metric(names, kept_best) == expected
+
+
+def test_kinds_and_directions_of_metrics_are_recognized_by_whole_words_and_rankzeros_own_series():
+    names = {"val/acc": "max", "val_top1": "max", "loss": "min", "perplexity": "min", "temperature": None}
+    assert {name: direction(name) for name in names} == names
+    assert {direction(name, ("max", name)) for name in names} == {"max"}
+    assert is_validation("val/loss") and is_validation("ValAccuracy") and not is_validation("interval/value")
+    assert is_training_loss("train_loss") and is_training_loss("loss") and not is_training_loss("val_loss")
+    assert {tag for tag in SERIES if "/" in tag and not is_measurement(tag)} == {"train/loss"}
+    assert is_measurement("epoch") and is_measurement("train/lr-1") and not is_measurement("worldly/metric")
+
+
+CASES = {
+    "step and epoch": ({"loss": 1.0, "loss_step": 2.0, "loss_epoch": 1.0}, {"loss": 1.0}),
+    "the epoch's value counts": ({"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0}, {"loss": 1.0}),
+    "before the first epoch's end": ({"loss": 2.0, "loss_step": 2.0}, {"loss": 2.0}),
+    "only one": ({"loss": 1.0}, {"loss": 1.0}),
+    "a name that ends so": ({"time_step": 3.0, "best_epoch": 4.0}, {"time_step": 3.0, "best_epoch": 4.0}),
+    "two metrics": ({"time": 1.0, "time_step": 3.0}, {"time": 1.0, "time_step": 3.0}),
+    "loaders": (
+        {f"a{kind}/dataloader_idx_{n}": float(n) for kind in ("", "_step", "_epoch") for n in (0, 1)},
+        {"a/dataloader_idx_0": 0.0, "a/dataloader_idx_1": 1.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_metric_is_shown_once(name):
+    metrics, shown = CASES[name]
+    assert unique_metrics(metrics) == shown
+
+
+def test_a_metric_logged_per_step_and_epoch_is_shown_once():
+    class LoggingModel(BoringModel):
+        def training_step(self, batch, batch_idx):
+            self.log("loss", float(batch_idx), on_step=True, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+        def on_train_end(self):
+            self.logged = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+
+    model = LoggingModel()
+    train_in_process(model=model, max_epochs=1, limit_train_batches=3)
+    assert {"loss", "loss_step", "loss_epoch"} <= set(model.logged)
+    shown = unique_metrics(model.logged)
+    assert {name: shown[name] for name in shown if "loss" in name and "val" not in name} == {"loss": 1.0}
+
+
+def test_only_numbers_are_metrics():
+    metrics = {"loss": torch.tensor(0.5), "count": 3}
+    others = {"text": "abc", "vector": torch.ones(2), "nothing": None, "list": []}
+    assert numbers({**metrics, **others}) == {"loss": 0.5, "count": 3.0}
+
+
+def test_a_line_with_any_characters_fits_its_width_and_states_how_many_metrics_are_omitted():
+    metrics = {f"metric_{number:02}": float(number) for number in range(30)}
+    line = metrics_line("epoch 1/2 done  step 3", metrics, ["metric_29"], "7 s", 120)
+    assert len(line) <= 120 and line.startswith("epoch 1/2 done  step 3  metric_29 29  metric_00 0  ")
+    shown = line.count("metric_")
+    assert line.endswith(f"  +{30 - shown} more  7 s") and shown > 4
+    assert metrics_line("head", {"x" * 200: 1.0}, [], "tail", 120) == "head  +1 more  tail"
+    assert metrics_line("head", {}, [], "tail", 120) == "head  tail"
+    line = metrics_line("head", {"損失" * 12: 1.0, "a\nb\x1b[31m": 2.0, "w" * 30: 3.0}, (), "tail")
+    assert cell_len(line) <= 120 and line.isprintable() and "a?b?[31m 2" in line

@@ -1,10 +1,22 @@
 """Collections of several ranks, compared with a direct computation."""
 
+import pytest
 import torch
 from torch.nn import functional as F
+from torchmetrics.classification import (
+    BinaryPrecisionRecallCurve,
+    MulticlassAccuracy,
+    MulticlassConfusionMatrix,
+    MulticlassPrecisionRecallCurve,
+)
 
 from rankzero.sampling.plan import SamplingPlan
+from rankzero.tracking.figures import class_counts
+from rankzero.tracking.figures.class_counts import IGNORED_TARGET, THRESHOLDS, ClassCounts
 from rankzero.tracking.figures.collection import Collection, CollectionError
+from rankzero.tracking.figures.outputs import CLASSIFICATION, REGRESSION, find_classes, find_images, read_outputs
+from rankzero.tracking.figures.value_pairs import MAX_PAIRS, PairSelection
+from rankzero.tracking.figures.worst_samples import MAX_SAMPLES, WorstSamples, downscaled, stored_shape
 from rankzero.training.ddp import DataParallel
 from rankzero.training.strategies import OneProcess
 
@@ -104,3 +116,171 @@ def test_a_single_process_without_a_group_collects_everything():
     collection = Collection(1, 0)
     add_samples(collection, (0, COUNT))
     assert exchange(OneProcess(SamplingPlan(), device="cpu"), collection) == expected_classification()
+
+
+def batches(classes, sizes=(50, 7, 1)):
+    torch.manual_seed(0)
+    return [(3 * torch.randn(size, classes), torch.randint(classes, (size,))) for size in sizes]
+
+
+def counted(classes):
+    counts = ClassCounts(classes)
+    for logits, targets in batches(classes):
+        counts.add(logits, targets)
+    return counts
+
+
+@pytest.mark.parametrize("classes", [2, 10, 13])
+def test_counts_and_curves_equal_those_of_torchmetrics(classes):
+    logits, targets = (torch.cat(parts) for parts in zip(*batches(classes), strict=True))
+    counts = counted(classes)
+    assert torch.equal(counts.matrix, MulticlassConfusionMatrix(classes)(logits, targets))
+    accuracy = counts.correct / counts.samples
+    torch.testing.assert_close(accuracy, MulticlassAccuracy(classes, average="none")(logits, targets))
+    assert counts.samples.sum() == len(targets)
+    assert len(counts.curves) == (classes if classes <= 10 else 0)
+    metric = MulticlassPrecisionRecallCurve(classes, thresholds=THRESHOLDS)
+    metric.update(logits.softmax(1), targets)
+    for number, curve in enumerate(counts.curves):
+        expected = metric.confmat[:, number].flatten(1).flip(1).T[[0, 2, 1, 3]]
+        found = curve.true_positives, curve.false_positives, curve.false_negatives, curve.true_negatives
+        assert all(map(torch.equal, found, expected))
+    metric = BinaryPrecisionRecallCurve(thresholds=THRESHOLDS)
+    metric.update(logits.softmax(1).flatten(), torch.nn.functional.one_hot(targets, classes).flatten())
+    assert torch.equal(counts.micro_average.true_positives, metric.confmat[:, 1, 1])
+    assert torch.equal(counts.micro_average.false_positives, metric.confmat[:, 0, 1])
+
+
+def test_ignored_targets_are_not_counted_and_probabilities_that_are_not_numbers_are():
+    counts = ClassCounts(3)
+    counts.add(torch.eye(3), torch.tensor([0, IGNORED_TARGET, 1]))
+    counts.add(torch.eye(3), torch.full((3,), IGNORED_TARGET))
+    assert counts.samples.tolist() == [1, 1, 0] and counts.correct.tolist() == [1, 0, 0]
+    counts.add(torch.full((2, 3), torch.nan), torch.tensor([0, 1]))
+    assert counts.samples.tolist() == [2, 2, 0]
+
+
+@pytest.mark.parametrize("target", [-1, 3])
+def test_targets_that_are_no_classes_raise_an_error(target):
+    with pytest.raises(ValueError, match="for 3 classes"):
+        ClassCounts(3).add(torch.eye(3), torch.tensor([0, 1, target]))
+
+
+def test_packed_counts_can_be_summed_and_too_many_classes_have_no_matrix(monkeypatch):
+    first, second = counted(4), counted(4)
+    total = first.packed() + second.packed()
+    first.unpack(total)
+    assert torch.equal(first.matrix, 2 * second.matrix)
+    assert torch.equal(first.micro_average.true_positives, 2 * second.micro_average.true_positives)
+    monkeypatch.setattr(class_counts, "MAX_MATRIX_CLASSES", 12)
+    assert not counted(13).matrix.numel() and counted(13).samples.sum() == 58
+
+
+def gather(worst):
+    return worst.gather(OneProcess(SamplingPlan(), device="cpu"), 0, worst.shape)
+
+
+def test_the_samples_with_the_largest_losses_are_kept():
+    worst = WorstSamples()
+    for part in torch.arange(COUNT).split(9):
+        worst.add(LOGITS[part], TARGETS[part], IMAGES[part])
+    losses = F.cross_entropy(LOGITS, TARGETS, reduction="none")
+    expected = losses.argsort(descending=True)[:MAX_SAMPLES]
+    found = gather(worst)
+    assert [int(sample.image[0, 0, 0]) for sample in found] == expected.tolist()
+    assert [sample.loss for sample in found] == pytest.approx(losses[expected].tolist())
+    assert [sample.true for sample in found] == TARGETS[expected].tolist()
+    assert [sample.predicted for sample in found] == LOGITS.argmax(1)[expected].tolist()
+
+
+def test_a_loss_that_is_not_a_number_is_the_largest_and_ignored_samples_are_not_kept():
+    worst, logits = WorstSamples(), LOGITS.clone()
+    logits[2] = torch.nan
+    worst.add(logits[:4], torch.tensor([0, IGNORED_TARGET, 1, 2]), IMAGES[:4])
+    kept = [int(sample.image[0, 0, 0]) for sample in gather(worst)]
+    assert kept[0] == 2 and sorted(kept) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("second", [None, torch.zeros(COUNT, 1, 4, 4)])
+def test_images_of_different_shapes_are_not_kept(second):
+    worst = WorstSamples()
+    for added in (IMAGES, second, IMAGES):
+        worst.add(LOGITS, TARGETS, added)
+    assert worst.shape == (0, 0, 0) and not worst.samples
+
+
+def test_large_images_are_downscaled():
+    images = torch.rand(2, 3, 480, 320)
+    assert stored_shape(images) == (3, 96, 64) == tuple(downscaled(images).shape[1:])
+    torch.testing.assert_close(downscaled(images).mean(), images.mean())
+    assert tuple(downscaled(torch.zeros(1, 1, 5000, 2, dtype=torch.uint8)).shape) == (1, 1, 96, 1)
+
+
+def gather_pairs(selection):
+    return selection.gather(OneProcess(SamplingPlan(), device="cpu"), selection.row())
+
+
+def test_few_pairs_are_all_kept():
+    selection, values = PairSelection(1, 0), torch.randn(30, 2)
+    assert gather_pairs(selection).total == 0
+    for part in values.split(7):
+        selection.add(part, -part)
+    pairs = gather_pairs(selection)
+    assert pairs.total == 60 and torch.equal(pairs.predicted, -pairs.true)
+    assert torch.equal(pairs.predicted.sort().values, values.double().flatten().sort().values)
+
+
+def test_many_pairs_are_selected_evenly_without_the_global_generator_and_each_rank_keeps_a_part():
+    state, selection = torch.get_rng_state(), PairSelection(1, 0)
+    for part in torch.arange(100_000.0).split(7_001):
+        selection.add(part, part)
+    pairs = gather_pairs(selection)
+    assert len(pairs.true) == MAX_PAIRS == len(set(pairs.true.tolist())) and pairs.total == 100_000
+    assert abs(float(pairs.true.mean()) - 50_000) < 3_000
+    assert torch.equal(torch.get_rng_state(), state)
+    assert PairSelection(8, 3).limit == 250 and PairSelection(3, 0).limit == 667
+
+
+SCORES, LABELS = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
+
+
+def test_logits_and_classes_are_a_classification_and_other_predictions_of_equal_shape_a_regression():
+    outputs = read_outputs({"logits": SCORES.bfloat16(), "targets": LABELS.int(), "loss": 1.0})
+    assert outputs.kind == CLASSIFICATION
+    assert outputs.predictions.dtype == torch.float32 and torch.equal(outputs.targets, LABELS)
+    assert read_outputs({"predictions": SCORES, "targets": SCORES.double()}).kind == REGRESSION
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        *(None, torch.tensor(1.0), [SCORES, LABELS], {}, {"loss": torch.tensor(1.0)}, {"logits": SCORES}),
+        {"logits": SCORES, "targets": SCORES},
+        {"logits": SCORES, "targets": LABELS[:, None]},
+        {"logits": SCORES, "targets": LABELS[:2]},
+        {"logits": SCORES[:, :1], "targets": LABELS},
+        {"logits": torch.randn(4, 3, 8, 8), "targets": torch.zeros(4, 8, 8, dtype=torch.long)},
+        {"logits": SCORES[:0], "targets": LABELS[:0]},
+        {"logits": SCORES, "targets": LABELS > 1},
+        {"logits": "text", "targets": "text"},
+        {"predictions": SCORES, "targets": SCORES[:, 0]},
+        {"predictions": LABELS, "targets": LABELS},
+    ],
+)
+def test_other_outputs_are_ignored(returned):
+    assert read_outputs(returned) is None
+
+
+def test_images_are_found_in_nested_batches_and_classes_by_their_length():
+    images = torch.rand(4, 3, 5, 5)
+    for batch in (images, (images, LABELS), {"meta": "a", "data": [images]}):
+        assert torch.equal(find_images(batch), images)
+    assert torch.equal(find_classes({"x": torch.rand(4), "y": LABELS}, 4), LABELS)
+    assert find_classes((torch.rand(4, 2), torch.rand(4)), 4) is None
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 2, 5, 5), (4, 3, 5, 5, 5), (0, 3, 5, 5)])
+def test_other_tensors_are_no_images(shape):
+    assert find_images((torch.rand(shape), LABELS)) is None
+    assert find_images(torch.zeros(4, 3, 5, 5, dtype=torch.int64)) is None
+    assert find_images(torch.rand(4, 1, 5, 5), 8) is None  # the outputs have another number

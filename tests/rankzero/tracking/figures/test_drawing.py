@@ -1,15 +1,24 @@
 import io
+from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
+from lightning.pytorch import Callback
 from PIL import Image
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
+from data_modules import CIFAR10, Digits, FashionMNIST
 from rankzero.tracking.figures import charts, drawing
 from rankzero.tracking.figures.canvas import distinct_labels, png
 from rankzero.tracking.figures.class_counts import ClassCounts
+from rankzero.tracking.figures.class_names import class_names, tags_of
 from rankzero.tracking.figures.collection import Validation
+from rankzero.tracking.figures.schedule import DrawingSchedule, is_last_validation
 from rankzero.tracking.figures.value_pairs import Pairs
 from rankzero.tracking.figures.worst_samples import WorstSample
+from running import train_in_process
+from stock import Unsized
 
 HOSTILE = ["$\\frac{", "a" * 200, "\u732b \U0001f408", "<b>&amp;</b>"]
 
@@ -86,3 +95,113 @@ def test_equal_labels_are_distinguished_by_the_number_of_the_class():
     assert distinct_labels(["cat", "dog"], [1, 0], 10) == ["dog", "cat"]
     labels = distinct_labels(names, [3, 11], 12)
     assert [label.split()[0] for label in labels] == ["3", "11"] and all(len(label) <= 12 for label in labels)
+
+
+NAMES = ["cat", "dog", "owl"]
+
+
+class Named(Dataset):
+    def __init__(self, classes=NAMES):
+        self.classes = classes
+
+    def __len__(self):
+        return 4
+
+
+def trainer(module_names=None, dataset=None, validation=None):
+    def loop(data):
+        return SimpleNamespace(_combined_loader=data and SimpleNamespace(flattened=[SimpleNamespace(dataset=data)]))
+
+    training = loop(dataset)
+    training.epoch_loop = SimpleNamespace(val_loop=loop(validation))
+    return SimpleNamespace(datamodule=SimpleNamespace(class_names=module_names), fit_loop=training)
+
+
+def test_names_of_the_data_module_come_first():
+    assert class_names(trainer(("a", "b", "c"), Named()), 3) == ["a", "b", "c"]
+    assert class_names(trainer(numpy.array(NAMES)), 3) == NAMES
+
+
+@pytest.mark.parametrize(
+    "dataset", [Named(), Subset(Subset(Named(), [0, 1]), [0]), ConcatDataset([Subset(Named(), [0]), Named()])]
+)
+def test_names_of_the_data_set_are_found_behind_other_data_sets(dataset):
+    assert class_names(trainer(dataset=dataset), 3) == NAMES
+    assert class_names(trainer(dataset=Named(None), validation=dataset), 3) == NAMES
+
+
+@pytest.mark.parametrize("names", [None, 3, "abc", ["cat", "dog"], Ellipsis])
+def test_classes_without_names_have_numbers(names):
+    assert class_names(trainer(names, Named(names)), 3) == ["0", "1", "2"]
+
+
+def test_without_data_classes_have_numbers_and_names_are_one_line_of_valid_text():
+    assert class_names(trainer(), 2) == ["0", "1"] and class_names(trainer(), None) == []
+    names = class_names(trainer(["a\n\tb", "", "\ud800x", "y" * 5000, None, 7]), 6)
+    assert names == ["a b", "?", "?x", "y" * 200, "None", "7"]
+
+
+def test_tags_are_distinct_and_have_no_separators():
+    assert tags_of(["a/b", "a_b", "", "é 1", "$x$"]) == ["a_b", "a_b_1", "2", "é 1", "_x_"]
+
+
+def test_included_data_modules_have_names():
+    for module in (Digits, FashionMNIST, CIFAR10):
+        assert len(module.class_names) == module.num_classes == len(set(module.class_names))
+
+
+def test_first_and_last_validations_are_drawn_and_others_if_drawing_takes_one_percent():
+    clock = SimpleNamespace(now=1000.0)
+    schedule = DrawingSchedule(lambda: clock.now)
+    assert schedule.is_due(is_last=False)
+    schedule.record(2.0)
+    for now, is_due in ((1001, False), (1199, False), (1200, True)):
+        clock.now = now
+        assert schedule.is_due(is_last=False) == is_due and schedule.is_due(is_last=True)
+
+
+def fit(*callbacks, **settings):
+    """Trains, and returns for each validation whether it is known to be the last one."""
+    seen = []
+
+    class Validations(Callback):
+        def on_validation_start(self, trainer, pl_module):
+            seen.append(is_last_validation(trainer))
+
+    train_in_process(*callbacks, Validations(), loops=True, num_sanity_val_steps=0, **settings)
+    return seen
+
+
+def test_a_requested_stop_that_min_epochs_prevents_makes_no_validation_the_last():
+    class StopEarly(Callback):
+        def on_train_epoch_start(self, trainer, module):
+            trainer.should_stop = True
+
+    assert fit(StopEarly(), limit_train_batches=2, min_epochs=3, max_epochs=5) == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [
+        ({"data": "stream", "max_epochs": 3}, 3),
+        ({"data": "stream", "max_epochs": 3, "max_steps": 8}, 2),
+        ({"data": "stream", "max_epochs": 2, "val_check_interval": 2}, 4),
+        ({"data": "stream", "max_steps": 10_000, "max_epochs": 3}, 3),
+        ({"max_epochs": 3}, 3),
+        ({"max_epochs": 5, "check_val_every_n_epoch": 2}, 2),
+        ({"max_epochs": 2, "val_check_interval": 3}, 6),
+        ({"max_epochs": 2, "val_check_interval": 4}, 4),
+        ({"max_epochs": 3, "val_check_interval": 7, "check_val_every_n_epoch": None}, 4),
+        ({"max_steps": 20}, 2),
+        ({"max_steps": 25, "val_check_interval": 5}, 5),
+        ({"max_epochs": 2, "accumulate_grad_batches": 2, "val_check_interval": 5}, 4),
+    ],
+)
+def test_exactly_the_last_validation_is_known_to_be_the_last_also_without_a_length(settings, count):
+    if "data" in settings:
+        settings = {
+            **settings,
+            "data": DataLoader(Unsized(torch.rand(4, 32))),
+            "limit_train_batches": 1.0,
+        }  # four batches, no length
+    assert fit(**{"limit_train_batches": 10, **settings}) == [False] * (count - 1) + [True]

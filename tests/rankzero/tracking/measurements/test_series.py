@@ -1,9 +1,20 @@
+import math
 import re
+import time
 from math import isnan, nan
+from types import SimpleNamespace
 
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from rankzero.sampling.batch_sampler import ElasticBatchSampler
+from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements import series
+from rankzero.tracking.measurements.resources import memory_in_use, prepared_batches
 from rankzero.tracking.measurements.series import DATA_WAIT, FIRST_GRADIENT, GRADIENT_NORM, LOSS_SUM, combine
-from running import REPOSITORY
+from rankzero.tracking.measurements.throughput import Throughput
+from running import REPOSITORY, train_in_process
 
 
 def row(**values):
@@ -40,3 +51,60 @@ def test_every_logged_series_is_documented_and_has_a_description_with_its_unit()
     documented = set(re.findall(r"`((?:train|wall_time|weights|workload|world|x_axis)/\w+)", text))
     logged = {tag for tag in series.SERIES if "/" in tag} | set(series.RANK_SERIES.values())
     assert documented - {"train/lr", "train/mean_loss"} == logged
+
+
+def test_samples_of_a_managed_order_are_counted_and_the_next_attempt_continues_the_count():
+    plan = SamplingPlan(world_size=2)
+    plan.training_orders = [ElasticBatchSampler(25, 8, world_size=2)]
+    settings = {"limit_train_batches": 4, "max_epochs": 1, "loops": True}
+    first, second = Throughput(plan), Throughput(SamplingPlan())
+    first.load_state_dict({"samples": 100})
+    train_in_process(first, **settings)
+    assert (first.samples, first.attempt_samples) == (125, 25)
+    second.load_state_dict(first.state_dict())
+    train_in_process(second, **settings)
+    assert (second.samples, second.attempt_samples) == (129, 4)
+
+
+def test_a_pause_does_not_count_as_training_time(monkeypatch):
+    now = [10.0]
+    monkeypatch.setattr("rankzero.tracking.measurements.throughput.time.perf_counter", lambda: now[0])
+    throughput = Throughput(SamplingPlan())
+    with throughput.paused():  # before training
+        now[0] = 20.0
+    assert throughput.training_seconds == 0
+    throughput.on_train_epoch_start(None, None)
+    now[0] = 21.0
+    with throughput.paused():
+        now[0] = 50.0
+    now[0] = 52.0
+    assert throughput.training_seconds == 3
+
+
+def trainer_with(loader):
+    managed = SamplingPlan().wrap(loader, True, lambda value: value, None)
+    return SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=SimpleNamespace(flattened=[managed]))), managed
+
+
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_batches_that_loader_processes_have_prepared_are_counted(is_persistent):
+    settings = {"num_workers": 1, "prefetch_factor": 3, "persistent_workers": is_persistent}
+    trainer, loader = trainer_with(DataLoader(torch.arange(100), batch_size=1, **settings))
+    assert math.isnan(prepared_batches(trainer))
+    batches = iter(loader)
+    next(batches)
+    while prepared_batches(trainer) < 3:
+        time.sleep(0.01)
+    assert prepared_batches(trainer) == 3
+    loader._iterator = None
+    del batches
+    assert math.isnan(prepared_batches(trainer))
+    trainer, loader = trainer_with(DataLoader(torch.arange(4)))
+    next(iter(loader))  # without processes
+    assert math.isnan(prepared_batches(trainer))
+
+
+def test_memory_of_the_process_is_measured_in_gib():
+    memory = memory_in_use(torch.device("cpu"))
+    assert 0.05 < memory["workload/host_memory_gib"] < 64
+    assert math.isnan(memory["workload/device_memory_gib"])

@@ -3,6 +3,7 @@ import io
 import json
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,13 @@ from torch.profiler import ProfilerActivity, profile
 
 import rankzero
 from rankzero import Trainer
+from rankzero.distributed.monitoring.activity import BACKWARD, CHECKPOINT, DATA, END, FORWARD, HOOK, Activity
 from rankzero.messages import RequestError
 from rankzero.tracking.profiling import recording
 from rankzero.tracking.profiling.callback import Profile
-from rankzero.tracking.profiling.files import TRACK
+from rankzero.tracking.profiling.files import OPERATORS, TRACK, track_of, write_table
+from rankzero.tracking.profiling.recording import Part, Recording
+from rankzero.tracking.profiling.request import ProfileRequest
 from running import disk_at, script_process
 from stock import QUIET
 
@@ -265,3 +269,78 @@ def test_a_rank_that_does_not_exist_is_refused(script_folder):
     with pytest.raises(RequestError, match="the run has one process, rank 0"):
         Trainer(profile="2steps", profile_ranks=[0, 1], **QUIET)
     assert not (script_folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("profile", "ranks", "request_", "spelling"),
+    [
+        ("10steps", None, ProfileRequest(10, None, (0,)), "10steps"),
+        ("1step@200", "2,0,2", ProfileRequest(1, 200, (0, 2)), "1steps@200"),
+        ("010steps@0", "all", ProfileRequest(10, 0, (0, 1, 2)), "10steps@0"),
+        ("10steps@200", None, ProfileRequest(10, 200, (0,)), "10steps@200"),
+    ],
+)
+def test_steps_and_ranks_are_read_and_spelled_as_the_user_types_them(profile, ranks, request_, spelling):
+    assert ProfileRequest.read(profile, ranks, 3) == request_
+    assert str(request_) == f"--profile {spelling}"
+    assert ProfileRequest.read(None, None, 3) is None
+
+
+@pytest.mark.parametrize(
+    ("profile", "ranks", "world", "found", "instead"),
+    [
+        (None, "1", 2, "without --profile", "--profile 10steps --profile_ranks 1"),
+        ("10steps", "0,2,3", 3, "the run has 3 processes, ranks 0 to 2", "--profile_ranks 0,2"),
+        ("10steps", "1", 1, "the run has one process, rank 0", "--profile_ranks all"),
+    ],
+)
+def test_ranks_that_cannot_be_profiled_are_refused(profile, ranks, world, found, instead):
+    with pytest.raises(RequestError) as refusal:
+        ProfileRequest.read(profile, ranks, world)
+    assert refusal.value.asked == f"--profile_ranks {ranks}"
+    assert found in refusal.value.found and refusal.value.instead == instead
+
+
+def test_the_track_has_a_range_for_each_step_that_contains_its_parts():
+    times = (6, DATA, 1_000_000, 2_000_000), (6, FORWARD, 2_000_000, 5_000_500), (7, DATA, 6_000_000, 7_000_000)
+    parts = [Part(*arguments) for arguments in times]
+    events = [event for event in track_of(parts, 1_000_000) if event["ph"] == "X"]
+    sixth = [("step 6", 0, 4000.498), (DATA, 0, 999.996), (FORWARD, 1000, 3000.496)]
+    seventh = [("step 7", 5000, 999.998), (DATA, 5000, 999.996)]
+    assert [(event["name"], event["ts"], event["dur"]) for event in events] == [*sixth, *seventh]
+
+
+def recorded(steps):
+    activity = Activity()
+    recording = Recording(activity, "cpu")
+    recording.begin()
+    activity.listen(recording.enter)
+    for step in range(steps):
+        activity.begin_batch(step)
+        for phase in (FORWARD, BACKWARD, HOOK, CHECKPOINT):
+            activity.enter(phase)
+            torch.ones(3) @ torch.ones(3)
+    activity.enter(END)
+    recording.end()
+    return recording
+
+
+def test_the_parts_of_a_recording_follow_one_another():
+    recording = recorded(2)
+    parts = list(recording.parts)
+    phases = (DATA, FORWARD, BACKWARD, HOOK, CHECKPOINT)
+    assert [(part.step, part.phase) for part in parts] == [(step, phase) for step in (1, 2) for phase in phases]
+    assert all(part.end == following.begin for part, following in pairwise(parts))
+    assert recording.steps == [1, 2]
+
+
+def test_the_table_of_a_gpu_has_a_second_section(tmp_path):
+    """The section is written without CUDA times: no test of this project has run on CUDA."""
+    recording = recorded(1)
+    recording.has_cuda = True
+    write_table(tmp_path / "rank-000.txt", recording, "the title")
+    text = (tmp_path / "rank-000.txt").read_text()
+    assert text.startswith("the title\n\nMean time of each part")
+    assert f"The {OPERATORS} operators with the most self CPU time:\n---" in text
+    assert f"The {OPERATORS} operators with the most self CUDA time:\n---" in text
+    assert not [line for line in text.splitlines() if line != line.rstrip()]

@@ -8,20 +8,30 @@ import struct
 import termios
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from math import inf
+from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.trainer.states import TrainerFn
 from rich import reconfigure
+from rich.console import Console
 
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress import bar as bar_module
 from rankzero.tracking.progress import time_left
 from rankzero.tracking.progress.bar import BarProgress, important_names
+from rankzero.tracking.progress.choice import progress_callbacks, without_progress
+from rankzero.tracking.progress.evaluation_progress import batches_text, evaluation_batches, evaluation_label
+from rankzero.tracking.progress.one_line import Line, Part, fitting
+from rankzero.tracking.progress.plain_lines import PlainProgress
+from rankzero.tracking.progress.recent_rate import RecentRate, rate_text
 from running import train_in_process
+from stock import SILENT
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +83,7 @@ def rows_of(text):
     return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text))
 
 
-@pytest.mark.parametrize("columns", [40, 47, 80, 133, 200])  # `test_one_line.py` tests a line at all widths
+@pytest.mark.parametrize("columns", [40, 47, 80, 133, 200])  # a test below draws a line at all widths
 @pytest.mark.parametrize("metrics", [0, 20])
 def test_the_bar_takes_one_line_in_narrow_and_wide_terminals(columns, metrics, terminal, every_batch_is_drawn):
     class Model(BoringModel):
@@ -180,3 +190,140 @@ def test_loss_and_another_metric_are_important():
     assert important_names(["train/loss", "val/loss", "val/accuracy"]) == ["train/loss", "val/accuracy"]
     assert important_names(["train/loss", "val/loss"]) == ["train/loss", "val/loss"]
     assert important_names(["loss"]) == ["loss"] and important_names([]) == []
+
+
+def test_a_job_prints_plain_lines_also_in_a_pseudo_terminal_and_a_closed_stdout_has_no_bar(monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    found = {name: progress_callbacks({}, [], name) for name in ("local", "torchrun", "env", "mpi", "pbs", "slurm")}
+    assert [type(callback) for (callback,) in found.values()] == [*[BarProgress] * 3, *[PlainProgress] * 3]
+    monkeypatch.setattr("sys.stdout", None)
+    (callback,) = progress_callbacks({}, [], "local")
+    assert isinstance(callback, PlainProgress)
+
+
+class OwnBar(BarProgress):
+    """A user's bar."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "bars"),
+    [({}, [RichProgressBar]), ({}, [OwnBar]), ({"enable_progress_bar": False}, []), ({"barebones": True}, [])],
+)
+def test_a_users_bar_replaces_ours_and_disabled_progress_has_no_callback(arguments, bars):
+    assert progress_callbacks(arguments, [bar() for bar in bars], "local") == []
+
+
+def test_a_quiet_run_keeps_what_the_user_requested():
+    assert without_progress({}, []) == {"enable_progress_bar": False, "enable_model_summary": False}
+    assert without_progress({}, [OwnBar()]) == {"enable_model_summary": False}
+    assert without_progress({"enable_model_summary": True}, [OwnBar()]) == {"enable_model_summary": True}
+    assert without_progress({"barebones": True}, []) == {"barebones": True, "enable_progress_bar": False}
+
+
+IMPORTANCE = {"epoch 3/20": 0, "": 2, "step 58": 3, "train/loss: 0.123": 4, "710 samples/s": 5, "43 s left": 1}
+PARTS = [Part(text, importance) for text, importance in IMPORTANCE.items()]
+
+
+def rendered(line, columns):
+    console = Console(file=io.StringIO(), width=columns)
+    return ["".join(segment.text for segment in row).rstrip() for row in console.render_lines(line)]
+
+
+def test_less_important_parts_are_left_out_first_unless_more_important_ones_do_not_fit():
+    texts = [[part.text for part in fitting(PARTS, columns)] for columns in (200, 60, 40, 30, 12)]
+    assert texts == [
+        ["epoch 3/20", "", "step 58", "train/loss: 0.123", "710 samples/s", "43 s left"],
+        ["epoch 3/20", "", "step 58", "train/loss: 0.123", "43 s left"],
+        ["epoch 3/20", "", "step 58", "43 s left"],
+        ["epoch 3/20", "", "43 s left"],
+        ["epoch 3/20"],
+    ]
+    parts = [Part("epoch 1", 0), Part("x" * 50, 1), Part("step 3", 2)]
+    assert [part.text for part in fitting(parts, 20)] == ["epoch 1", "step 3"]
+
+
+@pytest.mark.parametrize(
+    "parts", [PARTS, [Part("損失: 0.1 " * 5, 0), *PARTS], [Part("x" * 300, 0)]], ids=["usual", "wide", "too long"]
+)
+def test_a_line_is_never_wrapped_and_keeps_the_last_column_free(parts):
+    for columns in range(1, 201):
+        rows = rendered(Line(parts, 0.5), columns)
+        assert len(rows) == 1, f"{columns} columns"
+        assert Console(width=columns).measure(rows[0]).maximum <= max(1, columns - 1), f"{columns} columns"
+
+
+def test_the_bar_is_filled_in_proportion_and_left_out_without_a_fraction():
+    for fraction, text in ((0.5, "a  ━━━━━━━━━━"), (0.0, "a"), (7.0, "a  " + 19 * "━")):
+        assert rendered(Line([Part("a", 0), Part("", 1)], fraction), 23) == [text]
+    assert rendered(Line([Part("a", 0), Part("", 1), Part("b", 2)], None), 40) == ["a  b"]
+
+
+@pytest.mark.parametrize(
+    ("records", "per_second"),
+    [
+        ([(second, 5 * min(second, 50) + 100 * max(0, second - 50)) for second in range(101)], 100),
+        ([(600 * number, 1200 * number) for number in range(4)], 2),
+    ],
+    ids=["faster after 50 s", "records further apart than the interval"],
+)
+def test_only_the_recent_interval_counts(records, per_second):
+    rate = RecentRate(window_seconds=10)
+    for seconds, count in records:
+        rate.record(seconds, count)
+    assert rate.per_second == pytest.approx(per_second)
+
+
+def test_no_rate_is_stated_before_the_count_has_grown():
+    rate = RecentRate()
+    rates = [rate.per_second]
+    for record in ((3.0, 32), (3.0, 64), (3.1, 96)):
+        rate.record(*record)
+        rates.append(rate.per_second)
+    assert rates == [None, None, None, pytest.approx(640)]
+
+
+def test_a_fast_rate_has_no_decimals():
+    texts = {0.25: "0.2 samples/s", 9.94: "9.9 samples/s", 9.96: "10 samples/s", 12_345.6: "12,346 samples/s"}
+    assert {rate: rate_text(rate) for rate in texts} == texts
+
+
+@pytest.mark.parametrize(
+    ("function", "is_check", "label", "batches"),
+    [
+        (TrainerFn.FITTING, True, "validation before training", [1]),
+        (TrainerFn.FITTING, False, "epoch 2/3 validation", [2]),
+        (TrainerFn.VALIDATING, False, "validation", [2]),
+        (TrainerFn.TESTING, False, "test", [3]),
+        (TrainerFn.PREDICTING, False, "prediction", [4]),
+    ],
+)
+def test_each_evaluation_has_a_name_and_its_own_number_of_batches(function, is_check, label, batches):
+    numbers = {f"num_{name}_batches": [n] for n, name in enumerate(("sanity_val", "val", "test", "predict"), start=1)}
+    state = SimpleNamespace(fn=function)
+    trainer = SimpleNamespace(sanity_checking=is_check, state=state, current_epoch=1, max_epochs=3, **numbers)
+    assert (evaluation_label(trainer), evaluation_batches(trainer)) == (label, batches)
+
+
+def test_the_loader_is_named_if_there_are_several_and_the_total_if_it_is_known():
+    assert batches_text(3, [8], 0) == "batch 3/8" and batches_text(3, [inf], 0) == "batch 3"
+    assert batches_text(3, [8, 9], 1) == "batch 3/9 of loader 2/2"
+    assert batches_text(3, [8, inf], 1) == "batch 3 of loader 2/2"
+
+
+@pytest.mark.parametrize(
+    ("method", "limit", "name"),
+    [("validate", "val", "validation"), ("test", "test", "test"), ("predict", "predict", "prediction")],
+)
+def test_an_evaluation_ends_with_a_full_bar_or_prints_a_line_for_each_batch(method, limit, name, capsys):
+    def evaluate(callback):
+        settings = {**SILENT, "enable_progress_bar": True, f"limit_{limit}_batches": 2}
+        getattr(Trainer(callbacks=[callback], **settings), method)(BoringModel())
+
+    stream = io.StringIO()
+    evaluate(BarProgress(console_kwargs={"width": 80, "force_terminal": True, "file": stream}))
+    reconfigure()
+    assert re.search(rf"{name}  ━+  batch 2/2", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()))
+    capsys.readouterr()
+    evaluate(PlainProgress(interval_seconds=0, clock=lambda: 0.0))
+    lines = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if " batch " in line]
+    assert lines == [f"{name} batch 1/2", f"{name} batch 2/2"]

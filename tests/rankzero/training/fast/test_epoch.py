@@ -1,11 +1,27 @@
 from itertools import product
 
 import pytest
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer import call
 
+from rankzero.distributed.monitoring.activity import Activity
 from rankzero.training.epoch_loop import EpochLoop
-from stock import BATCHES, AtBatch, Counts, Net, assert_equals_stock, calls_of, differences, log_calls, observe, train
+from rankzero.training.fast.batch_hooks import BATCH_HOOKS, BatchHooks
+from rankzero.training.hooks import HookBridge
+from rankzero.training.metrics.interval_record import IntervalRecord
+from stock import (
+    BATCHES,
+    SILENT,
+    AtBatch,
+    Counts,
+    Net,
+    assert_equals_stock,
+    calls_of,
+    differences,
+    log_calls,
+    observe,
+    train,
+)
 
 
 def set_optimizer_hooks(callback, trainer, module):
@@ -149,3 +165,52 @@ def test_unobserved_metrics_are_updated_only_at_logging_steps(monkeypatch):
     monkeypatch.setattr(EpochLoop, "update_trainer_metrics", log_calls(EpochLoop.update_trainer_metrics, updates, ""))
     train(True, Net(), max_epochs=1, log_every_n_steps=4, limit_val_batches=0)
     assert len(updates) == BATCHES // 4
+
+
+class EqualToAll(Counts):
+    """Callback that compares equal to every other instance, as dataclasses with the same fields do."""
+
+    def __eq__(self, other):
+        return isinstance(other, EqualToAll)
+
+    __hash__ = Callback.__hash__
+
+
+def two_equal_callbacks():
+    """Returns a callback that a third one replaces by a callback that compares equal."""
+    first, second = EqualToAll(), EqualToAll()
+
+    def replace_first(callback, trainer, module):
+        trainer.callbacks[trainer.callbacks.index(first)] = second
+
+    replaces = AtBatch(replace_first)
+    replaces.seen = second.seen
+    return [first, replaces]
+
+
+def test_callbacks_that_compare_equal_are_distinguished():
+    first, second = assert_equals_stock(observe, Net, two_equal_callbacks, max_epochs=1)["seen"]
+    assert first and second
+
+
+def observers(hooks):
+    """Returns the hooks whose calls reach user code."""
+    return {hook for hook in BATCH_HOOKS if hooks.has_observers(hook)}
+
+
+def test_added_or_removed_methods_and_callbacks_change_observers_immediately():
+    trainer, module = Trainer(**SILENT), type("Plain", (LightningModule,), {})()
+    trainer.callbacks[:] = [HookBridge(print, Activity(), IntervalRecord(trainer))]
+    trainer.strategy.connect(module)
+    hooks = BatchHooks(trainer)
+    assert not observers(hooks) and hooks.have_no_observers
+    for owner in (module, type(module)):
+        for name in (*BATCH_HOOKS, "optimizer_zero_grad", "backward"):
+            setattr(owner, name, lambda *arguments: None)
+            assert not hooks.have_no_observers and observers(hooks) == {name} & set(BATCH_HOOKS), (owner, name)
+            delattr(owner, name)
+            assert not observers(hooks) and hooks.have_no_observers, (owner, name)
+    trainer.callbacks.append(Callback())
+    assert not hooks.have_no_observers and observers(hooks) == set(BATCH_HOOKS)
+    trainer.callbacks.pop()
+    assert not observers(hooks) and hooks.have_no_observers

@@ -1,15 +1,15 @@
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelPruning
 from torch import nn
 from torch.nn.utils import prune
+from torch.optim import SGD
 
-from rankzero.training.saved_state import pruning
+from rankzero.training.saved_state.parameter_groups import add_missing_groups, group_names
 from rankzero.training.saved_state.pruning import prune_again, pruned_parameters, without_pruning
 from stock import differences
 
 
-def net():
+def pruned_layers():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 2)))
 
@@ -18,7 +18,7 @@ METHODS = ("once", "weight and bias", "twice", "globally")
 
 
 def pruned_net(method):
-    module = net()
+    module = pruned_layers()
     if method == "globally":
         layers = [(module[0], "weight"), (module[1][0], "weight")]
         prune.global_unstructured(layers, prune.L1Unstructured, amount=0.4)
@@ -43,33 +43,6 @@ def state_without_masks(module, method):
     return dict(sorted(module.state_dict().items()))
 
 
-def test_a_module_without_masks_has_no_pruned_parameters_and_a_parameter_that_no_longer_exists_is_not_pruned():
-    module = net()
-    assert pruned_parameters(module) == {}
-    assert without_pruning(module.state_dict(), {}, masked=True).keys() == module.state_dict().keys()
-    for saved in ({}, {"0.other": {"orig": torch.ones(2), "mask": torch.ones(2)}}):
-        prune_again(module, saved)
-        assert not prune.is_pruned(module)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_pruned_parameters_are_those_that_have_masks_in_the_state_dict(method):
-    module = pruned_net(method)
-    state = module.state_dict()
-    found = pruned_parameters(module)
-    assert {*found} == {name.removesuffix("_mask") for name in state if name.endswith("_mask")}
-    for name, tensors in found.items():
-        assert differences([tensors["orig"], tensors["mask"]], [state[f"{name}_orig"], state[f"{name}_mask"]]) == []
-        assert not tensors["orig"].requires_grad
-
-
-def test_pruned_parameter_of_the_root_module_has_no_prefix():
-    layer, other_layer = nn.Linear(2, 2), nn.Linear(2, 2)
-    prune.identity(layer, "bias")
-    prune_again(other_layer, pruned_parameters(layer))
-    assert [*pruned_parameters(layer)] == [*pruned_parameters(other_layer)] == ["bias"]
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_state_without_masks_fits_a_new_model(method):
     module = pruned_net(method)
@@ -77,7 +50,7 @@ def test_state_without_masks_fits_a_new_model(method):
     for state in (module.state_dict(), expected):  # masks stored separately, or multiplied into the parameters
         found = without_pruning(state, pruned_parameters(module), masked=True)
         assert differences(dict(sorted(found.items())), expected) == []
-        net().load_state_dict(found)
+        pruned_layers().load_state_dict(found)
         original = without_pruning(state, pruned_parameters(module), masked=False)
         assert original.keys() == expected.keys()
         assert all(torch.equal(original[name], tensors["orig"]) for name, tensors in pruned_parameters(module).items())
@@ -85,7 +58,7 @@ def test_state_without_masks_fits_a_new_model(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_model_that_is_pruned_again_computes_and_trains_as_before(method):
-    module, resumed = pruned_net(method), net()
+    module, resumed = pruned_net(method), pruned_layers()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(1)
@@ -101,40 +74,50 @@ def test_model_that_is_pruned_again_computes_and_trains_as_before(method):
     assert differences(state_without_masks(resumed, method), state_without_masks(module, method)) == []
 
 
-def set_up_callback(module, lottery=True):
-    """Returns Lightning's pruning callback after its setup."""
-    callback = ModelPruning("l1_unstructured", amount=0.3, use_lottery_ticket_hypothesis=lottery)
-    callback.setup(None, module, "fit")
-    return callback
+def net():
+    return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
 
 
-def test_lottery_tickets_are_in_use_only_after_lightning_restores_initial_parameters():
-    without_lottery, callback = set_up_callback(net(), lottery=False), set_up_callback(net())
-    assert pruning.tickets_in_use(without_lottery) == []
-    pruning.use_tickets(without_lottery, [0, 1])
-    assert pruning.tickets_in_use(callback) == []
-    callback.apply_pruning(0.3)
-    assert pruning.tickets_in_use(callback) == []
-    for _ in range(2):
-        callback.apply_lottery_ticket_hypothesis()
-        assert sorted(pruning.tickets_in_use(callback)) == [0, 1, 2, 3]
+HEAD = ["2.weight", "2.bias"]
+BACKBONE = ["0.weight", "0.bias"]
 
 
-def test_lottery_tickets_are_in_use_again_after_a_resume():
-    """A step then also changes the copies, as in an uninterrupted run."""
+def head_only(module, **settings):
+    return SGD(module[2].parameters(), **{"lr": 0.1, "momentum": 0.9, **settings})
+
+
+def names_of(module, optimizer):
+    """Returns parameter names by identity, independently of the tested function."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def test_groups_list_known_unknown_shared_and_unusual_parameters_in_the_order_of_the_optimizer():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[1].weight = module[0].weight
+    module.register_parameter("scale_orig", nn.Parameter(torch.ones(1)))
+    groups = [[*net()[2].parameters()], [module[1].weight, module[1].bias], [module.scale_orig], [module[0].bias]]
+    optimizer = SGD([{"params": parameters} for parameters in groups], lr=0.1)
+    assert group_names(module, optimizer) == [["", ""], ["0.weight", "1.bias"], ["scale_orig"], ["0.bias"]]
+
+
+@pytest.mark.parametrize(
+    "saved",
+    [
+        *([], [[]], [[HEAD]], [[["other"]]]),  # no group is missing
+        *([[HEAD, []]], [[HEAD, [""]]], [[HEAD, ["0.weight", "other"]]]),  # the missing group is empty or unknown
+    ],
+)
+def test_no_group_is_added_without_the_name_of_every_parameter(saved):
     module = net()
-    callback = set_up_callback(module)
-    callback.apply_pruning(0.3)
-    pruning.use_tickets(callback, [0, 2])
-    assert pruning.tickets_in_use(callback) == [0, 2]
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.fill_(7)
-    copies = {
-        number: getattr(layer["data"], name)
-        for layer in callback._original_layers.values()
-        for number, name in layer["names"]
-    }
-    assert {number for number, copy in copies.items() if (copy == 7).all()} == {0, 2} and len(copies) == 4
-    pruning.use_tickets(callback, [])
-    assert pruning.tickets_in_use(callback) == [0, 2]
+    optimizer = head_only(module)
+    add_missing_groups(module, [optimizer], saved)
+    assert names_of(module, optimizer) == [HEAD]
+
+
+def test_each_optimizer_gets_its_own_groups_and_others_are_ignored():
+    module = net()
+    optimizers = [head_only(module), SGD([module[0].bias], lr=0.1)]
+    add_missing_groups(module, optimizers, [[HEAD], [["0.bias"], ["0.weight"]], [BACKBONE]])
+    assert [names_of(module, optimizer) for optimizer in optimizers] == [[HEAD], [["0.bias"], ["0.weight"]]]
+    add_missing_groups(module, [], [[HEAD]])

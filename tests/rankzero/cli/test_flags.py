@@ -1,7 +1,10 @@
 import pytest
 import yaml
 
-from rankzero.cli.flags import values
+from rankzero.cli.flags import COMMON_FLAGS, TRAINING_FLAGS, Flag, values
+from rankzero.cli.flags.command_line import help_text, parse
+from rankzero.cli.flags.values import choice, file_path, positive_int
+from running import refusal_of
 
 CHOICES = values.choices("data", "size")
 VALID = {
@@ -61,3 +64,48 @@ def test_a_time_limit_in_seconds_survives_a_round_trip_through_yaml():
     assert limit == "5400s" == values.time_limit_value(str(yaml.safe_load(f"limit: {limit}")["limit"]))
     with pytest.raises(ValueError, match="a time"):
         values.time_limit_value("soon")
+
+
+ALL_FLAGS = {flag.name: flag for flag in (*COMMON_FLAGS, *TRAINING_FLAGS)}
+
+
+def test_a_wrong_value_gives_a_message_with_asked_found_and_type():
+    expected = "  asked  --devices 0\n  found  '0' is not a whole number >= 1\n  type   --devices 2"
+    assert str(refusal_of(ALL_FLAGS["devices"].value, "0")) == expected
+    assert refusal_of(ALL_FLAGS["launcher"].value, "torchrum").instead == "--launcher torchrun"
+
+
+def test_every_flag_accepts_its_example_and_has_a_short_help_text():
+    for flag in ALL_FLAGS.values():
+        flag.value(flag.example)
+        assert "\n" not in flag.help and len(flag.help) < 90
+
+
+FLAGS = (
+    Flag("root", "DIR", file_path, "folder", "runs", default="runs"),
+    Flag("last", "N", positive_int, "number", "20", aliases=("newest",)),
+    Flag("kind", "KIND", choice("one", "two"), "kind", "one", default=()),
+    Flag("all", "", file_path, "switch", ""),
+)
+
+
+def test_values_switches_and_arguments_in_any_order():
+    command_line = parse("list", FLAGS, ["a", "--newest=3", "--all", "b", "--kind", "one", "--kind=two", "--", "--c"])
+    assert command_line.values == {"root": "runs", "last": 3, "kind": ("one", "two"), "all": True}
+    assert command_line.positional == ["a", "b", "--c"] and not command_line.wants_help
+    assert parse("list", FLAGS, []).values == {"root": "runs", "last": None, "kind": (), "all": False}
+    assert parse("list", FLAGS, ["-h"]).wants_help and parse("list", FLAGS, ["--help"]).wants_help
+
+
+def test_wrong_flags_are_refused_with_the_words_to_type():
+    expected = {"--lsat 3": "--last", "--lsat=3": "--last 3", "--unknown": "python launch/list.py --help"}
+    expected |= {"--kind tow": "--kind two", "--all=yes": "--all"}
+    expected |= dict.fromkeys(("--last", "--last --all", "--last=0"), "--last 20")
+    assert {text: refusal_of(parse, "list", FLAGS, text.split()).instead for text in expected} == expected
+
+
+def test_the_help_lists_every_flag_in_columns():
+    lines = help_text("title", FLAGS, ["example"]).splitlines()
+    assert lines[0] == "title" and lines[-1] == "  example"
+    options = ["  --root DIR   folder", "  --last N     number", "  --kind KIND  kind", "  --all        switch"]
+    assert lines[2:6] == options
