@@ -22,12 +22,10 @@ class CreatesFolder:
 
 
 def content(step: int, **entries: Any) -> dict[str, Any]:
-    """Returns the content of a checkpoint."""
     return {"epoch": 1, "global_step": step, "w": torch.full((3,), step), "rankzero": {"run": "x"}, **entries}
 
 
 def save(folder: Path, step: int, **entries: Any) -> Path:
-    """Writes a checkpoint and returns its directory."""
     path = folder / f"step-{step:08d}"
     write_directory(content(step, **entries), path)
     return path
@@ -39,12 +37,10 @@ def load(path: Path, **options: Any) -> dict[str, Any]:
 
 
 def serialized(content: Any) -> bytes:
-    """Returns the bytes that `torch.save` writes."""
     buffer = io.BytesIO()
     torch.save(content, buffer)
     return buffer.getvalue()
 
 
 def names(folder: Path) -> list[str]:
-    """Returns the sorted names of the files in a folder."""
     return sorted(path.name for path in folder.iterdir())

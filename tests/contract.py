@@ -250,13 +250,7 @@ def observe(kind, scenario, folder, *arguments):
 
 
 def compare(scenario, folder, *arguments, differs=None):
-    """Checks that a scenario observes the same with both Trainers, except for values that a table row declares.
-
-    Args:
-        scenario: Function of a Script and of the arguments.
-        folder: An empty folder.
-        differs: Prefix of the path of a value that differs -> start of the row in the table of differences.
-    """
+    """Compares a scenario of both Trainers; `differs`: start of a path -> start of its row in docs/trainer.md."""
     expected = observe(pl.Trainer, scenario, folder / "stock", *arguments)
     found = observe(rankzero.Trainer, scenario, folder / "ours", *arguments)
     check(found, expected, differs or {})

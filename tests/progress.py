@@ -8,11 +8,7 @@ INTERVAL = 20.0
 
 
 class Progress:
-    """Plugin for the process that prints the results.
-
-    Args:
-        config: pytest's configuration.
-    """
+    """Plugin for the process that prints the results."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config, self.count, self.done = config, 0, 0

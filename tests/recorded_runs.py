@@ -18,11 +18,7 @@ METRICS = {"train/loss": 0.5, "val/accuracy": 0.9, "val/loss": 0.3}
 
 
 def write_run(path, status="finished", attempts=1, age=0.0, metrics=None, config=None, **summary):
-    """Writes the files of a run, and returns its directory.
-
-    The newest attempt has begun `age` seconds ago. Without a status, there is no summary; `summary` are further entries
-    of it, which replace the usual ones.
-    """
+    """Writes the files of a run whose newest attempt began `age` seconds ago; without a status, it has no summary."""
     path.mkdir(parents=True)
     moment = time.time() - age
     started = datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="seconds")
@@ -51,7 +47,6 @@ def write_lock(run, **changes):
 
 
 def suspend(pid):
-    """Suspends a process and waits until it is suspended."""
     os.kill(pid, signal.SIGSTOP)
     while process_state(pid)[0] != "T":
         time.sleep(0.01)

@@ -83,7 +83,6 @@ def make_run(path: Path, attempt_steps: tuple[int, ...] = (0,), environment=ENVI
 
 
 def read_json(run: RunDirectory, name: str):
-    """Returns the content of a JSON file of a run."""
     return json.loads((run.path / name).read_text())
 
 

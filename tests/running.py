@@ -80,14 +80,7 @@ def require(requirement: str) -> None:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """Reserves a free TCP port on 127.0.0.1 for a test.
-
-    A bound socket keeps the kernel from assigning the port to another process. Processes of the test can still listen
-    on the port if they set SO_REUSEADDR, because the bound socket does not listen.
-
-    Yields:
-        The port.
-    """
+    """Reserves a free TCP port of 127.0.0.1 by a socket that is bound but does not listen, for SO_REUSEADDR."""
     with socket.socket() as bound_socket:
         bound_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound_socket.bind(("127.0.0.1", 0))
@@ -165,22 +158,18 @@ def refusal_of(call: Callable[..., Any], *arguments: Any) -> RequestError:
 
 
 def script(name: str) -> str:
-    """Returns the path of a script in launch/."""
     return str(REPOSITORY / "launch" / f"{name}.py")
 
 
 def fit(*arguments: str, folder: Path, **options: Any) -> Result:
-    """Runs `python launch/fit.py`."""
     return run("python", script("fit"), *arguments, folder=folder, **options)
 
 
 def evaluate(*arguments: str, folder: Path, **options: Any) -> Result:
-    """Runs `python launch/evaluate.py`."""
     return run("python", script("evaluate"), *arguments, folder=folder, **options)
 
 
 def command_of(name: str) -> Command:
-    """Returns the `Command` with this name."""
     command: Command = getattr(importlib.import_module(f"rankzero.commands.{name}"), name.upper())
     return command
 
@@ -241,17 +230,7 @@ def train_in_process(
     plan: SamplingPlan | None = None,
     **settings: Any,
 ) -> None:
-    """Trains a Lightning model with Lightning's Trainer, and with Rankzero's loops if `loops` or a plan is given.
-
-    Args:
-        callbacks: Callbacks of the Trainer.
-        model: The model; None for Lightning's BoringModel.
-        data: A data module or a training loader; None for the loaders of the model.
-        loops: Whether Rankzero's loops replace Lightning's.
-        resume: Checkpoint to resume from.
-        plan: Order of samples, which replaces the loaders' order.
-        settings: Other arguments of the Trainer.
-    """
+    """Trains a model with Lightning's Trainer; with `loops` or a plan, Rankzero's loops replace Lightning's."""
     from rankzero.training.fit_loop import install
     from rankzero.training.strategies import OneProcess
 
@@ -273,16 +252,7 @@ def train_in_process(
 
 
 def as_rank(work: Callable[..., Any], launch: Launch, *arguments: Any) -> Any:
-    """Calls a function as one rank of a gloo process group, in a process that a test has started for this rank.
-
-    Args:
-        work: Called with the rank's coordinator and the arguments.
-        launch: Rank, world size and address of rank zero.
-        arguments: More arguments of `work`.
-
-    Returns:
-        The result of `work`.
-    """
+    """Calls a function with a coordinator, as one rank of a gloo process group in a process of its own."""
     torch.set_num_threads(1)
     is_single = launch.world_size == 1
     rendezvous_result = RendezvousResult.without_rendezvous(launch) if is_single else rendezvous(launch, 30)
@@ -307,13 +277,7 @@ def on_each_rank(ranks: Sequence[Any], work: Callable[[Any], Any]) -> list[Any]:
 
 
 def wait_until(condition: Callable[[], Any], event: str = "the event", seconds: float = LIMIT) -> None:
-    """Waits for an event.
-
-    Args:
-        condition: True after the event.
-        event: What the message of a failing test calls it.
-        seconds: The limit.
-    """
+    """Waits until a condition is true, and calls it by the name of the event if that does not happen."""
     deadline, pause = time.monotonic() + seconds, 0.005
     while not condition():
         assert time.monotonic() < deadline, f"{event} did not happen within {seconds} s"
@@ -322,10 +286,7 @@ def wait_until(condition: Callable[[], Any], event: str = "the event", seconds: 
 
 
 def store_clients(size: int) -> list[TCPStore]:
-    """Starts a store; returns rank zero's and the other ranks' connections to it.
-
-    The test has to delete them: a later test must not collect them in a forked process, which lacks their threads.
-    """
+    """Starts a store; returns all ranks' connections, which the test has to delete before a process is forked."""
     with reserved_port() as port:
         pass
     options: dict[str, Any] = {"timeout": timedelta(seconds=10), "wait_for_workers": False}

@@ -170,10 +170,7 @@ def train(uses_rankzero, module, callbacks=(), loaders=None, val_loaders=None, *
 
 
 def observe(uses_rankzero, make_module=Net, make_callbacks=list, has_every_hook=False, **settings):
-    """Trains a new module; returns the results, the hook calls, and the lists `seen` of the module and the callbacks.
-
-    With `has_every_hook`, a callback has every hook, and the module gets the batch hooks that it lacks.
-    """
+    """Trains a new module, on request with every hook; returns results, hook calls, and all lists `seen`."""
     calls, module, callbacks = [], make_module(), make_callbacks()
 
     def recorder(hook):
@@ -203,10 +200,7 @@ def _of_stock(observe, *arguments, **settings):
 
 
 def of_stock(observe, *arguments, **settings):
-    """Returns what a function observes with stock Lightning; it runs once per process for the same arguments.
-
-    The results are kept in serialized form, so that no test can change what another test compares with.
-    """
+    """Returns a copy of what a function observes with stock Lightning, which it does once for the same arguments."""
     return pickle.loads(_of_stock(observe, *arguments, **settings))
 
 

@@ -1,4 +1,7 @@
+import multiprocessing
+import threading
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -7,11 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
+from data_modules import parts
+from data_modules.augmentation import ImageTransform, crop_at_random
 from data_modules.digits import Digits
-from data_modules.in_memory import InMemory, InMemoryData, split_indices
+from data_modules.in_memory import InMemory, InMemoryData, random_keys, split_indices
+from data_modules.parts import MAX_THREADS, MIN_THREAD_ROWS, in_row_blocks
+from data_modules.parts import MIN_THREAD_ROWS as ROWS
 from data_modules.synthetic_images import SyntheticImages
 from data_modules.toy import Toy
 from rankzero.sampling.plan import SamplingPlan
+from running import restore_process_state
 
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=4), st.integers(0, 1000))
@@ -147,3 +155,108 @@ def test_a_data_module_without_load_names_the_missing_method():
 
     with pytest.raises(TypeError, match="abstract class Empty .*load"):
         Empty()
+
+
+@pytest.fixture(params=[1, 2, 3, 64])
+def threads(request):
+    with restore_process_state():
+        torch.set_num_threads(request.param)
+        yield request.param
+
+
+@pytest.mark.parametrize("rows", [0, 1, ROWS - 1, ROWS, 2 * ROWS, 10 * ROWS + 7])
+def test_row_blocks_cover_every_row_once(threads, rows):
+    blocks, workers = [], set()
+
+    def work(block):
+        blocks.append((block.start, block.stop))
+        workers.add(threading.current_thread())
+
+    in_row_blocks(work, rows)
+    blocks.sort()
+    assert [start for start, _ in blocks] == [0, *(stop for _, stop in blocks[:-1])] and blocks[-1][1] == rows
+    assert len(blocks) == max(1, min(threads, MAX_THREADS, rows // ROWS))
+    assert threading.current_thread() in workers
+
+
+def test_an_error_in_any_block_is_raised():
+    for first_row in (0, ROWS):
+        with restore_process_state(), pytest.raises(ZeroDivisionError):
+            torch.set_num_threads(2)
+            in_row_blocks(lambda block, row=first_row: 1 / (block.start != row), 2 * ROWS)
+
+
+def run_in_child(queue):
+    torch.set_num_threads(2)
+    starts = []
+    in_row_blocks(lambda block: starts.append(block.start), 2 * ROWS)
+    queue.put(sorted(starts))
+
+
+def test_a_forked_process_creates_its_own_threads():
+    parts._thread_pool().submit(int).result()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=run_in_child, args=(queue,), daemon=True)
+    process.start()
+    try:
+        assert queue.get(timeout=30) == [0, ROWS]
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (2, 5, 9)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float64])
+def test_a_transformed_batch_equals_the_per_image_formula_bit_for_bit(shape, dtype):
+    mean, std = [125.3, 123.0, 113.9][: shape[0]], [63.0, 62.1, 66.7][: shape[0]]
+    for padding, flip, count in product((0, 3), (False, True), (50, 300)):
+        case = f"padding={padding} flip={flip} count={count}"
+        images = torch.randint(0, 256, (count, *shape), dtype=torch.uint8).to(dtype)
+        keys, original = random_keys(range(count)), images.clone()
+        expected = transformed_one_by_one(images, keys, mean, std, padding, flip)
+        transform = ImageTransform(mean, std, padding=padding, flip=flip)
+        batch = transform(images, keys)
+        assert torch.equal(batch, expected) and torch.equal(images, original) and transform.by_image, case
+        assert batch.is_contiguous() and batch.dtype is torch.float32, case
+
+
+def transformed_one_by_one(images, keys, mean, std, padding, flip):
+    height, width = images.shape[-2:]
+    transformed = []
+    for image, key in zip(images, keys.tolist(), strict=True):
+        padded = torch.nn.functional.pad(image, (padding,) * 4)
+        top, left = (((key >> bits) & 0xFFFFFF) % (2 * padding + 1) for bits in (8, 36))
+        crop = padded[:, top : top + height, left : left + width]
+        mirrored = crop.flip(-1) if flip and key & 1 else crop
+        transformed.append((mirrored.float() - torch.tensor(mean).view(-1, 1, 1)) / torch.tensor(std).view(-1, 1, 1))
+    return torch.stack(transformed)
+
+
+def test_half_of_the_images_are_mirrored_and_all_crops_are_equally_frequent():
+    torch.manual_seed(0)
+    images = torch.arange(4.0).expand(1000, 1, 1, 4)
+    mirrored = (ImageTransform((0.0,), (1.0,), flip=True)(images, random_keys(range(1000)))[:, 0, 0, 0] == 3).sum()
+    assert 400 < mirrored < 600
+    image = torch.zeros(1, 1, 5, 5)
+    image[..., 2, 2] = 1
+    cropped = crop_at_random(image.expand(9000, 1, 5, 5), 1, random_keys(range(9000)))
+    assert cropped.sum(0)[0, 1:4, 1:4].sub(1000).abs().max() < 5 * 1000**0.5
+
+
+def test_neither_the_number_of_threads_nor_the_memory_layout_changes_the_result():
+    transform = ImageTransform((120.0,), (60.0,), padding=1, flip=True)
+    images = torch.randint(0, 256, (3 * MIN_THREAD_ROWS, 1, 4, 4), dtype=torch.uint8)
+    keys = random_keys(range(len(images)))
+    with restore_process_state():
+        torch.set_num_threads(1)
+        expected = transform(images, keys)
+        for threads in (2, 3):
+            torch.set_num_threads(threads)
+            assert torch.equal(transform(images, keys), expected)
+    transform = ImageTransform((120.0,) * 3, (60.0,) * 3, padding=1, flip=True)
+    images = torch.randint(0, 256, (9, 8, 8, 3), dtype=torch.uint8).permute(0, 3, 1, 2)  # not contiguous
+    assert torch.equal(transform(images, keys[:9]), transform(images.contiguous(), keys[:9]))
+    empty = transform(images[:0], keys[:0])
+    assert empty.shape == (0, 3, 8, 8) and empty.dtype is torch.float32

@@ -64,46 +64,6 @@ def test_the_help_names_the_command_as_typed():
         set_spelling(None)
 
 
-def test_short_names_become_class_paths_and_other_values_are_unchanged():
-    assert FIT.class_path("model", "MLP") == "lightning_modules.MLP"
-    assert FIT.class_path("data", "Toy") == "data_modules.Toy"
-    for flag, text in (("model", "my_package.Net"), ("data", "data.yaml"), ("model", '{"class_path": "x"}')):
-        assert FIT.class_path(flag, text) == text
-
-
-def test_an_unknown_model_or_data_name_suggests_the_nearest_or_first_name():
-    nearest = (("model", "RezNet", "ResNet"), ("data", "Tooy", "Toy"))
-    for flag, text, instead in (*nearest, ("model", "Toy", "MLP"), ("data", "", "CIFAR10")):
-        error = refusal_of(FIT.class_path, flag, text)
-        assert (error.asked, error.instead) == (f"--{flag} {text}", f"--{flag} {instead}")
-        names = (FIT.models if flag == "model" else FIT.data).__all__
-        assert error.found == f"there is no {flag} of that name; choose {', '.join(names)}, or a class path"
-
-
-SIMILAR = "; similar names: --batch_size, --global_batch_size, --max_device_batch_size"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "asked", "found", "instead"),
-    [
-        (("epocs", "", "3"), "--epocs 3", "flag of that name", "--epochs 3"),
-        (("epocs", ""), "--epocs", "flag of that name", "--epochs"),
-        (("gpus", "", "2"), "--gpus 2", "flag of that name", "--devices 2"),
-        (("zzzz", "", "a b"), "--zzzz 'a b'", "flag of that name", "python launch/fit.py --help"),
-        (("trainr.devices", "", "2"), "--trainr.devices 2", "flag of that name", "--trainer.devices 2"),
-        (("batchsize", "", "3"), "--batchsize 3", f"flag of that name{SIMILAR}", "--batch_size 3"),
-        (("epocs", "c.yaml: "), "c.yaml: epocs", "such key", "epochs"),
-        (("gpus", "c.yaml: "), "c.yaml: gpus", "such key", "devices: VALUE"),
-        (("fp16", "c.yaml: "), "c.yaml: fp16", "such key", "precision: 16-mixed"),
-        (("hlp", ""), "--hlp", "flag of that name", "--help"),
-        (("hlp", "c.yaml: "), "c.yaml: hlp", "such key", "python launch/fit.py --help"),
-    ],
-)
-def test_an_unknown_flag_or_key_gives_one_message_with_a_suggestion(arguments, asked, found, instead):
-    error = FIT.unknown_flag_error(*arguments)
-    assert (error.asked, error.found, error.instead) == (asked, f"there is no {found}", instead)
-
-
 def test_every_subcommand_maps_to_a_command_that_accepts_its_flags():
     for name, flags in SUBCOMMANDS.values():
         assert callable(import_module(f"rankzero.commands.{name}").main)
@@ -119,6 +79,10 @@ def test_a_flag_of_another_trainer_suggests_the_rankzero_flag_with_the_users_val
         *((f"--{name} 7", f"--trainer.{name} 7") for name in ("strategy", "max_steps", "gradient_clip_val")),
         *(("--max_epochs 7", "--epochs 7"), ("--num_workers 7", "--data.num_workers 7"), ("--log_dir x", "--root x")),
         *(("--num-workers=7", "--data.num_workers 7"), ("--checkpoint_path a.ckpt", "--resume a.ckpt")),
+        *(("--gpu 0,2", "--trainer.devices [0,2]"), ("--gpu all", "--accelerator gpu --devices N")),
+        *(("--device cuda:1", "--trainer.devices [1]"), ("--device cuda", "--accelerator cuda")),
+        *(("--NUM-WORKERS 3", "--data.num_workers 3"), ("--trainer_epochs=3", "--epochs 3")),
+        *(("--log_dir=$(rm)", "--root '$(rm)'"), ("--log_dir=", "--root ''"), ("--max_epochs", "--epochs VALUE")),
         *(("--fp16", "--precision 16-mixed"), ("--bf16 --epochs 3", "--precision bf16-mixed")),
         ("--accumulate_grad_batches 2", "--trainer.accumulate_grad_batches 2"),
         ("--trainr.max_epochs 3", "--trainer.max_epochs 3"),
@@ -148,51 +112,6 @@ def test_every_argument_of_lightnings_trainer_is_known_and_every_target_is_a_fla
         suggestion = equivalent_flag(switch, None, list(FIT.keys), model="")
         assert suggestion == equivalent_flag(switch, "true", list(FIT.keys), model="")
         parse_arguments(FIT, suggestion.replace("N", "2").split())
-
-
-def test_the_suggestion_for_any_spelling_contains_the_value_quoted_for_a_shell():
-    expected = {
-        **{(name, "3"): "--data.num_workers 3" for name in ("num_workers", "num-workers", "NUM_WORKERS")},
-        ("trainer_num-workers", "3"): "--data.num_workers 3",
-        **{(name, "3"): "--epochs 3" for name in ("Epochs", "EPOCHS", "trainer_epochs")},
-        ("max_epochs", None): "--epochs VALUE",
-        ("max_steps", None): "--trainer.max_steps VALUE",
-        ("gpu", None): "--trainer.devices [0]",
-        ("gpu", "1"): "--trainer.devices [1]",
-        ("gpu", "0,2"): "--trainer.devices [0,2]",
-        ("gpu", "all"): "--accelerator gpu --devices N",
-        ("exp_name", "my run"): "--name 'my run'",
-        ("log_dir", ""): "--root ''",
-        ("nothing", "3"): None,
-        ("log_dir", "$(rm x)"): "--root '$(rm x)'",
-        ("", None): None,
-        ("checkpoint_path", "a"): "--resume a",
-        ("device", "cuda:1"): "--trainer.devices [1]",
-        ("device", "cuda"): "--accelerator cuda",
-        ("device", "cpu"): "--accelerator cpu",
-        ("device", "auto"): "--accelerator auto",
-        ("device", None): "--accelerator VALUE",
-        ("device", "a b"): "--accelerator gpu --devices N",
-    }
-    found = {(name, value): equivalent_flag(name, value, list(FIT.keys), model="") for name, value in expected}
-    assert found == expected
-
-
-def test_a_flag_that_the_command_lacks_is_not_suggested():
-    flags = list(command_of("evaluate").keys)
-    assert equivalent_flag("num_epochs", "3", flags, model="") is None
-    assert equivalent_flag("checkpoint_path", "a", flags, model="") == "--checkpoint a"
-    assert equivalent_flag("num_workers", "3", [], model="") == "--data.num_workers 3"
-
-
-@pytest.mark.parametrize("name", ["lr", "learning_rate", "base_lr"])
-def test_a_learning_rate_flag_suggests_an_argument_of_the_optimizer(name):
-    suggestion = equivalent_flag(name, "0.1", [], model="MLP")
-    assert suggestion == "--model.optimizer AdamW --model.optimizer.lr 0.1"
-    assert equivalent_flag(name, "0.1", [], model="") == (
-        f"--model.{name} 0.1, where the model takes it, or --optimizer AdamW --optimizer.lr 0.1"
-    )
-    parse_arguments(FIT, ["--model", "MLP", *suggestion.split()])
 
 
 def test_similar_names_finds_similar_flags_and_no_unrelated_flags_with_the_nearest_first():

@@ -55,10 +55,7 @@ def refusal_of(message_of):
 
 @pytest.fixture
 def write_manifest():
-    """Returns a function that changes a checkpoint and writes a valid manifest for it, as an attacker can.
-
-    The manifest has the given `changes`, and lacks the fields in `without`.
-    """
+    """Returns a function that changes a checkpoint and writes a valid manifest, as an attacker can."""
 
     def write(path, state: bytes | None = None, without=(), **changes):
         if state is not None:

@@ -32,10 +32,7 @@ def lock_file(run):
 
 @pytest.fixture
 def other_process(run):
-    """Returns a function that starts a process that tries to lock the run and keeps the lock until it is killed.
-
-    The function returns the process, and the answer that the process puts into a queue.
-    """
+    """Returns a function that starts a process that keeps the lock, and returns it and a queue for its answer."""
     context = multiprocessing.get_context("fork")
     started = []
 

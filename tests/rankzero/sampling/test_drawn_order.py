@@ -83,10 +83,11 @@ class Reader(BoringModel):
 
     def __init__(self):
         super().__init__()
-        self.read = []
+        self.read, self.positions = [], []
 
     def training_step(self, batch, batch_idx):
         self.read.append(batch.flatten().tolist())
+        self.positions.append((self.current_epoch, batch_idx, self.global_step))
         return self.layer(torch.ones(1, 32)).sum()
 
 
@@ -102,7 +103,9 @@ def test_a_run_that_resumes_reads_the_same_as_an_uninterrupted_one(script_folder
     make = LOADERS[name]
     whole, trainer = fit(make, "whole", max_epochs=3)
     stop = trainer.global_step // 3 + 2
-    resumed = fit(make, "x", max_steps=stop)[0] + fit(make, "x", max_epochs=3)[0]
+    (first, stopped), (second, finished) = fit(make, "x", max_steps=stop), fit(make, "x", max_epochs=3)
+    resumed = first + second
+    assert stopped.model.positions + finished.model.positions == trainer.model.positions
     if name == "batch sampler":  # of later epochs, a checkpoint does not know the sampler's own state
         whole, resumed = whole[: 2 * len(make())], resumed[: 2 * len(make())]
     assert resumed == whole

@@ -151,16 +151,6 @@ def test_a_checkpoint_knows_the_data_of_the_last_reload_and_the_next_epoch_may_l
             plan.wrap(DataLoader(shards[1], 4), training=True)
 
 
-def test_a_resume_with_another_global_batch_size_continues_after_the_consumed_samples():
-    plan = resumed_plan(DATA, global_batch_size=25)
-    plan.kept_sizes = []
-    order = plan.wrap(DataLoader(DATA, batch_size=8), training=True).sampler
-    assert [list(batch) for batch in order] == [[*range(40, 65)], [*range(65, 90)], [*range(90, 100)]]
-    assert len(order) == 5 + 3 and order.has_changed_batch_size
-    order.set_epoch(4)
-    assert len(order) == 4 and not order.has_changed_batch_size
-
-
 def test_several_training_loaders_are_padded_keep_their_batch_sizes_and_replace_those_of_an_earlier_training():
     plan = SamplingPlan(0, 2)
     loaders = [plan.wrap(DataLoader(DATA, batch_size=size), training=True) for size in (9, 33)]

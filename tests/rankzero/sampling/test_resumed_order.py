@@ -80,29 +80,6 @@ def test_an_order_that_lacks_a_key_or_is_no_mapping_is_refused(order, damage):
         resume(SamplingPlan(seed=7), {"rankzero": {"order": order}})
 
 
-def test_another_seed_is_refused_and_a_run_without_a_seed_keeps_the_stored_one():
-    plan = SamplingPlan(seed=0, is_seeded=False)
-    assert resume(plan, manifest()) is None and plan.seed == 7
-    for accepts in (False, True):
-        with pytest.raises(RequestError) as error:
-            resume(SamplingPlan(seed=0), manifest(), accepts)
-        assert (error.value.asked, error.value.found) == ("--seed 0", "run x keeps its seed, 7")
-        assert error.value.instead == "--seed 7, or --resume never to restart the run"
-
-
-def test_another_global_batch_size_is_refused_unless_accepted():
-    plan = SamplingPlan(seed=7, global_batch_size=8)
-    assert resume(plan, manifest()) is None and plan.kept_sizes == [8]  # the same
-    plan = SamplingPlan(seed=7, global_batch_size=9)
-    with pytest.raises(RequestError) as error:
-        resume(plan, manifest())
-    assert (error.value.asked, error.value.found) == ("--global_batch_size 9", "run x keeps its global batch size, 8")
-    assert error.value.instead.startswith("--global_batch_size 8, or --accept_changed global_batch_size")
-    plan = SamplingPlan(seed=7, global_batch_size=9)
-    assert resume(plan, manifest(), accepts=True) is None
-    assert (plan.start_positions, plan.kept_sizes) == ([Position(3, 5, 40)], [])
-
-
 @pytest.mark.parametrize(
     ("plan", "samples"),
     [

@@ -2,10 +2,9 @@
 
 import errno
 import hashlib
-import io
-import os
 import shutil
-from functools import partial
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,12 @@ import torch
 from checkpoint_files import names, save, serialized
 
 from rankzero.runs.checkpoints import write
-from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, clean, newest_valid, read_manifest, verify
+from rankzero.runs.checkpoints.atomic_files import write_text
+from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, newest_valid, read_manifest, verify
 from rankzero.runs.checkpoints.safe_load import load
-from rankzero.runs.checkpoints.write import HashedFile, _move_to_target, remove_directory, write_directory, write_state
+from rankzero.runs.checkpoints.snapshot import Snapshots
+from rankzero.runs.checkpoints.write import _move_to_target, remove_directory, write_directory, write_state
+from running import REPOSITORY
 
 
 @pytest.mark.parametrize("leftovers", [(), (".replaced",), ("", ".replaced")])
@@ -45,16 +47,6 @@ def test_content_that_torch_or_json_cannot_represent_is_refused_and_leaves_no_fi
     with pytest.raises(Exception, match=error):
         save(saved, 30, **entries)
     assert names(saved) == ["step-00000010", "step-00000020"]
-
-
-@pytest.mark.parametrize("blocks", [[], [b""], [b"ab", bytearray(b"c"), memoryview(b"de")], [b"x" * 100_000] * 3])
-def test_a_hashed_file_counts_and_hashes_every_block(blocks):
-    file = io.BytesIO()
-    hashed = HashedFile(file)
-    assert [hashed.write(block) for block in blocks] == [len(block) for block in blocks]
-    data = b"".join(blocks)
-    assert (hashed.bytes, hashed.sha256) == (len(data), hashlib.sha256(data).hexdigest())
-    assert file.getvalue() == data and hashed.error is None
 
 
 @pytest.mark.parametrize("rows", [0, 1, 70_000])
@@ -91,51 +83,6 @@ def test_a_full_disk_raises_an_os_error_instead_of_torchs_error(size):
     assert error.value.errno == errno.ENOSPC
 
 
-def completes_before_call(number, task):
-    """Runs `task` in a process that exits at the given fsync or rename call; returns whether `task` completed."""
-    child = os.fork()
-    if child == 0:
-        numbers = iter(range(10_000))
-
-        def exit_at_call(call, *arguments):
-            if next(numbers) == number:
-                os._exit(9)
-            return call(*arguments)
-
-        os.fsync, os.rename = partial(exit_at_call, os.fsync), partial(exit_at_call, os.rename)
-        try:
-            task()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_a_process_that_exits_anywhere_in_a_save_leaves_a_valid_checkpoint(saved):
-    is_new_content, number = [], 0
-    while not completes_before_call(number, lambda: save(saved, 20, w=7)):
-        newest, damaged = newest_valid(saved)
-        assert newest.name.startswith("step-00000020") and not damaged
-        is_new_content.append(isinstance(load(newest)["w"], int))
-        clean(saved)
-        save(saved, 20)
-        assert names(saved) == ["step-00000010", "step-00000020"]
-        number += 1
-    assert load(saved / "step-00000020")["w"] == 7
-    assert is_new_content == sorted(is_new_content)  # first the old checkpoint, later the new one
-    assert set(is_new_content) == {False, True}
-
-
-def test_a_process_that_exits_anywhere_in_a_removal_leaves_no_damaged_checkpoint(saved):
-    number = 0
-    while not completes_before_call(number, lambda: remove_directory(saved / "step-00000020")):
-        newest, damaged = newest_valid(saved)
-        assert newest is not None and not damaged
-        clean(saved)
-        save(saved, 20)
-        number += 1
-    assert number > 0 and names(saved) == ["step-00000010"]
-
-
 def test_what_an_interrupted_removal_or_save_leaves_is_hidden_and_the_next_one_deletes_it(saved, monkeypatch):
     def interrupted(path, ignore_errors=False):
         if not ignore_errors:
@@ -153,3 +100,54 @@ def test_what_an_interrupted_removal_or_save_leaves_is_hidden_and_the_next_one_d
     assert names(save(saved, 20)) == [MANIFEST, STATE]
     remove_directory(saved / "step-00000020")
     assert names(saved) == ["step-00000010"] and verify(saved / "step-00000010") is None
+
+
+def test_a_write_error_keeps_the_old_file_and_leaves_no_other_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.json"
+    write_text(path, "old")
+
+    def refuse(descriptor):
+        assert path.read_text() == "old"  # the new content is not visible before it is on the disk
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+        patch.setattr("os.fsync", refuse)
+        write_text(path, "new")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    write_text(path, "new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+LATE = """
+import pathlib, sys, threading
+from rankzero.runs.checkpoints.writer_thread import BackgroundWriter
+
+BackgroundWriter().start(lambda: (threading.main_thread().join(), pathlib.Path("written").touch()))
+sys.exit(3)
+"""
+
+
+def test_a_process_exits_only_after_its_work(cwd):
+    environment = {"PYTHONPATH": f"{REPOSITORY}/project"}
+    assert subprocess.run([sys.executable, "-c", LATE], cwd=cwd, env=environment, timeout=60).returncode == 3
+    assert (cwd / "written").exists()
+
+
+class MadeOnPickling:
+    """Creates its tensor only when it is pickled."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __reduce__(self):
+        return torch.clone, (torch.full((1000,), self.value),)
+
+
+def test_memory_is_reused_for_a_copy_of_the_same_size_but_not_within_a_copy():
+    snapshots = Snapshots()
+    addresses = {snapshots.take({"w": torch.zeros(1000)})["w"].data_ptr() for _ in range(5)}
+    assert len(addresses) == 1
+    first, second = (tensor.data_ptr() for tensor in snapshots.take([torch.ones(1000), torch.ones(1000)]))
+    assert first != second
+    copies = Snapshots().take([MadeOnPickling(float(value)) for value in range(50)])
+    assert [copy[0].item() for copy in copies] == list(range(50))

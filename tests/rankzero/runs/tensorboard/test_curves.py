@@ -1,4 +1,7 @@
 import math
+import os
+import random
+from io import BytesIO
 
 import pytest
 from reported import scalars_of
@@ -6,11 +9,16 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
+from torch.utils.tensorboard import SummaryWriter
 
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard import curve_builder
+from rankzero.runs.tensorboard.curve_builder import CurveBuilder
 from rankzero.runs.tensorboard.curves import read_curves
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
+from rankzero.runs.tensorboard.newest_values import TAIL_BYTES, newest_values
+from rankzero.runs.tensorboard.records import CHECKSUM_BYTES, HEADER_BYTES, is_intact, record_length, record_of
+from recorded_runs import write_curves
 from running import run_without_importing
 
 
@@ -131,3 +139,118 @@ def test_reading_imports_neither_torch_nor_lightning_nor_tensorflow(tmp_path):
         "assert read_curves(Path())['loss'].steps[0] == 0"
     )
     run_without_importing("torch", "lightning", "tensorflow", code=code, folder=tmp_path)
+
+
+@pytest.fixture
+def few_points(monkeypatch):
+    monkeypatch.setattr(curve_builder, "MAX_POINTS", 16)
+
+
+def build(points):
+    builder = CurveBuilder()
+    for step, value in points:
+        builder.add(step, 1e9 + step, value)
+    return builder.build()
+
+
+def test_short_curves_keep_all_points_and_the_value_at_a_step_is_the_newest_logged_before():
+    curve = build((step, float(step)) for step in range(curve_builder.MAX_POINTS))
+    assert list(curve.steps) == list(range(curve_builder.MAX_POINTS)) and not curve.is_downsampled
+    curve = build([(10, 0.5), (20, 0.25)])
+    assert [curve.at(step) for step in (10, 19, 20, 99)] == [0.5, 0.5, 0.25, 0.25] and math.isnan(curve.at(9))
+
+
+@pytest.mark.parametrize("count", [17, 100, 1000, 12_345])
+@pytest.mark.parametrize("every", [1, 7, 50])
+def test_a_long_curve_keeps_its_first_and_last_point_and_equal_distances(few_points, count, every):
+    steps = range(0, count * every, every)
+    curve = build((step, step / 2) for step in steps)
+    assert 4 <= len(curve.steps) <= 16 and (curve.steps[0], curve.steps[-1]) == (0, steps[-1])
+    distances = [after - before for before, after in zip(curve.steps, curve.steps[1:], strict=False)][:-1]
+    assert max(distances) - min(distances) <= every
+    assert [1e9 + step for step in curve.steps] == list(curve.times)
+    assert [step / 2 for step in curve.steps] == list(curve.values)
+
+
+def test_extreme_and_infinite_values_of_all_points_are_known(few_points):
+    values = [1.0] * 1000
+    values[331], values[332], values[333], values[335] = -7.0, math.nan, math.inf, 9.0
+    curve = build(enumerate(values))
+    assert (curve.low, curve.high, curve.not_finite, curve.count) == (-7.0, 9.0, 2, 1000) and curve.is_downsampled
+    curve = build((step, math.nan) for step in range(1000))
+    assert math.isnan(curve.low) and math.isnan(curve.high) and curve.not_finite == 1000
+
+
+def test_points_are_sorted_and_of_points_with_the_same_step_the_last_remains(few_points):
+    curve = build((step, float(epoch)) for epoch in range(5) for step in range(8))
+    assert list(curve.steps) == list(range(8)) and set(curve.values) == {4.0} and len(curve.values) == 8
+    steps = list(range(1000))
+    random.Random(0).shuffle(steps)
+    curve = build((step, float(step)) for step in steps)
+    assert list(curve.steps) == sorted(curve.steps) and len(curve.steps) <= 16 and curve.count == 1000
+
+
+def test_the_last_point_of_each_file_and_common_steps_of_curves_with_the_same_steps_remain(few_points):
+    builder = CurveBuilder()
+    for step in range(1000):
+        builder.add(step, float(step), float(step))
+        if step in (123, 124, 777):
+            builder.end_file()
+    steps = list(builder.build().steps)
+    assert {123, 124, 777, 999} <= set(steps) and steps == sorted(set(steps))
+    full, half = (build((step, 1.0) for step in range(first, 10_000, 10)) for first in (0, 5000))
+    later = [step for step in full.steps if step >= 5000]
+    assert set(later) <= set(half.steps) and len(later) >= 2
+
+
+def test_the_newest_value_of_each_tag_is_read_from_the_end_of_a_long_file(tmp_path):
+    steps = range(5000)
+    write_curves(tmp_path, {"loss": {step: 1 / (step + 1) for step in steps}, "val": {4990: 0.5}, "old": {0: 1.0}})
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    assert file.stat().st_size > 2 * TAIL_BYTES
+    values = newest_values(tmp_path / "tensorboard")
+    assert values["loss"].step == 4999 and values["loss"].number == pytest.approx(1 / 5000)
+    assert values["val"] == (4990, 0.5) and "old" not in values
+
+
+@pytest.mark.parametrize("lost_bytes", [0, 1, 4, 5, 20])
+def test_an_incomplete_last_record_is_ignored(tmp_path, lost_bytes):
+    write_curves(tmp_path, {"loss": {0: 1.0, 1: 2.0, 2: 3.0}})
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    file.write_bytes(file.read_bytes()[: file.stat().st_size - lost_bytes])
+    assert newest_values(tmp_path / "tensorboard")["loss"].step == (2 if lost_bytes < 5 else 1)
+
+
+def test_a_new_file_without_values_does_not_hide_those_of_the_earlier_attempt(tmp_path):
+    write_curves(tmp_path, {"loss": {7: 1.0}})
+    write_curves(tmp_path, {})
+    for number, file in enumerate(sorted((tmp_path / "tensorboard").iterdir())):
+        os.utime(file, (number, number))
+    assert newest_values(tmp_path / "tensorboard") == {"loss": (7, 1.0)}
+
+
+def test_values_before_large_images_are_found_and_damaged_and_missing_files_have_none(tmp_path):
+    assert newest_values(tmp_path / "missing") == {}
+    for content in (b"", bytes(1000), b"\xff" * 1000, b"text" * 5000):
+        (tmp_path / "events.out.tfevents.1").write_bytes(content)
+        assert newest_values(tmp_path) == {}
+    with SummaryWriter(tmp_path) as writer:
+        writer.add_scalar("val/loss", 0.25, 7)
+        for step in range(3):
+            writer.add_text("image", "x" * 300_000, step)
+        writer.add_scalar("loss", 1.0, 8)
+    assert newest_values(tmp_path) == {"val/loss": (7, 0.25), "loss": (8, 1.0)}
+
+
+@pytest.mark.parametrize("size", [0, 1, 79, 300, 70_000])
+def test_a_record_equals_that_of_tensorboard_and_its_length_is_read_from_an_intact_header_only(size):
+    data = bytes(number * 31 % 251 for number in range(size))
+    file = BytesIO()
+    RecordWriter(file).write(data)
+    record = file.getvalue()
+    header, checksum = record[:HEADER_BYTES], record[-CHECKSUM_BYTES:]
+    assert record_of(data) == record and is_intact(data, checksum)
+    assert not is_intact(data + b"x", checksum) and not is_intact(data, checksum[:-1])
+    assert record_length(header) == size == len(record) - HEADER_BYTES - CHECKSUM_BYTES
+    assert record_length(header[:-1]) is None and record_length(b"") is None
+    assert record_length(bytes([header[0] ^ 1]) + header[1:]) is None

@@ -11,8 +11,17 @@ from torch.utils.data import DataLoader
 from rankzero.sampling.batch_sampler import ElasticBatchSampler
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements import series
+from rankzero.tracking.measurements.exchange import Exchange
 from rankzero.tracking.measurements.resources import memory_in_use, prepared_batches
-from rankzero.tracking.measurements.series import DATA_WAIT, FIRST_GRADIENT, GRADIENT_NORM, LOSS_SUM, combine
+from rankzero.tracking.measurements.series import (
+    ALWAYS_EXCHANGED,
+    DATA_WAIT,
+    EXCHANGED,
+    FIRST_GRADIENT,
+    GRADIENT_NORM,
+    LOSS_SUM,
+    combine,
+)
 from rankzero.tracking.measurements.throughput import Throughput
 from running import REPOSITORY, train_in_process
 
@@ -108,3 +117,28 @@ def test_memory_of_the_process_is_measured_in_gib():
     memory = memory_in_use(torch.device("cpu"))
     assert 0.05 < memory["workload/host_memory_gib"] < 64
     assert math.isnan(memory["workload/device_memory_gib"])
+
+
+class Ranks:
+    """Stands for a strategy: values of rank one are twice those of rank zero, and arrive when a test says so."""
+
+    root_device = torch.device("cpu")
+
+    def __init__(self):
+        self.begun = []
+
+    def begin_gather_rows(self, row):
+        rows = torch.stack([row, 2 * row])
+        self.begun.append(SimpleNamespace(is_complete=False, wait=lambda: rows))
+        return self.begun[-1]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_rank_zero_requests_details_one_exchange_ahead(world_size):
+    exchange = Exchange(Ranks(), world_size)
+    has_details = []
+    for request in (0.0, 1.0, 0.0, 0.0):
+        has_details.append(exchange.has_details)
+        exchange.begin({series.DETAILS_REQUESTED: request})
+        assert len(exchange.finish()[0]) == len(EXCHANGED if has_details[-1] else ALWAYS_EXCHANGED)
+    assert has_details == [True, False, True, False]

@@ -3,7 +3,6 @@ import io
 import json
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,12 @@ from torch.profiler import ProfilerActivity, profile
 
 import rankzero
 from rankzero import Trainer
-from rankzero.distributed.monitoring.activity import BACKWARD, CHECKPOINT, DATA, END, FORWARD, HOOK, Activity
+from rankzero.distributed.monitoring.activity import BACKWARD, CHECKPOINT, END, FORWARD, HOOK, Activity
 from rankzero.messages import RequestError
 from rankzero.tracking.profiling import recording
 from rankzero.tracking.profiling.callback import Profile
-from rankzero.tracking.profiling.files import OPERATORS, TRACK, track_of, write_table
-from rankzero.tracking.profiling.recording import Part, Recording
+from rankzero.tracking.profiling.files import OPERATORS, TRACK, write_table
+from rankzero.tracking.profiling.recording import Recording
 from rankzero.tracking.profiling.request import ProfileRequest
 from running import disk_at, script_process
 from stock import QUIET
@@ -301,15 +300,6 @@ def test_ranks_that_cannot_be_profiled_are_refused(profile, ranks, world, found,
     assert found in refusal.value.found and refusal.value.instead == instead
 
 
-def test_the_track_has_a_range_for_each_step_that_contains_its_parts():
-    times = (6, DATA, 1_000_000, 2_000_000), (6, FORWARD, 2_000_000, 5_000_500), (7, DATA, 6_000_000, 7_000_000)
-    parts = [Part(*arguments) for arguments in times]
-    events = [event for event in track_of(parts, 1_000_000) if event["ph"] == "X"]
-    sixth = [("step 6", 0, 4000.498), (DATA, 0, 999.996), (FORWARD, 1000, 3000.496)]
-    seventh = [("step 7", 5000, 999.998), (DATA, 5000, 999.996)]
-    assert [(event["name"], event["ts"], event["dur"]) for event in events] == [*sixth, *seventh]
-
-
 def recorded(steps):
     activity = Activity()
     recording = Recording(activity, "cpu")
@@ -323,15 +313,6 @@ def recorded(steps):
     activity.enter(END)
     recording.end()
     return recording
-
-
-def test_the_parts_of_a_recording_follow_one_another():
-    recording = recorded(2)
-    parts = list(recording.parts)
-    phases = (DATA, FORWARD, BACKWARD, HOOK, CHECKPOINT)
-    assert [(part.step, part.phase) for part in parts] == [(step, phase) for step in (1, 2) for phase in phases]
-    assert all(part.end == following.begin for part, following in pairwise(parts))
-    assert recording.steps == [1, 2]
 
 
 def test_the_table_of_a_gpu_has_a_second_section(tmp_path):
