@@ -11,12 +11,10 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from rankzero.distributed.monitoring.activity import Activity
 from rankzero.messages import print_notice
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.training.fast import replaced
 from rankzero.training.fast.conditions import fallback_reason
 from rankzero.training.fast.epoch import FastEpoch
 from rankzero.training.hooks import Subscribers
@@ -239,9 +237,7 @@ class EpochLoop(_TrainingEpochLoop):
         reason = fallback_reason(self.trainer, data_fetcher)
         if reason and reason not in self._reported:
             self._reported.add(reason)
-            if replaced.changed_in_lightning():
-                rank_zero_warn(f"rankzero: using Lightning's slower training loop: {reason}")
-            elif self.trainer.is_global_zero:
+            if self.trainer.is_global_zero:
                 print_notice(f"using Lightning's slower training loop: {reason}")
         return None if reason else FastEpoch(self, self.subscribers, data_fetcher)
 

@@ -34,13 +34,6 @@ def install() -> None:
     sys.meta_path.insert(0, AliasFinder(names))
 
 
-def standard_names(text: str) -> str:
-    """Returns a text in which `lightning.pytorch` and `lightning.fabric` have these names."""
-    for alias, name in ALIASES.items():
-        text = text.replace(alias, name)
-    return text
-
-
 def real_name(module: str) -> str:
     """Returns the real name of one of Lightning's modules in this program, which its logger has too."""
     finder = next((finder for finder in sys.meta_path if isinstance(finder, AliasFinder)), None)

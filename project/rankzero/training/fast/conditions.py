@@ -39,9 +39,8 @@ PROFILER_METHODS = ("profile", "start", "stop")
 def fallback_reason(trainer: Trainer, data_fetcher: _DataFetcher) -> str | None:
     """Returns why Lightning's own loop has to train, or None if the fast path can."""
     module = trainer.lightning_module
-    if changed := replaced.changed_in_lightning():
-        more = f" and {len(changed) - 3} more" * (len(changed) > 3)
-        return f"lightning {lightning.__version__}: {', '.join(changed[:3])}{more} changed since Rankzero was tested"
+    if not replaced.IS_LIGHTNING_TESTED:
+        return f"Rankzero's loop is not tested with lightning {lightning.__version__}"
     if names := replaced.loop.replaced_names:
         return f"{', '.join(names[:3])} was replaced by another function"
     if not module.automatic_optimization:

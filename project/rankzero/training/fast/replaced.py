@@ -1,50 +1,37 @@
 """The functions of Lightning and torch that the fast path replaces or skips.
 
-The fast path is used only while all of these functions are the ones with which it was compared. A function can differ
-in two ways. A release may have changed it: the digest of its source is then not in `known_sources.py`. Or a program,
-such as a profiler or tracer, may have replaced it at run time: the attribute is then another object. A release that
-changes none of these functions keeps the fast path, whatever its version number.
-
-`python -m rankzero.training.fast.replaced` prints `known_sources.py` for the installed libraries.
+The fast path is used only with the releases that it was tested with, and only while all of these functions are the
+original ones. A program, such as a profiler or tracer, may have replaced one at run time.
 """
 
-import contextlib
-import hashlib
-import linecache
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
-from pathlib import Path
-from types import CodeType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from lightning.fabric.plugins import precision as fabric_precision
-from lightning.pytorch import LightningModule, Trainer
+from lightning import __version__ as lightning_version
+from lightning.pytorch import LightningModule
 from lightning.pytorch.core import hooks as core_hooks
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.loops import _EvaluationLoop, fit_loop, utilities
+from lightning.pytorch.loops import utilities
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult, _AutomaticOptimization
 from lightning.pytorch.loops.optimization.closure import AbstractClosure
-from lightning.pytorch.loops.progress import _BatchProgress, _OptimizerProgress, _Progress
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
-from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, SingleDeviceStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
-    _Metadata,
     _ResultCollection,
     _ResultMetric,
-    _Sync,
 )
 from lightning.pytorch.utilities import combined_loader
 from torch.autograd import graph
 from torch.optim import Optimizer
 
-from rankzero.distributed.process.lightning_names import standard_names
-from rankzero.training.fast.known_sources import KNOWN_SOURCES
+IS_LIGHTNING_TESTED = lightning_version == "2.6.6"
+IS_TORCH_TESTED = (2, 10) <= tuple(map(int, torch.__version__.split(".")[:2])) <= (2, 15)
 
 Table = Mapping[Any, str]
 """Class or module -> the names of its functions, separated by spaces."""
@@ -100,33 +87,9 @@ OPTIMIZATION: Table = {
 }
 """Functions replaced by `training/step.py`. If one differs, the fast loop uses Lightning's own optimization."""
 
-RELIED_ON: Table = {
-    fit_loop._FitLoop: "run advance on_run_start on_advance_start on_advance_end reset",
-    _TrainingEpochLoop: "reset done _is_training_done",
-    _EvaluationLoop: "run",
-    _BatchProgress: "reset_on_run increment_ready",
-    _OptimizerProgress: "reset_on_run",
-    _Progress: "increment_ready increment_started increment_processed increment_completed",
-    _LoggerConnector: "on_epoch_end epoch_end_reached update_train_epoch_metrics should_reset_tensors callback_metrics",
-    _Metadata: "forked",
-    _Sync: "_generate_sync_fn",
-    _ResultMetric: "compute reset",
-    DDPStrategy: "reduce",
-    ParallelStrategy: "reduce_boolean_decision",
-    SingleDeviceStrategy: "reduce",
-    Trainer: "callback_metrics global_step",
-    fabric_precision.Precision: "convert_input backward optimizer_step",
-}
-"""Functions that are not replaced but relied on: a release that changes one may be incompatible."""
-
 BACKWARD: Table = {torch.Tensor: "backward", torch.autograd: "backward", graph: "_engine_run_backward"}
-ZERO_GRAD: Table = {Optimizer: "zero_grad"}
 STEP: Table = {Optimizer: "profile_hook_step"}
-"""`BACKWARD`, `ZERO_GRAD` and `STEP` are replaced by `fast/torch_calls.py`, unless a function in them differs."""
-
-
-WRAPPERS = ("torch.utils._contextlib", "torch._dynamo.eval_frame")
-"""Modules that define `torch.no_grad` and `torch.compiler.disable`."""
+"""`BACKWARD` and `STEP` are replaced by `fast/torch_calls.py`, unless a function in them differs."""
 
 
 class Functions:
@@ -161,23 +124,6 @@ class Functions:
             if getattr(owner, name, None) != original
         ]
 
-    @cached_property
-    def changed(self) -> list[str]:
-        """The names of functions whose source has no known digest."""
-        return [
-            f"{owner}.{name}"
-            for (owner, name), digest in self.digests.items()
-            if digest not in KNOWN_SOURCES.get(owner, {}).get(name, ())
-        ]
-
-    @property
-    def digests(self) -> dict[tuple[str, str], str]:
-        """Class or module, and function name -> digest of the function's source at the time of the import."""
-        return {
-            (_dotted_name(owner), name): source_digest(original)
-            for (owner, name), original in zip(self._names, self._originals, strict=True)
-        }
-
 
 def _comparison(names: list[tuple[Any, str]], originals: list[Any]) -> Callable[[], bool]:
     """Returns a function that checks whether all attributes still equal the originals.
@@ -191,88 +137,13 @@ def _comparison(names: list[tuple[Any, str]], originals: list[Any]) -> Callable[
     return eval(f"lambda: {' and '.join(comparisons)}", namespace)  # type: ignore[no-any-return]
 
 
-def source_digest(function: Any) -> str:
-    """Returns the digest of the source of a function and of the functions it wraps; `missing` without source."""
-    sources = "".join(map(_source, _code_objects(function)))
-    return hashlib.sha256(standard_names(sources).encode()).hexdigest()[:16] if sources else "missing"
-
-
-def _source(code: CodeType) -> str:
-    """Returns the source lines of a function: its decorators, its signature and its body.
-
-    `inspect.getsource` finds the same lines by tokenizing, which would take a quarter of a second for all functions.
-    """
-    lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]
-    indent = len(lines[0]) - len(lines[0].lstrip()) if lines else 0
-    deeper_indent, has_head = " " * (indent + 1), False
-    for number, line in enumerate(lines):
-        if line.startswith(deeper_indent) or not line.strip():
-            continue
-        if has_head and line[indent] != ")":  # ")" at this indent may close the signature
-            return "".join(lines[:number]).rstrip()
-        has_head = has_head or line.lstrip().startswith(("def ", "async def ", "class "))
-    return "".join(lines).rstrip()
-
-
-def _code_objects(function: Any) -> Iterator[CodeType]:
-    """Yields the code objects of a function and of the functions that it wraps.
-
-    Wrappers from Python's standard library are skipped, and so are `torch.no_grad` and `torch.compiler.disable`, whose
-    sources differ in each release of torch.
-    """
-    function = getattr(function, "fget", None) or getattr(function, "__func__", function)
-    library = Path(contextlib.__file__).parent
-    while function is not None:
-        code = getattr(function, "__code__", None)
-        is_wrapper = code is not None and function.__globals__.get("__name__") in WRAPPERS
-        if code is not None and not is_wrapper and Path(code.co_filename).parent != library:
-            yield code
-        function = getattr(function, "__wrapped__", None)
-
-
 def _dotted_name(owner: Any) -> str:
-    name = f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else str(owner.__name__)
-    return standard_names(name)
+    return f"{owner.__module__}.{owner.__qualname__}" if isinstance(owner, type) else str(owner.__name__)
 
 
 loop = Functions(LOOP)
 logging = Functions(LOGGING)
 transfer = Functions(TRANSFER)
 optimization = Functions(OPTIMIZATION)
-relied_on = Functions(RELIED_ON)
 backward = Functions(BACKWARD)
-zero_grad = Functions(ZERO_GRAD)
 step = Functions(STEP)
-
-LIGHTNING_FUNCTIONS = (loop, logging, transfer, optimization, relied_on)
-TORCH_FUNCTIONS = (backward, zero_grad, step)
-
-
-def changed_in_lightning() -> list[str]:
-    """Returns the names of Lightning's functions whose source has no known digest."""
-    return [name for functions in LIGHTNING_FUNCTIONS for name in functions.changed]
-
-
-def _print_known_sources(write: Callable[[str], Any] = print) -> None:
-    """Prints the known digests and those of the installed libraries, as Python source."""
-    known = {owner: {name: list(digests) for name, digests in names.items()} for owner, names in KNOWN_SOURCES.items()}
-    for functions in (*LIGHTNING_FUNCTIONS, *TORCH_FUNCTIONS):
-        for (owner, name), digest in functions.digests.items():
-            digests = known.setdefault(owner, {}).setdefault(name, [])
-            if digest not in digests:
-                digests.append(digest)
-    write(f'"""{KNOWN_SOURCES_TITLE}"""\n')
-    write("KNOWN_SOURCES: dict[str, dict[str, tuple[str, ...]]] = {")
-    for owner in sorted(known):
-        write(f'    "{owner}": {{')
-        for name in sorted(known[owner]):
-            digests_text = ", ".join(f'"{digest}"' for digest in known[owner][name])
-            write(f'        "{name}": ({digests_text},),')
-        write("    },")
-    write("}")
-
-
-KNOWN_SOURCES_TITLE = "Digests of the sources that the fast path was compared with; printed by `replaced.py`."
-
-if __name__ == "__main__":
-    _print_known_sources()

@@ -87,7 +87,7 @@ def zero_gradients(optimizer: Optimizer) -> bool:
     if (
         type(optimizer).zero_grad is not _stock_zero_grad
         or "zero_grad" in vars(optimizer)
-        or replaced.zero_grad.changed
+        or not replaced.IS_TORCH_TESTED
         or _is_profiled()
     ):
         optimizer.zero_grad()
@@ -104,7 +104,7 @@ _stock_zero_grad = Optimizer.zero_grad
 
 def _is_stock(functions: replaced.Functions) -> bool:
     """Returns whether torch's functions are the ones with which this module was compared."""
-    return not functions.changed and functions.are_same()
+    return replaced.IS_TORCH_TESTED and functions.are_same()
 
 
 def _is_profiled() -> bool:

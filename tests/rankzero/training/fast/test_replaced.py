@@ -1,16 +1,12 @@
 import contextlib
 import functools
-import inspect
-import io
 from itertools import product
 from types import ModuleType
 
 import pytest
 import torch
 
-from rankzero.training.fast import known_sources, replaced
-from rankzero.training.fast.known_sources import KNOWN_SOURCES
-from rankzero.training.fast.replaced import Functions, changed_in_lightning, source_digest
+from rankzero.training.fast.replaced import Functions
 from stock import AtBatch, Counts, Net, differences, log_calls, observe, of_stock, owner_of
 
 CORE, STRATEGY = "lightning.pytorch.core", "lightning.pytorch.strategies.Strategy"
@@ -104,7 +100,6 @@ class Owner:
         return 1
 
 
-REPLACED = (*replaced.LIGHTNING_FUNCTIONS, *replaced.TORCH_FUNCTIONS)
 NAMES = "plain computed static of_class without_gradients context later"
 
 
@@ -127,70 +122,3 @@ def test_functions_are_original_until_one_is_replaced():
     functions = Functions({module: "function"})
     module.function = repr
     assert functions.replaced_names == ["a.module.function"]
-
-
-def test_function_without_a_known_digest_counts_as_changed(monkeypatch):
-    name = f"{__name__}.Owner"
-    monkeypatch.setitem(KNOWN_SOURCES, name, {"plain": ("0" * 16, source_digest(Owner.plain)), "static": ("0" * 16,)})
-    functions = Functions({Owner: "plain static of_class missing"})
-    assert functions.changed == [f"{name}.{function}" for function in ("static", "of_class", "missing")]
-    assert functions.digests[name, "missing"] == "missing" and not functions.are_original
-
-
-def test_digests_do_not_change_when_a_function_is_replaced_later():
-    functions = Functions({Owner: "plain"})
-    before = functions.digests
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Owner, "plain", Owner.static)
-        assert functions.digests == before and Functions({Owner: "plain"}).digests != before
-
-
-def test_digest_covers_wrappers_except_those_of_the_standard_library_and_no_grad():
-    def wrapper_of(function):
-        @functools.wraps(function)
-        def wrapper(*arguments):
-            return function(*arguments)
-
-        return wrapper
-
-    plain = Owner.plain
-    assert source_digest(wrapper_of(plain)) not in ("missing", source_digest(plain))
-    assert source_digest(torch.no_grad()(plain)) == source_digest(plain)
-    assert source_digest(contextlib.contextmanager(plain)) == source_digest(plain)
-    assert source_digest(len) == source_digest(None) == source_digest(eval("lambda: 1")) == "missing"
-
-
-def test_sources_are_identical_to_those_from_inspect():
-    functions = [Functions({Owner: NAMES}), *REPLACED]
-    codes = [code for group in functions for original in group._originals for code in replaced._code_objects(original)]
-    assert len(codes) >= 7 + 100
-    for code in codes:
-        assert replaced._source(code) == inspect.getsource(code).rstrip(), code
-
-
-def test_installed_lightning_has_only_known_sources_and_changed_functions_are_listed(monkeypatch):
-    assert changed_in_lightning() == []
-    assert [name for functions in REPLACED for name in functions.replaced_names] == []
-    monkeypatch.setitem(vars(replaced.loop), "changed", ["a"])
-    monkeypatch.setitem(vars(replaced.relied_on), "changed", ["b", "c"])
-    monkeypatch.setitem(vars(replaced.backward), "changed", ["of torch"])
-    assert changed_in_lightning() == ["a", "b", "c"]
-
-
-def printed_sources():
-    out = io.StringIO()
-    replaced._print_known_sources(lambda line: print(line, file=out))
-    namespace = {}
-    exec(out.getvalue(), namespace)
-    return namespace
-
-
-def test_printed_digests_are_those_of_known_sources_followed_by_those_of_another_release(monkeypatch):
-    sources = printed_sources()
-    assert sources["KNOWN_SOURCES"] == KNOWN_SOURCES and sources["__doc__"] == known_sources.__doc__
-    name = "lightning.pytorch.trainer.call"
-    digest = KNOWN_SOURCES[name]["_call_callback_hooks"][0]
-    monkeypatch.setitem(KNOWN_SOURCES, name, {"_call_callback_hooks": ("0" * 16,)})
-    digests = printed_sources()["KNOWN_SOURCES"][name]
-    assert digests["_call_callback_hooks"] == ("0" * 16, digest)
-    assert digests.keys() == {"_call_callback_hooks", "_call_lightning_module_hook", "_call_strategy_hook"}
