@@ -107,7 +107,7 @@ READ_CASES = (
 
 @pytest.fixture(scope="module")
 def read_values(tmp_path_factory):
-    """Returns what two ranks read in each of `READ_CASES`, with stock Lightning and with Rankzero, and their output."""
+    """Returns what two ranks read in each of `READ_CASES`, with stock Lightning and with Rankzero."""
     folder = tmp_path_factory.mktemp("read")
     (folder / "readers.py").write_text(READERS)
     found = []
@@ -116,27 +116,14 @@ def read_values(tmp_path_factory):
         fit_on_ranks(package, *READ_CASES, script=str(folder / "readers.py"), folder=folder / package, world=2)
         files = {reads: [folder / package / f"{reads}-{rank}.json" for rank in (0, 1)] for reads in READ_CASES}
         found.append({reads: [json.loads(file.read_text()) for file in pair] for reads, pair in files.items()})
-    ranks = [text.split("case: ")[1:] for text in outputs(folder / "rankzero", 2)]
-    return *found, dict(zip(READ_CASES, zip(*ranks, strict=True), strict=True))
+    return found
 
 
 @pytest.mark.xdist_group("averages")
 @pytest.mark.parametrize("reads", READ_CASES)
-def test_two_ranks_read_stock_lightnings_averages_or_are_warned(reads, read_values):
-    stock, found, printed = (values[reads] for values in read_values)
-    is_warned = ["were read between two logging steps" in output for output in printed]
-    if not reads.startswith("late"):
-        assert found == stock and not any(is_warned)
-        return
-    # After an epoch without reads, a rank reads its own values until the next logging step, and prints a warning.
-    warned_ranks = (0, 1) if reads == "late" else (1,)
-    assert is_warned == [rank in warned_ranks for rank in (0, 1)]
-    for rank in warned_ranks:
-        pairs = list(zip(found[rank]["seen"], stock[rank]["seen"], strict=True))
-        own_values = [value for value, expected in pairs if value != expected]
-        assert 0 < len(own_values) <= 4 and own_values == [
-            [200.0 + 10 * rank + batch] * 3 for batch in range(len(own_values))
-        ]
+def test_two_ranks_read_stock_lightnings_averages(reads, read_values):
+    stock, found = (values[reads] for values in read_values)
+    assert found == stock
 
 
 FAILING = """

@@ -230,10 +230,9 @@ class DataParallel(RunStrategy, DDPStrategy):
         """
         if self._skips_collectives or not isinstance(tensor, Tensor):
             return tensor
-        return super().reduce(self.apply_metric_weight(tensor, reduce_op), group, reduce_op)
-
-    def apply_metric_weight(self, value: Tensor, reduce_op: Any) -> Tensor:
-        return value * self._metric_weight if self._metric_weight != 1 and _is_mean(reduce_op) else value
+        if self._metric_weight != 1 and _is_mean(reduce_op):
+            tensor = tensor * self._metric_weight
+        return super().reduce(tensor, group, reduce_op)
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         if self._skips_collectives:

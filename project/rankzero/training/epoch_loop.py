@@ -118,15 +118,11 @@ class EpochLoop(_TrainingEpochLoop):
         self._skipped_batches, self._counted_batches = 0, self.batches_done
         self.on_run_start(data_fetcher)
         is_trial: bool = self.trainer.fit_loop.is_trial  # type: ignore[attr-defined]
-        is_whole_epoch = not self.batches_done
         records, self.record.is_enabled = self.record.is_enabled, self.record.is_enabled and not is_trial
-        if not is_trial:
-            self.results.averages.decide_deferral()
         if isinstance(self.trainer.strategy, RunStrategy):
             self.trainer.strategy.synchronize_new_parameters()
         self._validates = self._should_check_val_epoch()
         self._fast_epoch = self._fast_epoch_or_none(data_fetcher)
-        self.results.records_reads = True
         try:
             while not (self.may_be_done and self.done):
                 try:
@@ -141,10 +137,8 @@ class EpochLoop(_TrainingEpochLoop):
                 finally:
                     self.on_iteration_done()
             self.flush_metrics()
-            if is_whole_epoch and not is_trial:
-                self.results.averages.record_epoch()
         finally:
-            self._fast_epoch, self.results.records_reads = None, False
+            self._fast_epoch = None
             self.record.is_enabled = records
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
@@ -188,20 +182,14 @@ class EpochLoop(_TrainingEpochLoop):
         self.has_validated = False
 
     def flush_metrics(self) -> None:
-        """Updates the metrics that the Trainer shows with those of the last batch. All ranks must call."""
+        """Updates the metrics that the Trainer shows with those of the last batch."""
         if not self._metrics_are_current:
             self.update_trainer_metrics()
 
-    def update_trainer_metrics(self, reduces: bool = True) -> Any:
-        """Copies the last batch's metrics to those that the Trainer shows, and returns them.
-
-        Args:
-            reduces: Whether to first average deferred values over ranks; all ranks must then call.
-        """
-        if reduces:
-            self._metrics_are_current = True
-            self.results.reduce()
-        metrics, connector = self.results.unrecorded_metrics(on_step=True), self.trainer._logger_connector
+    def update_trainer_metrics(self) -> Any:
+        """Copies the last batch's metrics to those that the Trainer shows, and returns them."""
+        self._metrics_are_current = True
+        metrics, connector = self.results.metrics(on_step=True), self.trainer._logger_connector
         connector._progress_bar_metrics.update(metrics["pbar"])
         connector._callback_metrics.update(metrics["callback"])
         connector._logged_metrics.update(metrics["log"])

@@ -18,7 +18,6 @@ from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.epoch_loop import EpochLoop
 from rankzero.training.hooks import HookBridge, LoopHooks, Subscribers
-from rankzero.training.strategies import RunStrategy
 
 
 def install(trainer: Trainer, plan: SamplingPlan, activity: Activity | None = None) -> "HookBridge":
@@ -35,8 +34,6 @@ def install(trainer: Trainer, plan: SamplingPlan, activity: Activity | None = No
     loop.plan = loop.epoch_loop.plan = plan
     loop.epoch_loop.activity = activity
     trainer.fit_loop = loop
-    if isinstance(trainer.strategy, RunStrategy):
-        trainer.strategy.before_step_with_empty_rank = loop.epoch_loop.results.reduce
     loop.hook_bridge = HookBridge(loop.call, activity, loop.epoch_loop.record)
     return loop.hook_bridge
 

@@ -35,8 +35,6 @@ class RunStrategy(Strategy):
         self.plan = plan
         self.share = EVEN_SHARE
         """This rank's share of the current batch."""
-        self.before_step_with_empty_rank: Callable[[], None] = lambda: None
-        """Called on all ranks before a step in which some rank has no sample."""
 
     @property
     def _module(self) -> LightningModule:
@@ -118,8 +116,6 @@ class RunStrategy(Strategy):
         combined = self._module.trainer.fit_loop._combined_loader
         assert combined is not None
         self.share = shares_from(combined.flattened)()
-        if self.share.has_empty_rank:
-            self.before_step_with_empty_rank()
 
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         return super().backward(self.scale_loss(closure_loss), optimizer, *args, **kwargs)
@@ -127,10 +123,6 @@ class RunStrategy(Strategy):
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Scales a loss so that the averaged gradient is that of the mean over the global batch."""
         return loss if self.share.loss_weight == 1 else loss * self.share.loss_weight
-
-    def apply_metric_weight(self, value: Tensor, reduce_op: Any) -> Tensor:
-        """Returns this rank's term in the reduction of a value over ranks; a mean is weighted by the rank's share."""
-        return value
 
     def synchronize_new_parameters(self) -> None:
         """Makes ranks also average the gradients of newly unfrozen parameters. All ranks must call."""

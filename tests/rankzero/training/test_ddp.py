@@ -86,18 +86,6 @@ def test_unsupported_strategy_is_refused(requested):
     assert refused.value.instead == "--trainer.strategy auto or ddp, or ddp_find_unused_parameters_true"
 
 
-def test_mean_is_weighted_only_within_a_training_step():
-    strategy, operations = DataParallel(SamplingPlan(), None), torch.distributed.ReduceOp
-    value = torch.tensor(4.0)
-    assert strategy.apply_metric_weight(value, "mean") is value
-    strategy._metric_weight = 0.5
-    for operation in ("mean", "Mean", "avg", operations.AVG):
-        assert strategy.apply_metric_weight(value, operation).item() == 2.0
-    for operation in ("sum", "max", operations.MAX):
-        assert strategy.apply_metric_weight(value, operation).item() == 4.0
-    assert strategy.reduce(3) == DDPStrategy().reduce(3) == 3
-
-
 def test_step_with_an_empty_rank_reduces_nothing_and_refuses_all_gather():
     strategy = DataParallel(SamplingPlan(), None)
     strategy.share = Share(1, 1, 2.0, 2.0, True)

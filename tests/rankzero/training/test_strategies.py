@@ -148,9 +148,7 @@ def set_next_share(strategy, loaders):
 @pytest.mark.parametrize(("rank", "last"), [(0, (1, 1, False)), (1, (0, 1, True))])
 def test_share_of_each_batch_is_set_in_order_and_scales_the_loss(rank, last):
     """The mean of the ranks' scaled losses is the mean over the samples of the step."""
-    samples_before_steps_with_empty_rank = []
     strategy, loaders = strategy_and_loaders(9, rank=rank)  # batches of 4, 4 and 1 samples
-    strategy.before_step_with_empty_rank = lambda: samples_before_steps_with_empty_rank.append(strategy.share.samples)
     shares = []
     for number in range(4):
         set_next_share(strategy, loaders)
@@ -158,7 +156,6 @@ def test_share_of_each_batch_is_set_in_order_and_scales_the_loss(rank, last):
         shares.append((share.samples, share.total, share.is_empty))
         assert scaled == (6 * 2 * share.samples / share.total if number < 3 else 6)
     assert shares == [(2, 4, False), (2, 4, False), last, (EVEN_SHARE.samples, EVEN_SHARE.total, False)]
-    assert samples_before_steps_with_empty_rank == [last[0]]
 
 
 def test_several_or_unmanaged_loaders_have_even_shares():
@@ -168,14 +165,9 @@ def test_several_or_unmanaged_loaders_have_even_shares():
         assert strategy.share is EVEN_SHARE
 
 
-def test_results_are_reduced_before_a_step_with_an_empty_rank():
-    _, trainer = train(True, Net(), max_epochs=1, limit_train_batches=1)
-    assert trainer.strategy.before_step_with_empty_rank == trainer.fit_loop.epoch_loop.results.reduce
-
-
 def test_one_process_has_its_own_values_and_with_even_shares_an_unchanged_loss():
     strategy, values = connected_strategy(), torch.tensor([1.0, 2.0])
-    assert strategy.scale_loss(values) is values and strategy.apply_metric_weight(values, "mean") is values
+    assert strategy.scale_loss(values) is values
     assert strategy.gather({"a": 1}) == [{"a": 1}]
     assert strategy.sum_over_ranks([3, 2**64 - 1]) == [3, 2**64 - 1] and strategy.sum_over_ranks(()) == []
     assert strategy.reduce_in_place(values, "sum") == 1 and values.tolist() == [1.0, 2.0]

@@ -119,9 +119,7 @@ class FastEpoch:
             if not is_unobserved:
                 activity.enter(HOOK)
             result = None if is_unobserved else hooks.call("on_train_batch_start", batch, batch_idx)
-            self.strategy.share = share = self._next_share()
-            if share.has_empty_rank:
-                self.strategy.before_step_with_empty_rank()
+            self.strategy.share = self._next_share()
             if result == -1:
                 self._skip_rest_of_epoch()
             current.started += 1
@@ -131,14 +129,12 @@ class FastEpoch:
         current.processed += 1
         total.processed += 1
         self._update_schedules(batch_idx)
-        results.records_reads = False
         for method in self._on_batch_done:
             method(trainer, batch, batch_idx)
         if (now := monotonic()) >= self._next_tick or self.progress.is_last_batch:
             self._next_tick = now + TICK_SECONDS
             for method in self._on_tick:
                 method(trainer, batch, batch_idx)
-        results.records_reads = True
         hooks.call("on_train_batch_end", outputs, batch, batch_idx)
         results.batch = results.batch_size = None
         current.completed += 1
@@ -146,8 +142,7 @@ class FastEpoch:
         if self._logs():
             connector.log_metrics(self.loop.update_trainer_metrics()["log"])
         elif max(map(getrefcount, trainer_metrics_of(connector))) > UNSHARED_REFCOUNT:
-            results.averages.record_read()
-            self.loop.update_trainer_metrics(reduces=False)
+            self.loop.update_trainer_metrics()
         if self.record.is_due and not self.accumulates:
             for method in self._on_interval_end:
                 method(trainer)

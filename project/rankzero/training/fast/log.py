@@ -118,9 +118,7 @@ class FastLog:
         if meta.on_step:
             cache = value
             if meta.sync.should:
-                self.results.averages.key = f"training_step.{name}"
                 cache = meta.sync(value.clone())  # `sync` reduces in place
-                self.results.averages.key = ""
             attributes["_forward_cache"] = cache
             if not meta.on_epoch:
                 attributes["value"] = cache

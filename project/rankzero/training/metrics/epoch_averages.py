@@ -5,8 +5,7 @@ ranks exchange all gathered values once, at the end of an epoch. Sums and counts
 `sync_dist`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from sys import getrefcount
 from typing import Any
@@ -29,7 +28,6 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from rankzero.training.metrics.failing_metrics import TolerantResults, compute_metric
-from rankzero.training.metrics.step_averages import StepAverages
 from rankzero.training.strategies import strategy_of
 
 GatheredValues = dict[str, dict[str, Any]]
@@ -48,44 +46,18 @@ class Results(TolerantResults):
         trainer: The trainer.
 
     Attributes:
-        averages: Averages the values of a step over ranks.
         resumed_values: The values that the earlier attempt gathered; a key is removed when it is logged again. A
             torchmetrics metric saves its state itself.
-        records_reads: Whether reads of the metrics count as reads by user code in the middle of an epoch.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer, training=True)
-        self.averages = StepAverages(trainer)
         self.resumed_values: GatheredValues = {}
-        self.records_reads = False
 
     def log(self, fx: str, name: str, value: Any, *arguments: Any, **settings: Any) -> None:
-        if settings.get("sync_dist"):
-            settings["sync_dist_fn"] = self.averages.sync
         super().log(fx, name, value, *arguments, **settings)
         if self.resumed_values:
             self.add_resumed_value(f"{fx}.{name}")
-
-    def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
-        self.averages.key = key
-        try:
-            super().update_metrics(key, value, batch_size)
-        finally:
-            self.averages.key = ""
-
-    def metrics(self, on_step: bool) -> Any:
-        if self.records_reads:
-            self.averages.record_read()
-        return super().metrics(on_step)
-
-    def unrecorded_metrics(self, on_step: bool) -> Any:
-        """Returns the metrics; the read does not count as one by user code."""
-        return super().metrics(on_step)
-
-    def reduce(self) -> None:
-        """Reduces the values that `StepAverages` has deferred. All ranks must call."""
-        self.averages.reduce(self)
 
     def add_resumed_value(self, key: str) -> None:
         """Adds the value of the earlier attempt to the value that has been logged since."""
@@ -147,24 +119,10 @@ class LoggerConnector(_LoggerConnector):
                 logger.log_metrics(metrics={**values, **row}, step=step)
                 logger.save()
 
-    def on_batch_end(self) -> None:
-        """Records a read if user code holds the metrics; Lightning's own loop calls this after the hooks of a batch."""
-        results = self.trainer._results
-        is_referenced = max(map(getrefcount, trainer_metrics_of(self))) > UNSHARED_REFCOUNT
-        if isinstance(results, Results) and results.records_reads and is_referenced:
-            results.averages.record_read()
-        with _without_recording_reads(self.trainer):
-            super().on_batch_end()
-
     def update_train_step_metrics(self) -> None:
-        """Reduces deferred values and logs a step's metrics; called by Lightning's own loop. All ranks must call."""
-        results = self.trainer._results
-        is_logging_step = self.should_update_logs or self.trainer.fast_dev_run  # type: ignore[attr-defined]
-        if is_logging_step and isinstance(results, Results) and not self.trainer.fit_loop._should_accumulate():
-            results.reduce()
-        with _without_recording_reads(self.trainer):
-            super().update_train_step_metrics()
-        loop = self.trainer.fit_loop
+        """Logs a step's metrics; called by Lightning's own loop. All ranks must call."""
+        super().update_train_step_metrics()
+        results, loop = self.trainer._results, self.trainer.fit_loop
         if isinstance(results, Results) and not loop._should_accumulate() and loop.epoch_loop.record.is_due:  # type: ignore[attr-defined]
             loop.call("on_interval_end")  # type: ignore[attr-defined]
 
@@ -207,20 +165,6 @@ class _RefcountProbe:
 _refcount_probe = _RefcountProbe()
 UNSHARED_REFCOUNT = max(map(getrefcount, attrgetter("metrics", "metrics")(_refcount_probe))) - 1
 """The `getrefcount` of a dictionary that is referenced only by its object and by one tuple."""
-
-
-@contextmanager
-def _without_recording_reads(trainer: Trainer) -> Iterator[None]:
-    """Makes reads of the metrics within the block not count as reads by user code."""
-    results = trainer._results
-    was_recording = isinstance(results, Results) and results.records_reads
-    if isinstance(results, Results):
-        results.records_reads = False
-    try:
-        yield
-    finally:
-        if isinstance(results, Results):
-            results.records_reads = was_recording
 
 
 def install(trainer: Trainer, run_logger: Logger | None = None) -> None:
@@ -305,9 +249,7 @@ def _restored_metric(description: Mapping[str, Any], trainer: Trainer) -> _Resul
         **{name: description[name] for name in (*_LOG_SETTINGS, *_SOURCE_SETTINGS)},
         reduce_fx={**_REDUCTIONS, **_BUILT_IN}[description["reduction"]],  # type: ignore[arg-type]
     )
-    results = trainer._results
-    reduce = results.averages.sync if isinstance(results, Results) and description["sync"] else trainer.strategy.reduce
-    meta.sync = _Sync(_should=description["sync"], fn=reduce)
+    meta.sync = _Sync(_should=description["sync"], fn=trainer.strategy.reduce)
     metric = _ResultMetric(meta, is_tensor="value" in description).to(trainer.strategy.root_device)
     if not metric.is_tensor:
         metric.value = trainer.lightning_module.get_submodule(description["metric_attribute"])
