@@ -61,6 +61,10 @@ class CannotStart(ValueError):  # noqa: N818 - users read this name
         """The reason in one line."""
         return _first_line(str(self))
 
+    def _render_traceback_(self) -> list[str]:
+        """Returns the lines that IPython prints, in a notebook too, in place of a traceback."""
+        return [f"rankzero: cannot start\n{self}"]
+
 
 class RequestError(CannotStart):
     """A request that cannot be fulfilled.

@@ -50,6 +50,12 @@ def test_a_request_error_keeps_its_message_when_pickled():
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
+def test_ipython_prints_a_refusal_without_a_traceback():
+    assert RequestError("--devices 2", "a notebook", "--devices 1")._render_traceback_() == [
+        "rankzero: cannot start\n  asked  --devices 2\n  found  a notebook\n  type   --devices 1"
+    ]
+
+
 def test_the_message_about_unused_parameters_names_the_rankzero_flag():
     torch_error = RuntimeError("... by setting the string value `strategy='ddp_find_unused_parameters_true'` or ...")
     assert "--trainer.strategy ddp_find_unused_parameters_true" in user_message(torch_error)

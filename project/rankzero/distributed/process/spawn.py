@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from rankzero.distributed import network
 from rankzero.distributed.connections.key import pass_key
@@ -27,7 +28,7 @@ from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Exit, print_error
 
 START_FOLDER = Path.cwd()
-"""Folder in which this program was started, if it imports `rankzero` before it changes the folder, as Hydra does."""
+"""Folder in which this program was started, if it imports `rankzero` before it changes the folder."""
 
 ABORT_REASON = "for example, gloo aborts if the ranks call different collectives"
 """Added to the report of a process that was killed by SIGABRT."""
@@ -59,19 +60,26 @@ def run_processes(command: Sequence[str], count: int, launch: Launch | None = No
 
 
 def own_command() -> list[str]:
-    """Returns the command that starts this program again, in `START_FOLDER`, with the same arguments."""
+    """Returns the command that starts this program again, in its first folder, with the same arguments."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     program = sys.argv[:1] if spec is None else ["-m", spec.name.removesuffix(".__main__")]
     return [sys.executable, *program, *sys.argv[1:], *_hydra_overrides()]
 
 
+def _hydra_config() -> Any:
+    """Returns Hydra's configuration of its job in this process; None without Hydra."""
+    hydra = sys.modules.get("hydra.core.hydra_config")
+    return hydra.HydraConfig.get() if hydra and hydra.HydraConfig.initialized() else None
+
+
 def _hydra_overrides() -> list[str]:
     """Returns arguments that make a program started again use this program's Hydra folder; none without Hydra."""
-    hydra = sys.modules.get("hydra.core.hydra_config")
-    if hydra is None or not hydra.HydraConfig.initialized():
+    config = _hydra_config()
+    if config is None:
         return []
-    folder = json.dumps(hydra.HydraConfig.get().runtime.output_dir)
-    return [f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
+    if config.mode.name == "MULTIRUN":  # the processes run all jobs of the sweep
+        return [f"hydra.sweep.dir={json.dumps(str(Path(config.runtime.cwd, config.sweep.dir)))}"]
+    return [f"hydra.run.dir={json.dumps(config.runtime.output_dir)}", "hydra.output_subdir=null"]
 
 
 def is_local_process() -> bool:
@@ -143,7 +151,9 @@ class _Process(subprocess.Popen[bytes]):
         try:
             pass_fds = (*inherited_fds, self._report.write_end, key_fd)
             environment = {**variables, **self._report.variables, **key_variables}
-            super().__init__(command, env=environment, pass_fds=pass_fds, cwd=START_FOLDER)
+            hydra = _hydra_config()
+            folder = hydra.runtime.cwd if hydra else START_FOLDER  # Hydra may change the folder and import this later
+            super().__init__(command, env=environment, pass_fds=pass_fds, cwd=folder)
         except BaseException:
             self._report.close()
             raise

@@ -46,6 +46,14 @@ if "RANK" not in os.environ:
 pathlib.Path(os.environ["RANK"]).write_text(" ".join(sys.argv[1:]))
 report_exit()
 """
+HYDRA_JOB = """
+import os, sys
+from types import SimpleNamespace as Config
+config = Config(runtime=Config(cwd=os.getcwd()), mode=Config(name="MULTIRUN"), sweep=Config(dir="sweep"))
+hydra = Config(initialized=lambda: True, get=lambda: config)
+sys.modules["hydra.core.hydra_config"] = Config(HydraConfig=hydra)
+os.chdir("job")
+"""
 
 
 def test_every_process_receives_its_rank_world_size_and_rendezvous_address(cwd, monkeypatch):
@@ -64,6 +72,13 @@ def test_a_program_that_changes_its_folder_is_started_again_in_its_first_folder(
         (cwd / file).write_text(STARTED_AGAIN)
     subprocess.run([sys.executable, *program, "a", "b c"], check=True)
     assert [(cwd / "job" / rank).read_text() for rank in "01"] == ["a b c"] * 2
+
+
+def test_a_hydra_job_that_imports_rankzero_late_is_started_again_in_its_first_folder(cwd):
+    (cwd / "job").mkdir()
+    (cwd / "train.py").write_text(HYDRA_JOB + STARTED_AGAIN.replace('os.chdir("job")\n', ""))
+    subprocess.run([sys.executable, "train.py", "a"], check=True)
+    assert [(cwd / "job" / rank).read_text() for rank in "01"] == [f'a hydra.sweep.dir="{cwd}/sweep"'] * 2
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 75])
