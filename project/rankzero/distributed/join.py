@@ -21,11 +21,11 @@ def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> Rendezv
         RequestError: A rank is missing, or the ranks are not the requested ones.
         SystemExit: In the process that started the local processes, after they have exited.
     """
+    silence_socket_warnings()  # in the local processes too, where the script may import torch first
     start_processes(launch, count)
     raise_file_limit()
     if is_local_process():
         die_with_parent()
-    silence_socket_warnings()
     rendezvous_result = find_all_ranks(launch, requested)
     threads = choose_threads(rendezvous_result.launch, rendezvous_result.members)
     set_threads(threads)  # takes full effect only before torch is imported

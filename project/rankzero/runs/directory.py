@@ -290,8 +290,11 @@ def choose_run(root: str, name: str | None, title: str, job_id: str | None) -> R
         job_id: Job id given by the scheduler or torchrun, by which a requeued job finds its run; None without one.
 
     Raises:
-        RequestError: The root cannot be read.
+        RequestError: The root cannot be read, or is a URL.
     """
+    if "://" in root:
+        found = "a run is stored in a folder, and this is a URL"
+        raise RequestError(f"runs in {root}", found, "--root FOLDER; a ModelCheckpoint of yours may write to a URL")
     folder = expanded(root)
     try:
         if not (name or job_id):

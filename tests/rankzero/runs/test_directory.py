@@ -77,6 +77,8 @@ def test_an_attempt_is_no_longer_the_owner_once_a_newer_attempt_has_begun(tmp_pa
 
 
 def test_a_root_that_cannot_be_written_is_refused(tmp_path):
+    with pytest.raises(RequestError, match="a URL"):
+        choose_run("s3://bucket/runs", None, "MLP-Toy", None)
     (tmp_path / "file").write_text("")
     for root in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(RequestError, match="is a file"):
