@@ -1,9 +1,12 @@
+import json
+
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, TensorDataset
 
-from stock import Unsized
+from rankzero import Trainer
+from stock import QUIET, Unsized
 
 
 class ShuffledNet(BoringModel):
@@ -28,19 +31,6 @@ class ShuffledNet(BoringModel):
 
     def train_dataloader(self):
         return list(self.loaders) if len(self.loaders) > 1 else self.loaders[0]
-
-
-class WeightedNet(ShuffledNet):
-    """Draws samples by weight, and records the epoch, the batch and the step of each batch."""
-
-    positions = []  # noqa: RUF012
-
-    def __init__(self):
-        super().__init__(self.loader(32, batch_size=4, shuffle=None, sampler=WeightedRandomSampler(torch.ones(32), 32)))
-
-    def training_step(self, batch, batch_idx):
-        self.positions.append((self.current_epoch, batch_idx, self.global_step))
-        return super().training_step(batch, batch_idx)
 
 
 class DropoutNet(BoringModel):
@@ -75,3 +65,20 @@ class DropoutNet(BoringModel):
 def samples(count=21, shuffle=False):
     data = TensorDataset(torch.randn(count, 32, generator=torch.Generator().manual_seed(1)))
     return DataLoader(data, batch_size=4, shuffle=shuffle)
+
+
+def train(model=None, kind=Trainer, **settings):
+    """Trains the run `x` for two epochs; returns the Trainer and the model."""
+    model, output = model or DropoutNet(), {"accelerator": "cpu"} if "quiet" in settings else QUIET
+    name = {"name": "x"} if kind is Trainer else {}
+    trainer = kind(**{"max_epochs": 2, **output, **name, **settings})
+    trainer.fit(model, samples(), samples())
+    return trainer, model
+
+
+def summary_in(script_folder, run="x"):
+    return json.loads((script_folder / "runs" / run / "summary.json").read_text())
+
+
+def count_attempts(script_folder):
+    return len(json.loads((script_folder / "runs/x/run.json").read_text())["attempts"])

@@ -251,10 +251,12 @@ def a_trainer_is_copied_and_pickled(script):
 
 @pattern()
 def a_users_logger_receives_what_the_script_logs(script):
-    logger = Calls()
-    trainer, net = fit(script, logger=logger)
-    trainer.test(net, loader(8), verbose=False)
-    script.note(calls=logger.calls)
+    accumulates = {"accumulate_grad_batches": 2, "val_check_interval": 4}
+    for settings in ({}, {"profiler": "simple"}, accumulates, {"fast_dev_run": 2}):
+        loggers = [Calls(), Calls()]
+        trainer, net = fit(script, logger=loggers, **settings)
+        trainer.test(net, loader(8), verbose=False)
+        script.note(**{f"calls with {settings}": [logger.calls for logger in loggers]})
 
 
 @pattern()

@@ -1,12 +1,15 @@
+import functools
 from functools import partialmethod
 
 import pytest
-from boring_models import WeightedNet
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.demos.boring_classes import BoringModel
 
+from rankzero.distributed.monitoring.activity import SANITY_CHECK
 from rankzero.training.fit_loop import fit_loop_of
-from rankzero.training.hooks import LoopCallback
-from running import fit_in_process, restore_process_state, train_in_process
+from rankzero.training.hooks import LoopCallback, LoopHooks, Subscribers
+from running import train_in_process
 from stock import SILENT
 
 
@@ -50,22 +53,196 @@ def test_on_step_done_is_called_once_per_accumulated_step_and_on_epoch_done_only
     assert [hook for hook, *_ in seen if hook == "epoch"] == ["epoch"]
 
 
-def positions_by_stock(*max_steps):
-    WeightedNet.positions.clear()
-    with restore_process_state():
-        for number, steps in enumerate(max_steps):
-            trainer = Trainer(max_steps=steps, max_epochs=-1, **SILENT)
-            trainer.fit(WeightedNet(), ckpt_path="stock.ckpt" if number else None)
-            trainer.save_checkpoint("stock.ckpt")
-    return list(WeightedNet.positions)
+class Recorder(LoopCallback):
+    def __init__(self, name, seen):
+        self.name, self.seen = name, seen
+
+    def on_step_done(self, trainer):
+        self.seen.append((self.name, "step", trainer))
+
+    def on_batch_done(self, trainer, batch, batch_idx):
+        self.seen.append((self.name, batch, batch_idx))
 
 
-@pytest.mark.parametrize("max_steps", [(3, 6), (11, 13)])
-def test_user_sampler_resumes_after_max_steps_at_the_same_batch_as_in_lightning(max_steps, cwd):
-    stock = positions_by_stock(*max_steps)
-    resumed = slice(max_steps[0], None)
-    stock[resumed] = [(epoch - 1, *position) for epoch, *position in stock[resumed]]  # Lightning counts the epoch twice
-    WeightedNet.positions.clear()
-    for steps in max_steps:
-        fit_in_process("--model", "boring_models.WeightedNet", "--run", "x", "--trainer.max_steps", str(steps))
-    assert stock == WeightedNet.positions and stock[max_steps[0]][1] == max_steps[0] % 8
+class ExtraRecorder(LoopHooks):
+    """Subscriber that is not a Lightning callback."""
+
+    __init__, on_step_done = Recorder.__init__, Recorder.on_step_done
+
+    def on_ready(self, trainer):
+        pass
+
+
+class Inherits(Recorder):
+    """Inherits `on_step_done` and resets `on_batch_done` to the empty default."""
+
+    on_batch_done = LoopHooks.on_batch_done
+
+
+class Idle(Recorder):
+    def needs(self, hook):
+        return hook != "on_step_done"
+
+
+class Once(Recorder):
+    def on_step_done(self, trainer):
+        super().on_step_done(trainer)
+        self.table.remove("on_step_done", self)
+
+
+def subscribers(callbacks, extra):
+    trainer = Trainer(**SILENT)
+    trainer.callbacks[:] = callbacks
+    table = Subscribers(trainer, extra)
+    for callback in callbacks:
+        callback.table = table
+    return table, trainer
+
+
+@pytest.mark.parametrize(
+    ("kind", "at_steps", "at_batch"),
+    [
+        (Inherits, ["a", "b", "extra"] * 2, ["a"]),
+        (Idle, ["a", "extra"] * 2, ["a", "b"]),
+        (Once, ["a", "b", "extra", "a", "extra"], ["a", "b"]),
+    ],
+)
+def test_subscribers_are_called_in_their_order_and_others_after_callbacks(kind, at_steps, at_batch):
+    seen = []
+    table, trainer = subscribers([Recorder("a", seen), Callback(), kind("b", seen)], [ExtraRecorder("extra", seen)])
+    table.drop_unneeded()
+    for _ in range(2):
+        table.call("on_step_done")
+    table.call("on_batch_done", "batch", 3)
+    assert seen == [*((name, "step", trainer) for name in at_steps), *((name, "batch", 3) for name in at_batch)]
+
+
+def test_every_hook_except_on_configured_is_in_the_table_and_has_subscribers_only_with_an_implementation():
+    table, _ = subscribers([Recorder("a", []), LoopCallback(), Callback()], [LoopHooks(), ExtraRecorder("extra", [])])
+    counts = {hook: len(functions) for hook, functions in table.methods.items() if functions}
+    assert counts == {"on_ready": 1, "on_batch_done": 1, "on_step_done": 2}
+    table.call("on_safe_point")
+    hooks = {name for name in vars(LoopHooks) if name.startswith("on_")}
+    assert hooks - {*Subscribers.HOOKS} == {"on_configured"} and {*Subscribers.HOOKS} <= hooks
+    assert table.methods.keys() == {*Subscribers.HOOKS}
+    with pytest.raises(KeyError):
+        table.call("on_configured")
+
+
+class BatchRecorder(Callback):
+    def __init__(self, seen):
+        self.seen = seen
+
+    def record_call(self, hook, trainer, pl_module, *arguments):
+        self.seen.append((hook, arguments[-1]))
+
+    on_train_batch_start = functools.partialmethod(record_call, "on_train_batch_start")
+    on_train_batch_end = functools.partialmethod(record_call, "on_train_batch_end")
+
+
+class LoopBatchRecorder(BatchRecorder, LoopCallback):
+    def on_logging_step(self, trainer):
+        self.seen.append(("on_logging_step", trainer.global_step))
+
+    def on_ready(self, trainer):
+        fit_loop_of(trainer).epoch_loop.record.interval = trainer.log_every_n_steps  # as `IntervalMeasurements` does
+
+    def record(self, hook, trainer, batch, batch_idx):
+        assert batch.shape == (1, 32) and trainer.global_step == batch_idx + 1
+        self.seen.append((hook, batch_idx))
+
+    on_batch_done = functools.partialmethod(record, "on_batch_done")
+    on_tick = functools.partialmethod(record, "on_tick")
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_batch_hooks_run_before_lightnings_and_on_tick_at_intervals_and_after_the_last_batch(fast, monkeypatch):
+    monkeypatch.setattr("rankzero.training.fast.epoch.TICK_SECONDS", 3600)
+    monkeypatch.setattr("rankzero.training.hooks.TICK_SECONDS", 3600)
+    seen = []
+    profiler = None if fast else "simple"  # with this profiler, Lightning's own loop trains
+    callbacks = [BatchRecorder(seen), LoopBatchRecorder(seen)]
+    settings = {"max_epochs": 1, "limit_train_batches": 4, "limit_val_batches": 0, "log_every_n_steps": 3}
+    train_in_process(*callbacks, loops=True, profiler=profiler, **settings)
+    batch_hooks = [(hook, batch_idx) for hook, batch_idx in seen if hook not in ("on_logging_step", "on_tick")]
+    order = (*["on_train_batch_start"] * 2, "on_batch_done", *["on_train_batch_end"] * 2)
+    assert batch_hooks == [(hook, batch_idx) for batch_idx in range(4) for hook in order]
+    assert [entry for entry in seen if entry[0] == "on_logging_step"] == [("on_logging_step", 2)]
+    assert seen.index(("on_logging_step", 2)) < seen.index(("on_train_batch_start", 2))
+    assert [batch_idx for hook, batch_idx in seen if hook == "on_tick"] == [0, 3]
+    assert seen[-4:-2] == [("on_batch_done", 3), ("on_tick", 3)]
+
+
+class RecordsPhases(BoringModel):
+    def __init__(self):
+        super().__init__()
+        self.phases = {}
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        self.record("on_before_batch_transfer" if self.trainer.training else "in validation")
+        return batch
+
+    def record(self, hook):
+        self.phases.setdefault(hook, set()).add(self.trainer.fit_loop.epoch_loop.activity.phase)
+
+
+def recording(hook):
+    """Returns a hook that records the phase and calls the hook of BoringModel."""
+
+    def method(self, *arguments):
+        self.record(hook)
+        return getattr(BoringModel, hook)(self, *arguments)
+
+    return functools.wraps(getattr(BoringModel, hook))(method)
+
+
+PHASES = {
+    "on_train_start": {"hook"},
+    "on_before_batch_transfer": {"data wait"},
+    "training_step": {"forward"},
+    "on_before_backward": {"backward"},
+    "on_after_backward": {"hook"},
+    "on_before_optimizer_step": {"optimizer"},
+    "on_train_batch_end": {"hook"},
+    "in validation": {SANITY_CHECK, "validation"},
+    "validation_step": {SANITY_CHECK, "validation"},
+    "on_validation_epoch_end": {SANITY_CHECK, "validation"},
+    "on_train_epoch_end": {"checkpoint"},  # called after the callback that saves; a phase lasts until the next one
+    "on_save_checkpoint": {"checkpoint"},
+}
+for _hook in PHASES.keys() - {"on_before_batch_transfer", "in validation"}:
+    setattr(RecordsPhases, _hook, recording(_hook))
+
+
+@pytest.mark.parametrize("in_lightnings_loop", [False, True])
+def test_each_hook_runs_in_its_phase(cwd, monkeypatch, in_lightnings_loop):
+    if in_lightnings_loop:
+        monkeypatch.setattr("rankzero.training.epoch_loop.fallback_reason", lambda *_: "a test")
+    model = RecordsPhases()
+    saves = LambdaCallback(on_train_epoch_end=lambda trainer, _: trainer.save_checkpoint("x.ckpt"))
+    train_in_process(saves, model=model, loops=True, max_epochs=2, limit_train_batches=3)
+    assert model.phases == PHASES
+
+
+def test_the_place_of_an_error_in_validation_has_the_number_of_completed_steps(cwd):
+    places, times = [], set()
+
+    class Records(BoringModel):
+        def validation_step(self, batch, batch_idx):
+            activity = self.trainer.fit_loop.epoch_loop.activity
+            places.append(activity.place)
+            times.add(activity.since)
+
+    train_in_process(model=Records(), loops=True, max_epochs=2, limit_train_batches=3, limit_val_batches=2)
+    assert places == [place for place in (SANITY_CHECK, "validation at step 3", "validation at step 6") for _ in "ab"]
+    assert len(times) == len(places)  # each batch is progress
+
+
+def test_a_skipped_epoch_does_not_stay_in_the_forward_phase(cwd):
+    class Skips(RecordsPhases):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1
+
+    model = Skips()
+    train_in_process(model=model, loops=True, max_epochs=1, limit_train_batches=3)
+    assert model.phases["on_train_epoch_end"] == {"hook"}

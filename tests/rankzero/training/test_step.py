@@ -65,6 +65,12 @@ class NoGradients(torch.optim.SGD):
         return loss
 
 
+class ClosureLast(torch.optim.SGD):
+    def step(self, scale=None, closure=None):
+        assert scale is None
+        return super().step(closure)
+
+
 class CallsClosureTwice(torch.optim.SGD):
     """Optimizer that calls its closure twice, the second time without gradients."""
 
@@ -98,6 +104,7 @@ CASES = {
     "a gradient that is a view, clipped": (Shift, {"gradient_clip_val": 0.01}),
     "a gradient that is a view, accumulated": (Shift, {"accumulate_grad_batches": 4}),
     "an optimizer without gradients": (with_optimizer(NoGradients), {}),
+    "an optimizer with another first argument": (with_optimizer(ClosureLast), {}),
 }
 
 

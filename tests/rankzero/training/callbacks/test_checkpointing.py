@@ -1,10 +1,13 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from boring_models import DropoutNet, samples
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 
 from rankzero import Trainer
@@ -12,24 +15,18 @@ from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import checkpoints_in
 from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.directory import RunDirectory
+from rankzero.training.callbacks import held_checkpoint
 from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
+from rankzero.training.callbacks.held_checkpoint import HeldCheckpoint
+from rankzero.training.fit_loop import fit_loop_of
 from running import train_in_process
 from stock import QUIET
 
 
-@pytest.mark.parametrize(
-    ("text", "interval"),
-    [
-        ("5", Interval(epochs=5)),
-        ("200steps", Interval(steps=200)),
-        ("1step", Interval(steps=1)),
-        ("90s", Interval(seconds=90)),
-        ("15min", Interval(seconds=900)),
-        ("2h", Interval(seconds=7200)),
-    ],
-)
-def test_interval_is_read_from_text(text, interval):
-    assert Interval.read(text) == interval
+def test_interval_is_read_from_text():
+    expected = {"5": Interval(epochs=5), "200steps": Interval(steps=200), "1step": Interval(steps=1)}
+    expected |= {"90s": Interval(seconds=90), "15min": Interval(seconds=900), "2h": Interval(seconds=7200)}
+    assert {text: Interval.read(text) for text in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -70,35 +67,91 @@ class RecordingLogger(CSVLogger):
         self.saved = [*getattr(self, "saved", []), paths]
 
 
-@pytest.mark.parametrize("mode", [None, "min", "max"])
-def test_public_attributes_are_those_of_lightnings_model_checkpoint(script_folder, mode):
-    """Only the paths differ, and the newest checkpoint is always kept as the last one."""
-    stock = ModelCheckpoint(monitor="val_loss", mode=mode, save_last=True) if mode else ModelCheckpoint()
-    logger = RecordingLogger("logs")
-    trainer = Trainer(max_epochs=3, keep_best=mode and f"{mode}:val_loss", logger=logger, **QUIET)
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_public_attributes_of_the_best_checkpoint_are_those_of_lightnings_model_checkpoint(script_folder, mode):
+    """Only the paths differ."""
+    stock, logger = ModelCheckpoint(monitor="val_loss", mode=mode, save_last=True), RecordingLogger("logs")
+    trainer = Trainer(max_epochs=3, keep_best=f"{mode}:val_loss", logger=logger, **QUIET)
     own = trainer.checkpoint_callback
-    assert isinstance(own, ModelCheckpoint) and trainer.checkpoint_callbacks == [own] and own.best_model_path == ""
+    assert own.best_model_path == ""
     for user in (pl.Trainer(max_epochs=3, callbacks=stock, **QUIET), trainer):
         user.fit(Net(width=3), samples(), samples())
-    values = {}
-    for callback in (stock, own):
-        names = {name for name in {*dir(ModelCheckpoint), *vars(stock)} if not name.startswith("_")}
-        found = {name: getattr(callback, name) for name in sorted(names)}
-        values[callback] = {name: value for name, value in found.items() if not callable(value)}
-        paths = [value for name, value in values[callback].items() if name.endswith("_path") and value]
-        paths += values[callback].pop("best_k_models")
-        assert paths and all(path.startswith(f"{callback.dirpath}/") for path in paths)
-        for path in paths:
-            assert Net.load_from_checkpoint(path).hparams == {"width": 3}
-            content = torch.load(path)
-            assert content["hyper_parameters"] == {"width": 3} and content["optimizer_states"]
-            user.test(Net(), samples(), ckpt_path=path, verbose=False)
-            assert user.ckpt_path == path
-    scores = [[value.item() for value in callback.best_k_models.values()] for callback in (stock, own)]
-    assert scores[0] == scores[1] and len(scores[0]) == bool(mode)
-    differing = {name for name in values[own] if values[stock][name] != values[own][name]}
-    assert {name for name in differing if not name.endswith("_path")} == {"dirpath", "state_key"} | (
-        set() if mode else {"save_last"}
-    )
+    names = {name for name in {*dir(ModelCheckpoint), *vars(stock)} if not name.startswith("_")}
+    found, expected = ({name: getattr(callback, name) for name in names} for callback in (own, stock))
+    (score,), (expected_score,) = (values.pop("best_k_models").values() for values in (found, expected))
+    assert score == expected_score
+    differing = {name for name in names if not callable(found.get(name)) and found.get(name) != expected.get(name)}
+    assert {name for name in differing if not name.endswith("_path")} == {"dirpath", "state_key"}
+    for path in (own.best_model_path, own.last_model_path):
+        assert path.startswith(f"{own.dirpath}/") and Net.load_from_checkpoint(path).hparams == {"width": 3}
+        assert torch.load(path)["optimizer_states"]
     assert len(logger.saved) == 3 and logger.saved[-1] == (own.last_model_path, own.best_model_path)
     assert Path(own.last_model_path).parent.name == "step-00000018"
+
+
+SLOW = 3.0
+
+
+class Paused(BoringModel):
+    """Takes time in steps, by their number from 0, and in validation."""
+
+    def __init__(self, clock, slow_steps, validation):
+        super().__init__()
+        self.clock, self.slow_steps, self.validation = clock, slow_steps, validation
+
+    def training_step(self, batch, batch_idx):
+        self.clock.now += SLOW if self.trainer.global_step in self.slow_steps else 0.0
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        self.clock.now += 0.0 if self.trainer.sanity_checking else self.validation
+        return super().validation_step(batch, batch_idx)
+
+
+class Recorder(Callback):
+    """Stands for the checkpoint callback: records the steps after which it holds a checkpoint."""
+
+    def __init__(self, clock, pause):
+        self.clock, self.pause, self.steps, self.channel = clock, pause, [], SimpleNamespace()
+
+    def setup(self, trainer, pl_module, stage):
+        fit_loop_of(trainer).extra_subscribers.append(HeldCheckpoint(self.channel, self))
+
+    def hold(self, trainer):
+        self.steps.append(trainer.global_step)
+        self.clock.now += self.pause
+
+    def write_held(self):
+        pass
+
+
+SLOW_VALIDATION = {"validation": SLOW, "limit_val_batches": 1}
+COPY = 0.02 * SLOW
+"""Seconds of a copy that takes two percent of a slow step."""
+SLOW_COPY = {"slow_steps": range(16), "pause": 5.5 * COPY}
+CASES = {
+    "nothing is held without slow steps": ({}, []),
+    "nothing is held after one slow step": ({"slow_steps": [0]}, []),
+    "before each slow step": ({"slow_steps": range(8)}, [2, 3, 4, 5, 6, 7]),
+    "once more after the steps have become fast": ({"slow_steps": range(4)}, [2, 3, 4]),
+    "two percent of the time of slow steps": ({**SLOW_COPY, "limit_train_batches": 16}, [2, 8, 14]),
+    "two percent of the time of slow epochs": ({**SLOW_COPY, "limit_train_batches": 1, "max_epochs": 16}, [1, 7, 13]),
+    "two percent of the time of slow validations": (
+        {**SLOW_VALIDATION, "val_check_interval": 2, "pause": 2.5 * COPY, "limit_train_batches": 16},
+        [3, 9, 15],
+    ),
+    "before a slow validation": ({**SLOW_VALIDATION, "val_check_interval": 2}, [3, 5, 7]),
+    "before the validation of each epoch": ({**SLOW_VALIDATION, "max_epochs": 4, "limit_train_batches": 3}, [5, 8, 11]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_checkpoints_are_held_before_slow_steps_and_validations(monkeypatch, case):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)  # the time passes only in the model and the recorder
+    monkeypatch.setattr(held_checkpoint, "time", clock)
+    settings = {"max_epochs": 1, "limit_train_batches": 8, "limit_val_batches": 0, **CASES[case][0]}
+    slow_steps, validation = settings.pop("slow_steps", ()), settings.pop("validation", 0.0)
+    recorder = Recorder(clock, settings.pop("pause", 0.0))
+    train_in_process(recorder, model=Paused(clock, slow_steps, validation), loops=True, **settings)
+    assert recorder.channel.on_stop == recorder.write_held
+    assert recorder.steps == CASES[case][1]

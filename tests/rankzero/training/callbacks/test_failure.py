@@ -88,8 +88,3 @@ def test_failure_in_training_is_reported_before_other_callbacks_are_called(callb
         train_in_process(callback, recorder, model=FailingModel(), loops=True, max_epochs=1, limit_train_batches=5)
     assert callback.outcome == Outcome(has_trained=failing_batch > 0, error=error.value)
     assert earlier_reports == callback.control_channel.reported and "in the step" in earlier_reports[0]
-
-
-def test_training_without_a_failure_reports_nothing(callback):
-    train_in_process(callback, loops=True, max_epochs=1, limit_train_batches=1)
-    assert callback.outcome == Outcome(has_trained=True) and callback.control_channel.reported == []

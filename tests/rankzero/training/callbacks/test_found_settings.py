@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Trainer as StockTrainer
 from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.tuner.lr_finder import _LRFinder
 from resuming import Net, fit_in, fit_stock
@@ -13,7 +12,7 @@ from rankzero import Trainer
 from rankzero.messages import RequestError
 from rankzero.training.fit_loop import fit_loop_of
 from running import fit_in_process
-from stock import QUIET, differences, every_hook
+from stock import QUIET, differences
 
 pytestmark = pytest.mark.usefixtures("finders_without_gc")
 SIZE = ("--trainer.callbacks+=BatchSizeFinder", "--trainer.callbacks.max_trials=5")
@@ -91,29 +90,10 @@ def test_a_finder_added_to_a_resumed_run_does_not_run(cwd, capsys):
     assert torch.load(newest / "state.pt", weights_only=True)["optimizer_states"][0]["param_groups"][0]["lr"] == 0.05
 
 
-def tune_and_fit(kind=Trainer, **settings):
-    """Calls both finders of a Tuner, then `fit`; returns what can be observed."""
-    torch.manual_seed(0)
-    calls, model = [], Net(samples=160, batch_size=2)
-    trainer = kind(**{"max_epochs": 2, "callbacks": [every_hook(calls)], **QUIET, **settings})
-    tuner = Tuner(trainer)
-    sizes = tuner.scale_batch_size(model, max_trials=3), tuner.scale_batch_size(model, mode="binsearch", max_trials=2)
-    results = tuner.lr_find(model, num_training=30).results
-    assert not Path("runs/x").exists() or Path("runs/x/run.json").exists()
-    trainer.fit(model)
-    return [sizes, results, model.lr, model.state_dict(), calls]
-
-
-def test_a_tuner_finds_what_it_finds_in_stock_lightning_and_fit_trains_from_the_beginning(script_folder):
-    stock = tune_and_fit(StockTrainer, logger=False, enable_checkpointing=False)
-    assert differences(tune_and_fit(name="x"), stock) == [] and stock[0] == (8, 3)
-    summary = json.loads(Path("runs/x/summary.json").read_text())
-    assert summary["ledger"] == [f"epoch {epoch}: 160 of 160 samples, each once" for epoch in (1, 2)]
-    with pytest.raises(RequestError, match="batch_size=16 with a BatchSizeFinder"):
-        tune_and_fit(batch_size=16)
-
-
 def test_a_resumed_run_keeps_what_a_tuner_found_before_its_first_start(script_folder, monkeypatch):
     for epochs, found in ((1, 0.03), (2, 0.07)):
         monkeypatch.setattr(_LRFinder, "suggestion", lambda self, found=found: found)
-        assert tune_and_fit(name="x", max_epochs=epochs)[2] == 0.03
+        trainer, model = Trainer(name="x", max_epochs=epochs, **QUIET), Net(samples=160)
+        Tuner(trainer).lr_find(model, num_training=30)
+        trainer.fit(model)
+        assert model.lr == 0.03

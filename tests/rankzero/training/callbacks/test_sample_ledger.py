@@ -12,7 +12,7 @@ from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.callbacks.sample_ledger import SampleLedger, SamplesDifferError
 from rankzero.training.strategies import OneProcess
-from running import TOY, fit_in_process, train_in_process
+from running import train_in_process
 from stock import SILENT, saves_to
 
 
@@ -144,17 +144,3 @@ def test_saved_ledger_of_different_samples_raises_an_error(tmp_path):
     ledger["sums"][1] += 1
     with pytest.raises(SamplesDifferError, match="epoch 2: 29 of 29 samples should have been used"):
         resume(tmp_path, Position(1, 2, 16), ledger=ledger)
-
-
-@pytest.mark.parametrize("checkpoint", [{}, {"ledger": None}])
-def test_a_checkpoint_without_a_ledger_changes_nothing(checkpoint):
-    ledger = SampleLedger(plan := SamplingPlan())
-    ledger.on_load_checkpoint(trainer_of(plan), BoringModel(), checkpoint)
-    assert ledger.entries == []
-
-
-def test_run_with_an_incorrect_ledger_fails(cwd, monkeypatch):
-    alter_third_batch(monkeypatch, repeat_a_sample)
-    with pytest.raises(SamplesDifferError, match="epoch 1: 2,048 of 2,048 samples should have been used"):
-        fit_in_process(*TOY, "--epochs", "1", "--run", "x")
-    assert json.loads((cwd / "runs/x/summary.json").read_text())["status"] == "failed"

@@ -1,9 +1,10 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from rankzero.training.callbacks.time_limit import next_steps
-from rankzero.training.callbacks.wall_time import StepKind
+from rankzero.training.callbacks.wall_time import REMEMBERED_STEPS, StepKind, WallTime
 from rankzero.training.hooks import LoopCallback
 from running import train_in_process
 from stock import saves_to
@@ -62,3 +63,52 @@ def test_validation_of_the_previous_attempt_does_not_count_after_a_resume(tmp_pa
     recorder = RecordKinds()
     train_in_process(recorder, loops=True, max_epochs=3, limit_train_batches=4, resume=tmp_path / "a.ckpt")
     assert recorder.actual == [StepKind.PLAIN, StepKind.PLAIN, StepKind.PLAIN, StepKind.VALIDATION]
+
+
+PLAIN, EPOCH, VALIDATION = StepKind
+
+
+def last_second_in_time(wall_time, clock, next_steps):
+    """Returns the latest whole second at which the next steps still fit."""
+    fits = []
+    for clock.now in range(1001):
+        fits.append(not wall_time.is_over(next_steps))
+    assert fits == sorted(fits, reverse=True), "once over, always over"
+    return sum(fits) - 1
+
+
+@pytest.mark.parametrize(
+    ("guess", "noted", "next_steps", "needed"),
+    [
+        (0.0, [], [PLAIN], 3),
+        (0.0, [], [PLAIN, PLAIN], 2 * 3),
+        (0.0, [(100.0, VALIDATION)], [PLAIN, VALIDATION], 3 + 100),
+        (0.0, [(100.0, VALIDATION)], [PLAIN, PLAIN], 2 * 3),
+        (60.0, [], [VALIDATION], 3 + 60),
+        (60.0, [(7.0, VALIDATION)], [VALIDATION], 7),
+        (60.0, [(5.0, EPOCH)], [EPOCH], 5),
+        (60.0, [(5.0, EPOCH)], [VALIDATION], 5 + 60),  # for example, only every second epoch may have a validation
+        (0.0, [(300.0, PLAIN), *[(3.0, PLAIN)] * (REMEMBERED_STEPS - 1)], [PLAIN], 300),  # such as a step that compiles
+        (0.0, [(300.0, PLAIN), *[(3.0, PLAIN)] * REMEMBERED_STEPS], [PLAIN], 3),
+    ],
+)
+def test_time_is_over_when_the_next_steps_and_a_slow_save_no_longer_fit(guess, noted, next_steps, needed):
+    """The guess is used until a validation is measured; a slow step is forgotten after enough steps."""
+    clock = SimpleNamespace(now=0.0)
+    wall_time = WallTime(1000.0, margin_seconds=10.0, clock=lambda: clock.now)
+    assert last_second_in_time(wall_time, clock, [PLAIN]) == 1000 - 10 - 5  # reserved for a save before any measurement
+    wall_time.note_save(20.0)
+    wall_time.validation_guess = guess
+    for seconds, kind in [(3.0, PLAIN), *noted]:
+        wall_time.note_step(seconds, kind)
+    assert last_second_in_time(wall_time, clock, next_steps) == 1000 - 10 - 2 * 20 - needed
+    clock.now = 990.0
+    assert wall_time.seconds_left == 10.0 and wall_time.is_over([])
+
+
+@pytest.mark.parametrize(("saves", "needed"), [([0.5], 1.0), ([2.0, 9.0, 1.0], 18.0), ([2.5], 5.0), ([2.5, 1.0], 5.0)])
+def test_save_estimate_is_twice_the_longest_save(saves, needed):
+    wall_time = WallTime(1000.0)
+    for seconds in saves:
+        wall_time.note_save(seconds)
+    assert wall_time.save_seconds == needed

@@ -1,10 +1,16 @@
+from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from lightning.pytorch.utilities.data import extract_batch_size
 
 from rankzero.sampling.batch_sampler import EVEN_SHARE, Share
+from rankzero.training.metrics.batch_size import batch_size
+from rankzero.training.metrics.epoch_averages import Results, gathered_values, merge
 from rankzero.training.metrics.interval_record import IntervalRecord, samples_in
+from stock import differences
 
 
 @pytest.fixture
@@ -19,16 +25,6 @@ def record(trainer):
     return IntervalRecord(trainer)
 
 
-@pytest.mark.parametrize(("settings", "ends"), [({"interval": 3}, [2, 5]), ({}, [])])
-def test_every_nth_step_ends_the_interval_and_none_does_without_logging(record, settings, ends):
-    due = []
-    vars(record).update(settings)
-    for step in range(7):
-        record.begin_batch(step)
-        due += [step] * record.is_due
-    assert due == ends
-
-
 def test_losses_are_weighted_by_their_samples(record):
     record.add_loss(torch.tensor(2.0, requires_grad=True), 3)
     record.add_loss(torch.tensor([5.0]), 1)
@@ -36,13 +32,6 @@ def test_losses_are_weighted_by_their_samples(record):
     assert (record.loss_sum, record.samples) == (11.0, 4)
     record.reset()
     assert (record.loss_sum, record.samples, record.total_samples) == (0.0, 0, 4)
-
-
-def test_a_resumed_interval_continues_the_sums_of_all_ranks(trainer, record):
-    record.add_loss(torch.tensor(2.0), 3)
-    resumed = IntervalRecord(trainer)
-    resumed.load_states([record.state(False), record.state(False)])
-    assert (resumed.loss_sum, resumed.samples) == (12.0, 6)
 
 
 @pytest.mark.parametrize(
@@ -82,3 +71,89 @@ def test_a_batch_has_the_samples_of_its_share_or_of_its_tensors_or_one():
     batch = [torch.zeros(5, 2), torch.zeros(4)]
     assert [samples_in(batch, share) for share in (Share(3, 6, 1.0, 1.0, False), EVEN_SHARE)] == [3, 5]
     assert samples_in((), EVEN_SHARE) == samples_in(["text"], EVEN_SHARE) == samples_in(object(), EVEN_SHARE) == 1
+
+
+@dataclass
+class Batch:
+    images: object
+    labels: object = None
+
+
+class Broken:
+    def __iter__(self):
+        raise TypeError("not iterable")
+
+
+CYCLIC = []
+CYCLIC.append(CYCLIC)
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (torch.rand(5, 2), 5),
+        (torch.tensor(1.0), 1),
+        ([torch.rand(3, 2), torch.rand(4)], 3),
+        ([torch.tensor(1.0), torch.zeros(4)], 1),
+        ([[torch.zeros(6)], torch.zeros(4)], 6),
+        ((["a", "b"], torch.zeros(2, 3)), 2),
+        ({"a": "text", "b": [torch.rand(6)]}, 6),
+        ({1: (None, torch.rand(2))}, 2),
+        (Batch(torch.rand(7, 1)), 7),
+    ],
+)
+def test_the_size_is_that_of_lightning(batch, size):
+    assert batch_size(batch) == extract_batch_size(batch) == size
+
+
+def test_neither_the_elements_of_an_array_nor_those_of_an_iterator_are_read():
+    assert batch_size(Batch(np.zeros((8, 3, 1000, 1000)))) == 8
+    numbers = iter([torch.rand(3)])
+    assert batch_size({"a": numbers}) is None and len(next(numbers)) == 3
+
+
+@pytest.mark.parametrize(
+    "batch", [None, "text", ["a", "b"], Broken(), [Broken()], list(range(10**6)), [], (), object(), CYCLIC]
+)
+def test_a_batch_without_tensors_or_one_that_contains_itself_has_no_size(batch):
+    assert batch_size(batch) is None
+
+
+def log(results, value, name="loss", size=1, **settings):
+    results.log("training_step", name, torch.tensor(value), batch_size=size, on_step=False, on_epoch=True, **settings)
+
+
+def results_of(*values, **settings):
+    results = Results(None)
+    for number, value in enumerate(values):
+        log(results, value, size=number + 1, **settings)
+    return results
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"),
+    [("mean", (1 * 1 + 4 * 2 + 2 * 1 + 7 * 2 + 1 * 3) / 9), ("sum", 15.0), ("max", 7.0), ("min", 1.0)],
+)
+def test_merged_values_of_several_ranks_equal_those_of_one_process(reduction, expected):
+    values = [gathered_values(results_of(*logged, reduce_fx=reduction)) for logged in ((1.0, 4.0), (2.0, 7.0, 1.0), ())]
+    entry = merge(values)["training_step.loss"]
+    value = entry["value"] / entry["weight"] if reduction == "mean" else entry["value"]
+    assert float(value) == pytest.approx(expected)
+    assert set(merge([{}, values[0]])) == {"training_step.loss"}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "max", "min"])
+def test_resumed_epoch_values_equal_uninterrupted_values(reduction):
+    values = [0.1, 0.7, 0.2, 0.3]
+    uninterrupted = results_of(*values, reduce_fx=reduction)
+    resumed = Results(None)
+    resumed.resumed_values = gathered_values(results_of(*values[:2], reduce_fx=reduction))
+    assert gathered_values(resumed).keys() == gathered_values(uninterrupted).keys()
+    for number in (2, 3):
+        log(resumed, values[number], size=number + 1, reduce_fx=reduction)
+    assert not resumed.resumed_values
+    assert differences(gathered_values(resumed), gathered_values(uninterrupted)) == []
+
+
+def test_rank_zero_only_metric_is_not_gathered():
+    assert not gathered_values(results_of(1.0, rank_zero_only=True))
