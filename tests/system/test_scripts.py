@@ -120,3 +120,30 @@ def test_all_ranks_load_the_best_the_last_a_remote_and_no_missing_checkpoint(tmp
     own, default = "own/epoch=0-step=3.ckpt", "step-00000009/state.pt"
     loaded = sorted([own, "own/last.ckpt", own, "missing", default, default, default, "missing"])
     assert lines == [f"rank {rank}: {name}" for rank in (0, 1) for name in loaded]
+
+
+ONE_RANK_STOPS = """\
+import sys
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.demos.boring_classes import BoringModel
+from rankzero import Trainer
+
+def stop(trainer, module):
+    trainer.should_stop |= trainer.global_rank == 1 and trainer.global_step == 4
+
+if __name__ == "__main__":
+    for hook, interval in (("on_validation_end", 4), ("on_train_epoch_end", None), ("on_train_epoch_start", None)):
+        callbacks = [LambdaCallback(**{hook: stop})]
+        limits = {"limit_train_batches": 4 if interval is None else 8, "limit_val_batches": 2, "max_epochs": 3}
+        options = {"logger": False, "enable_checkpointing": False, "accelerator": "cpu", "devices": 2}
+        trainer = Trainer(callbacks=callbacks, val_check_interval=interval, **limits, **options)
+        trainer.fit(BoringModel())
+        sys.stdout.write(f"rank {trainer.global_rank}: {hook} {trainer.global_step} {trainer.current_epoch}\\n")
+"""
+
+
+def test_a_stop_set_on_one_rank_after_a_validation_or_around_an_epoch_stops_all_ranks(tmp_path):
+    (tmp_path / "train.py").write_text(ONE_RANK_STOPS)
+    lines = sorted(line for line in run("python", "train.py", folder=tmp_path).out.splitlines() if "rank " in line)
+    ends = ["on_train_epoch_end 4 1", "on_train_epoch_start 4 2", "on_validation_end 4 1"]
+    assert lines == [f"rank {rank}: {end}" for rank in (0, 1) for end in ends]

@@ -20,7 +20,7 @@ from rankzero.training.fast.epoch import FastEpoch
 from rankzero.training.hooks import Subscribers
 from rankzero.training.metrics.epoch_averages import Results
 from rankzero.training.metrics.interval_record import IntervalRecord
-from rankzero.training.strategies import RunStrategy
+from rankzero.training.strategies import RunStrategy, strategy_of
 
 
 class EpochLoop(_TrainingEpochLoop):
@@ -117,6 +117,7 @@ class EpochLoop(_TrainingEpochLoop):
         self.reset()
         self._skipped_batches, self._counted_batches = 0, self.batches_done
         self.on_run_start(data_fetcher)
+        self.share_stop()
         is_trial: bool = self.trainer.fit_loop.is_trial  # type: ignore[attr-defined]
         records, self.record.is_enabled = self.record.is_enabled, self.record.is_enabled and not is_trial
         if isinstance(self.trainer.strategy, RunStrategy):
@@ -163,6 +164,8 @@ class EpochLoop(_TrainingEpochLoop):
             self.flush_metrics()
         if fast_epoch is None or may_validate:
             super().on_advance_end(data_fetcher)
+            if self.has_validated:
+                self.share_stop()
         else:
             fast_epoch.end_step()
         self._counted_batches = self.batch_progress.current.processed  # type: ignore[attr-defined]
@@ -180,6 +183,11 @@ class EpochLoop(_TrainingEpochLoop):
         """Calls the hooks of a safe point, where a run can be saved and can stop. All ranks must call."""
         self.subscribers.call("on_safe_point")
         self.has_validated = False
+
+    def share_stop(self) -> None:
+        """Sets `trainer.should_stop` on all ranks if one of them has set it. All ranks must call."""
+        if self.trainer.world_size > 1:
+            self.trainer.should_stop = strategy_of(self.trainer).sum_over_ranks([int(self.trainer.should_stop)]) != [0]
 
     def flush_metrics(self) -> None:
         """Updates the metrics that the Trainer shows with those of the last batch."""

@@ -151,6 +151,7 @@ class FitLoop(_FitLoop):
         self.epoch_loop.subscribers = Subscribers(self.trainer, subscribers)
         self.call("on_ready")
         self.epoch_loop.subscribers.drop_unneeded()
+        self.epoch_loop.share_stop()
         self.epoch_loop.reach_safe_point()
 
     def on_advance_start(self) -> None:
@@ -163,6 +164,7 @@ class FitLoop(_FitLoop):
         is_complete = self.epoch_loop.is_complete
         self.epoch_loop.activity.enter(HOOK)
         super().on_advance_end()
+        self.epoch_loop.share_stop()
         if not self.is_trial:
             self.plan.start_positions, self.plan.kept_draws = [], []  # further loaders start at the beginning
         if not is_complete:
