@@ -130,7 +130,7 @@ class Trainer(TrainerArguments):
             self._throughput,
             *tracking_callbacks(
                 self.run,
-                lambda: self._stored_config or {},
+                self._config_so_far,
                 self._throughput,
                 channel.monitor,
                 self._checkpointing,
@@ -263,6 +263,10 @@ class Trainer(TrainerArguments):
         """The user's checkpoint callbacks; without any, Rankzero's, which takes the place of Lightning's default."""
         callbacks = super().checkpoint_callbacks
         return [callback for callback in callbacks if callback is not self._checkpointing] or callbacks
+
+    def _config_so_far(self) -> Config:
+        """Returns the configuration of the run; empty before training."""
+        return self._stored_config or {}
 
     def _counts(self) -> TrainingCounts:
         """Returns what the summary of the run states about its samples."""

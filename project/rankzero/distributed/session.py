@@ -5,14 +5,16 @@ imported. In a script, the first Trainer performs the rendezvous.
 """
 
 import atexit
+import copyreg
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo, processes_for_gpus, resolve_world
@@ -20,9 +22,12 @@ from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world, processes_to_start
 from rankzero.distributed.join import join_ranks, start_processes
+from rankzero.distributed.monitoring.activity import Activity
+from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.distributed.stop_and_failure.error_reporter import refuse, report_error
 from rankzero.messages import (
     CannotStart,
@@ -136,6 +141,29 @@ def _open_script_session(requested: RequestedWorld) -> Session:
     atexit.register(_close_at_exit)
     return Session(requested, coordinator, resolve_world(requested, coordinator), title=_script_name(), is_script=True)
 
+
+def _share(kind: type, path: str) -> None:
+    """Makes copies of a Trainer share a part of the session: sockets, threads and locks cannot be copied.
+
+    A Trainer that is unpickled in another process joins the session of that process.
+    """
+
+    def describe(part: object) -> tuple[Any, ...]:
+        return _shared_part, (path, Session.current.requested if Session.current else None)
+
+    copyreg.pickle(kind, describe)
+
+
+def _shared_part(path: str, requested: RequestedWorld) -> object:
+    session = Session.for_trainer(requested)
+    return attrgetter(path)(session) if path else session
+
+
+_share(Session, "")
+_share(Coordinator, "coordinator")
+_share(ControlChannel, "coordinator.control_channel")
+_share(Monitor, "coordinator.control_channel.monitor")
+_share(Activity, "coordinator.control_channel.monitor.activity")
 
 _coordinators: list[Coordinator] = []
 """The coordinators that a script has entered and not left."""

@@ -122,9 +122,14 @@ class RunDirectory:
         return next(filter(None, summaries), {})
 
     def continue_in_process(self) -> None:
-        """Prepares another attempt of this process at the run that its earlier attempt has begun, if any."""
-        if self.attempt:
+        """Prepares another attempt of this process at the run that its earlier attempt has begun, if any.
+
+        If another Trainer, such as a copy, has begun or continued this run, an unnamed one gets another directory.
+        """
+        if self.attempt and (self.title is None or not self.is_taken_over):
             self.title, self.is_new, self.archived_paths = None, False, []
+        elif self.title is not None and self.is_kept:
+            self.path, self.attempt = next_free_path(self.path.parent, self.title), 0
 
     def check_writable(self) -> None:
         """Checks that the directory can be created or written. Creates nothing.

@@ -119,10 +119,13 @@ class ElasticBatchSampler(Sampler[Indices]):
         self.shuffle, self.seed, self.drop_last, self.drawn = shuffle, seed, drop_last, drawn
         self.is_padded = self.has_started = self._is_exhausted = False
         self.in_flight: deque[Positions] = deque()
-        self.on_many_in_flight: Callable[[], None] = lambda: self.in_flight.clear()
+        self.on_many_in_flight: Callable[[], None] = self._forget_in_flight
         self._shares_by_size: dict[tuple[int, bool], list[Share]] = {}
         self.start_position = start or Position()
         self.epoch = self.start_position.epoch
+
+    def _forget_in_flight(self) -> None:
+        self.in_flight.clear()
 
     @property
     def sampler(self) -> "ElasticBatchSampler":

@@ -99,6 +99,10 @@ class ManagedLoader(DataLoader[Any]):
     def _iterator(self, value: Any) -> None:
         self._reader._iterator = value
 
+    def __reduce__(self) -> Any:
+        """Makes the copy of a Trainer contain the user's loader, from which its next fit creates its own."""
+        return identity, (self._user_loader,)
+
     def __getattr__(self, name: str) -> Any:
         if name == "_user_loader":
             raise AttributeError(name)

@@ -239,12 +239,13 @@ def a_scheduler_without_a_state_is_saved(script):
     script.note(weights=net.state_dict(), step=trainer.global_step)
 
 
-@pattern(item=14)
+@pattern()
 def a_trainer_is_copied_and_pickled(script):
     trainer, net = script.kind(**QUIET, max_epochs=1), Net()
-    script.call("copy", copy.deepcopy, trainer)
+    script.call("copy", copy.deepcopy, trainer).fit(Net(), loader())
     script.call("pickle", lambda: type(pickle.loads(pickle.dumps(trainer))).__name__)
     trainer.fit(net, loader())
+    script.note(steps=len(net.seen))
     script.call("copy after fit", lambda: copy.deepcopy(trainer).global_step)
     script.call("pickle after fit", lambda: pickle.loads(pickle.dumps(trainer)).current_epoch)
 

@@ -53,6 +53,14 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         self._held: tuple[dict[str, Any], Path] | None = None
         self._lock = threading.Lock()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state for a copy of the Trainer, which has its own thread and memory."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+        vars(self).update(state)
+
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
