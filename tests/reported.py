@@ -24,6 +24,7 @@ SUMMARY = {
     "ledger": [f"epoch {epoch}: 1,437 of 1,437 samples, each once" for epoch in (1, 2, 3)], "slow_ranks": [],
     "attempts": 1, "another_attempt": False, "checkpoint": "checkpoints/step-00000300",
     "best": "checkpoints/step-00000200", "max_epochs": 3, "max_steps": -1,
+    "can_validate": True,
 }  # fmt: skip
 
 PARTS_MS = {

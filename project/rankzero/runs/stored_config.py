@@ -59,7 +59,7 @@ def as_json(value: Any, depth: int = 0) -> Any:
 
 
 def read_config(stored: Any) -> Config:
-    """Returns a manifest's configuration: an object or, before version 0.2, YAML. Returns {} if it is neither."""
+    """Returns a stored configuration, an object or YAML; {} if it is neither."""
     try:
         content = as_json(yaml.load(stored, Loader=_Loader) if isinstance(stored, str) else stored)
     except (yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError, RecursionError):

@@ -34,7 +34,10 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
             [_checked_number(size, minimum=1) for size in stored_order["global_batch_sizes"]],
         )
         plan.kept_data = None if stored_order["data"] is None else dict(stored_order["data"])
-        plan.start_positions = [_position(stored) for stored in stored_order["positions"]]
+        plan.start_positions = [
+            Position(**{name: _checked_number(value) for name, value in stored.items()})
+            for stored in stored_order["positions"]
+        ]
         kept_size = sizes[0]
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         found = f"its stored sample order is damaged ({error!r})"
@@ -59,13 +62,6 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
     return (
         f"--batch_size {plan.batch_size} would be {requested_size:,} samples a step; "
         f"run {run} resumes with {kept_size:,}; --accept_changed global_batch_size changes it"
-    )
-
-
-def _position(stored: dict[str, int]) -> Position:
-    """Returns a position that a checkpoint stores; versions before 0.2 named its `pass_index` `cycle`."""
-    return Position(
-        **{"pass_index" if name == "cycle" else name: _checked_number(value) for name, value in stored.items()}
     )
 
 

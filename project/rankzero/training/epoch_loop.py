@@ -106,7 +106,7 @@ class EpochLoop(_TrainingEpochLoop):
         self.automatic_optimization.optim_progress.reset_on_restart()
         counts: Any = self.batch_progress.current
         is_uncounted = self._resumes_with_uncounted_step
-        if is_uncounted is None:  # a checkpoint of stock Lightning, or of an earlier version in the middle of a step
+        if is_uncounted is None:  # a checkpoint of stock Lightning
             is_uncounted = counts.ready == counts.processed <= order.first_batch
         self._batches_that_stepped += is_uncounted
         batches_done = order.first_batch
@@ -259,6 +259,5 @@ class EpochLoop(_TrainingEpochLoop):
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         super().on_load_checkpoint(state_dict)
-        was_between_steps = state_dict.get("between_steps", state_dict.get("at_rest"))  # in earlier versions
         self._counted_batches = None
-        self._resumes_with_uncounted_step = state_dict.get("has_uncounted_step", False if was_between_steps else None)
+        self._resumes_with_uncounted_step = state_dict.get("has_uncounted_step")

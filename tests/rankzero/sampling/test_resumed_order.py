@@ -8,7 +8,7 @@ from rankzero.sampling.batch_sampler import Position
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.resumed_order import resume_order
 
-POSITION = {"epoch": 3, "step": 5, "samples": 40, "cycle": 0}
+POSITION = {"epoch": 3, "step": 5, "samples": 40, "pass_index": 0}
 ORDER = {"seed": 7, "global_batch_sizes": [8], "data": {"samples": "100"}, "positions": [POSITION]}
 
 
@@ -55,7 +55,7 @@ DAMAGED = [
     *({"data": data} for data in ("abc", [1])),
     *({"positions": positions} for positions in (None, [3], [[1]])),
     *({"positions": [{**POSITION, name: -1}]} for name in ("samples", "epoch")),
-    *({"positions": [{**POSITION, **change}]} for change in ({"step": "1"}, {"cycle": "a"}, {"more": 1})),
+    *({"positions": [{**POSITION, **change}]} for change in ({"step": "1"}, {"pass_index": "a"}, {"more": 1})),
 ]
 
 
@@ -102,7 +102,7 @@ def test_a_batch_size_that_changes_the_global_batch_size_is_reported_and_ignored
 
 def test_several_loaders_restart_their_epoch_with_another_global_batch_size():
     """In the middle of the epoch, the loaders would get out of step."""
-    second_position = {**POSITION, "cycle": 2}
+    second_position = {**POSITION, "pass_index": 2}
     order = {"global_batch_sizes": [8, 4], "positions": [POSITION, second_position]}
     plan = SamplingPlan(seed=7)
     resume(plan, manifest(**order))

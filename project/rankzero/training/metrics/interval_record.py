@@ -168,6 +168,6 @@ class IntervalRecord:
     def load_states(self, states: Sequence[Mapping[str, float]]) -> None:
         """Continues the intervals of these ranks, if the run resumes within the same interval."""
         self.reset()
-        self._resumed_start = next((int(state["start"]) for state in states if "start" in state), None)
+        self._resumed_start = next((int(state["start"]) for state in states), None)
         self._loss_sum = sum(state["loss_sum"] for state in states)
         self.samples = int(sum(state["samples"] for state in states))

@@ -78,9 +78,7 @@ class RankStates(LoopCallback):
             self._reseed(trainer.global_step)
         # If the world size has changed, rank zero continues with all ranks' metrics; the other ranks start empty.
         inherited_states = [rank_state] if is_same_world else states if self.plan.rank == 0 else []
-        # Checkpoints before 0.3 have no "interval".
-        intervals = [state["interval"] for state in inherited_states if "interval" in state]
-        fit_loop_of(trainer).epoch_loop.record.load_states(intervals)
+        fit_loop_of(trainer).epoch_loop.record.load_states([state["interval"] for state in inherited_states])
         if fit_loop_of(trainer).is_within_epoch:
             resumed_values = epoch_averages.merge([state["gathered"] for state in inherited_states])
             fit_loop_of(trainer).epoch_loop.results.resumed_values = resumed_values

@@ -50,7 +50,7 @@ def next_commands(
 
 
 def _can_evaluate(summary: Mapping[str, Any]) -> bool:
-    return bool(summary.get("checkpoint")) and summary.get("can_validate", True)  # missing in earlier versions
+    return bool(summary.get("checkpoint")) and summary["can_validate"]
 
 
 def launch_line(environment: Mapping[str, Any]) -> str:
