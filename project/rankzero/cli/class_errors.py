@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rankzero.cli.import_names import hidden_file
-from rankzero.messages import RequestError, is_in_package, nearest
+from rankzero.distributed.process.user_traceback import is_user_file
+from rankzero.messages import RequestError, nearest
 
 MAX_CLASSES = 12
 """Number of classes of a module that a message lists."""
@@ -128,15 +129,8 @@ def _location(error: BaseException) -> tuple[str, int] | None:
     """Returns file and line of the innermost frame in the user's code, or of a syntax error; None without either."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_user_file(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_file(frame.filename)]
     return (frames[-1].filename, frames[-1].lineno or 0) if frames else None
-
-
-def _is_user_file(file: str) -> bool:
-    path = Path(file)
-    is_library = {"site-packages", "dist-packages"} & set(path.parts) or Path(os.__file__).parent in path.parents
-    is_rankzero = is_in_package(path, "rankzero", "data_modules", "lightning_modules")
-    return path.suffix == ".py" and not is_library and not is_rankzero
 
 
 def _message(error: BaseException) -> str:
