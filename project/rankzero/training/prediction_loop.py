@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.prediction_loop import _PredictionLoop
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
-from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 from rankzero.sampling.loader import ManagedLoader
@@ -60,5 +60,6 @@ def _record_batch_samples(loader: object) -> None:
         isinstance(loader, DataLoader)
         and not isinstance(loader, ManagedLoader)
         and isinstance(loader.batch_sampler, Sampler)
+        and not isinstance(loader.dataset, IterableDataset)  # its samples have no numbers
     ):
         vars(loader)["batch_sampler"] = _IndexBatchSamplerWrapper(loader.batch_sampler)  # type: ignore[arg-type]

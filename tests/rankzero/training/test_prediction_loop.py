@@ -5,7 +5,7 @@ import torch
 from lightning.pytorch import Trainer as StockTrainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 from rankzero import Trainer
 from rankzero.sampling.plan import SamplingPlan
@@ -20,6 +20,11 @@ DATA = TensorDataset(torch.arange(10.0)[:, None])
 class Net(BoringModel):
     def predict_step(self, batch, batch_idx, dataloader_idx=0):
         return (batch[0] if isinstance(batch, list) else batch)[:, 0].tolist()
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(DATA)
 
 
 class Writer(BasePredictionWriter):
@@ -59,6 +64,10 @@ def predict_sizes(uses_rankzero, sizes, interval, **settings):
     return predict(uses_rankzero, *loaders, interval=interval)
 
 
+def predict_stream(uses_rankzero, interval):
+    return predict(uses_rankzero, DataLoader(Stream(), batch_size=4), interval=interval)
+
+
 @pytest.mark.parametrize("interval", ["batch", "epoch", "batch_and_epoch"])
 @pytest.mark.parametrize("sizes", [(4,), (10,), (5,), (1,), (4, 3)])
 def test_predictions_and_sample_indices_equal_lightnings(sizes, interval):
@@ -91,6 +100,13 @@ def test_custom_order_of_samples_and_sampler_of_a_batch_sampler_are_kept():
 def test_sample_indices_of_a_user_sampler_equal_lightnings(interval):
     order = (9, 7, 5, 3, 1, 0)
     assert (*chain(*assert_equals_stock(predict_sizes, (4,), interval, sampler=order)[0]),) == order
+
+
+@pytest.mark.filterwarnings("ignore:Couldn't infer the batch indices")
+@pytest.mark.parametrize("interval", ["batch", "epoch"])
+def test_writer_receives_no_sample_indices_of_an_iterable_data_set(interval):
+    _, batches, epochs = assert_equals_stock(predict_stream, interval)
+    assert all(indices == [] for _, indices, *_ in batches) and all(indices == [[]] for _, indices in epochs)
 
 
 def test_loader_copy_with_last_batch_keeps_all_other_attributes():
