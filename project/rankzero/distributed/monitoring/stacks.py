@@ -20,8 +20,8 @@ _COMPILERS = (
     *("torch/_functorch/aot_autograd.", "torch/utils/cpp_extension.", "/triton/compiler/"),
 )
 """Parts of the paths of files that are on the stack only during a compilation."""
-_WAITING_FUNCTIONS = {
-    str(_PACKAGE / "distributed" / "coordinator.py"): "an exchange between all ranks",
+WAITING_FUNCTIONS = {
+    str(_PACKAGE / "distributed" / "coordination" / "exchange.py"): "an exchange between all ranks",
     str(_PACKAGE / "distributed" / "stop_and_failure" / "channel.py"): "the agreement on a stop",
 }
 """Maps files of Rankzero in which the main thread waits for other ranks to a description."""
@@ -54,8 +54,8 @@ def waiting_function(frames: list[FrameType]) -> str:
     """
     for frame in frames:
         file = frame.f_code.co_filename
-        if file in _WAITING_FUNCTIONS:
-            return _WAITING_FUNCTIONS[file]
+        if file in WAITING_FUNCTIONS:
+            return WAITING_FUNCTIONS[file]
         if "torch/distributed/" in file:
             return frame.f_code.co_name
         if not file.startswith((_STDLIB, "<")):

@@ -1,14 +1,18 @@
 import threading
 import time
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from torch.distributed import HashStore
 
+from rankzero.distributed.coordination.exchange import StoreExchange
 from rankzero.distributed.monitoring import activity
 from rankzero.distributed.monitoring import heartbeat as heartbeat_module
 from rankzero.distributed.monitoring.activity import BACKWARD, DATA, END, FORWARD, SANITY_CHECK, VALIDATION, Activity
 from rankzero.distributed.monitoring.diagnosis import describe_hang
 from rankzero.distributed.monitoring.heartbeat import Heartbeat
+from rankzero.distributed.monitoring.stacks import WAITING_FUNCTIONS, main_thread_frames, waiting_function
 from rankzero.distributed.monitoring.status import Status
 
 
@@ -108,3 +112,16 @@ def test_the_position_is_the_innermost_line_of_user_code():
     thread.start()
     thread.join(10)
     assert positions[0].startswith("test_heartbeat.py:")
+
+
+def test_a_rank_in_an_exchange_waits_for_other_ranks():
+    assert all(Path(file).exists() for file in WAITING_FUNCTIONS)
+    ranks, found = [StoreExchange(store, rank, 2, str) for store in [HashStore()] for rank in range(2)], []
+
+    def decide_on_rank_zero():
+        found.append(waiting_function(main_thread_frames()))
+        ranks[0].decide(0, list, 10)
+
+    threading.Timer(0.1, decide_on_rank_zero).start()
+    assert ranks[1].decide(1, list, 10) == [0, 1]
+    assert found == ["an exchange between all ranks"]
