@@ -1,5 +1,7 @@
 """Job scripts of users, and the findings in them."""
 
+import pytest
+
 from rankzero.commands.jobs.check.checker import check
 
 SBATCH = {"nodes": "2", "ntasks-per-node": "1", "cpus-per-task": "4", "time": "1:00:00"}
@@ -42,17 +44,22 @@ def only(text, line, level, fragment, instead=None):
     return item.instead
 
 
-def verify(finding, cases):
-    """Checks scripts that have one finding, or none.
+def one_finding(cases):
+    """Returns a test that checks scripts that have one finding, or none.
 
     Args:
-        finding: Level and part of the text of the finding: `wrong: one process starts`.
-        cases: Line of the finding, script and, optionally, what to write instead; or a script that has no finding.
+        cases: Level and part of the text of the finding, `wrong: one process starts` -> the cases: line of the finding,
+            script and, optionally, what to write instead; or a script that has no finding.
     """
-    level, _, text = finding.partition(": ")
-    for case in cases:
-        if isinstance(case, str):
-            assert findings(case) == [], case
-        else:
-            line, script, *instead = case
-            only(script, line, level, text, *instead)
+
+    @pytest.mark.parametrize("finding", cases)
+    def verify(finding):
+        level, _, text = finding.partition(": ")
+        for case in cases[finding]:
+            if isinstance(case, str):
+                assert findings(case) == [], case
+            else:
+                line, script, *instead = case
+                only(script, line, level, text, *instead)
+
+    return verify

@@ -15,7 +15,7 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import is_peer_failure
-from running import TOY, as_rank, fit_in_folder, reserved_port, script_process
+from running import TOY, as_rank, fit_in_folder, reserved_port, script_process, write_program
 
 
 @pytest.fixture
@@ -149,3 +149,33 @@ def on_ranks(fork_server):
             return [future.result() for future in futures]
 
     return call
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """Replaces PATH by an empty folder, and returns a function that adds shell scripts to it.
+
+    The function takes name=script arguments. Each script appends its arguments to the file `programs/NAME.calls`.
+    """
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setenv("PBS_CONF_FILE", str(folder / "pbs.conf"))  # this machine may have a PBS
+
+    def add(**scripts):
+        for name, script in scripts.items():
+            file = folder / name
+            write_program(file, f'PATH=/usr/bin:/bin\necho "$*" >>{file}.calls\n{script}')
+
+    return add
+
+
+@pytest.fixture
+def calls(tmp_path):
+    """Returns a function that returns the command lines with which a stand-in program was called."""
+
+    def read(name):
+        file = tmp_path / "programs" / f"{name}.calls"
+        return file.read_text().splitlines() if file.exists() else []
+
+    return read

@@ -6,59 +6,21 @@ import re
 import shlex
 import subprocess
 from dataclasses import replace
+from difflib import unified_diff
+from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
-from rankzero.commands.jobs.request.job_request import FORMS, JobRequest
+from job_requests import CASES, script
+from rankzero.commands.jobs.request.job_request import JobRequest
 from rankzero.commands.jobs.request.options import accepted_flags, is_queuing
-from rankzero.commands.jobs.script import clock, pbs_job_name, pbs_value, render, shell_argument, slurm_value
+from rankzero.commands.jobs.script import clock, pbs_job_name, pbs_value, shell_argument, slurm_value
 from rankzero.messages import RequestError
 from running import require
 
 RECORDED = Path(__file__).with_name("recorded")
-FOLDER = Path("/home/user/project")
-PROGRAM = ["/home/user/project/.venv/bin/python", "/home/user/project/launch/fit.py"]
-IMAGE_PROGRAM = ["python", "-m", "rankzero", "fit"]
-ARGUMENTS = ("--model", "ResNet", "--model.hidden_sizes", "[8, 8]")
-
-OPTIONS = {"root": "my runs", "nodes": 2, "devices": 4, "cpus_per_device": 8, "gpus_per_device": 1, "memory": "64G"}
-OPTIONS |= {"time": 7200, "partition": "gpu", "account": "my project", "constraint": "a100", "exclude": "n7,n8"}
-OPTIONS |= {"mail": "me@example.org", "dependency": "afterok:123", "modules": ("cuda/12.4", "gcc"), "venv": ".venv"}
-OPTIONS |= {"setup": ("source settings.sh", "export NCCL_DEBUG=INFO"), "hosts": ("n1", "user@n2")}
-EXTRA = {"slurm": ("#SBATCH --exclusive",), "pbs": ("#PBS -r n",)}
-
-
-def _cases():
-    """Yields the names and requests of the recorded scripts."""
-    for scheduler, forms in FORMS.items():
-        for form in forms or (None,):
-            start = f"{scheduler}-{form}" if form else scheduler
-            accepted = accepted_flags(scheduler, has_image=scheduler in ("docker", "apptainer"))
-            needed = {"ssh": {"hosts": ("n1",)}, "docker": {"image": "rankzero"}, "apptainer": {"image": "image.sif"}}
-            minimal = JobRequest(scheduler, "my-run", form, **needed.get(scheduler, {}), arguments=ARGUMENTS)
-            values = {name: value for name, value in OPTIONS.items() if name in accepted}
-            values["extra"] = EXTRA.get(scheduler, ())
-            values["nodes"] = 1 if scheduler == "local" else 2
-            complete = replace(minimal, **values)
-            yield f"{start}-minimal", minimal
-            yield f"{start}-all", complete
-            if "array" in accepted:
-                sweep = (*ARGUMENTS, "--seed={array_index}", "--model.lr", "0.{array_index}")
-                yield f"{start}-array", replace(complete, array="0-3", dependency=None, arguments=sweep)
-            if "hostfile" in accepted:
-                yield f"{start}-hostfile", replace(complete, hostfile="my hosts.txt")
-            if scheduler in ("docker", "apptainer"):
-                yield f"{start}-one-machine", replace(complete, hosts=(), nodes=1)
-            else:
-                yield f"{start}-image", replace(complete, image="image.sif", venv=None, gpus_per_device=1)
-
-
-CASES = dict(_cases())
-
-
-def script(request, **options):
-    return render(request, IMAGE_PROGRAM if request.image else PROGRAM, FOLDER, **options)
 
 
 def text_of(name, **changes):
@@ -71,15 +33,32 @@ def directives(text):
     return {(slurm or pbs.removeprefix("-l ").rstrip("=")): value for slurm, pbs, value in lines}
 
 
+@cache
+def text_lines(name):
+    return script(CASES[name]).splitlines()
+
+
+def difference(base, name):
+    """Returns the lines of a script that differ from those of another one."""
+    lines = unified_diff(text_lines(base), text_lines(name), n=0, lineterm="")
+    return "\n".join([f"--- {base}", *list(lines)[2:], ""])
+
+
+def recorded_form(name):
+    """Returns a script, or its difference from the most similar one of the cases before it if that is shorter."""
+    earlier = takewhile(lambda case: case != name, CASES)
+    return min((script(CASES[name]), *(difference(base, name) for base in earlier)), key=lambda text: text.count("\n"))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_script_equals_the_recorded_one(name):
-    file = RECORDED / f"{name}.sh"
-    text = script(CASES[name])
+    text = recorded_form(name)
+    file = RECORDED / (f"{name}.diff" if text.startswith("--- ") else f"{name}.sh")
     if os.environ.get("RANKZERO_RECORD_SCRIPTS") == "1":
         RECORDED.mkdir(exist_ok=True)
         file.write_text(text)
     assert text == file.read_text()
-    assert {path.name for path in RECORDED.iterdir()} <= {f"{name}.sh" for name in CASES}
+    assert sorted(path.stem for path in RECORDED.iterdir()) == sorted(CASES)
 
 
 @pytest.mark.parametrize("name", [*(name for name in CASES if name.endswith("-all")), "local-image", "ssh-image"])
@@ -94,9 +73,11 @@ def test_each_accepted_option_changes_the_script(name):
 
 
 @pytest.mark.system
-def test_shellcheck_has_no_complaint():
+def test_shellcheck_has_no_complaint(tmp_path):
     require("shellcheck")
-    files = sorted(map(str, RECORDED.iterdir()))
+    for name, request in CASES.items():
+        (tmp_path / f"{name}.sh").write_text(script(request))
+    files = sorted(map(str, tmp_path.iterdir()))
     # SC1091: the user's `source settings.sh` does not exist here
     checked = subprocess.run(["shellcheck", "--exclude=SC1091", *files], capture_output=True, text=True)
     assert (checked.returncode, checked.stdout) == (0, "")

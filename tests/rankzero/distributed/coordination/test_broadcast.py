@@ -2,7 +2,6 @@
 
 import io
 import os
-import pickle
 import zipfile
 from pathlib import Path
 
@@ -90,11 +89,3 @@ def fail(coordinator):
 
 def test_an_error_of_rank_zero_is_raised_on_all_ranks(on_ranks):
     assert on_ranks(fail, 2) == [("the checkpoint x", "truncated", "another one")] * 2
-
-
-def test_a_memory_file_can_be_read_like_a_file():
-    file = io.BufferedReader(broadcast._MemoryFile(memoryview(b"0123456789")))
-    assert file.read(3) == b"012" and file.tell() == 3
-    assert file.seek(-2, io.SEEK_END) == 8 and file.read() == b"89" and file.read() == b""
-    assert file.seek(2) == 2 and file.seek(1, io.SEEK_CUR) == 3 and file.readline() == b"3456789"
-    assert pickle.load(io.BufferedReader(broadcast._MemoryFile(memoryview(pickle.dumps([1, 2]))))) == [1, 2]

@@ -2,6 +2,7 @@ import pytest
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.launch_problems import launch_problems
+from rankzero.distributed.environments.relevant_variables import relevant_variables
 
 SLURM = Launch(launcher="slurm", world_size=4, local_world_size=4)
 
@@ -34,3 +35,9 @@ def test_nccls_syntax_for_gloos_interface_ends_a_run_on_gloo(value, is_invalid, 
     environ = {"GLOO_SOCKET_IFNAME": value, "NCCL_SOCKET_IFNAME": "^lo"}
     found = launch_problems(SLURM, 8, False, uses_gloo, environ)
     assert [problem.ends_run for problem in found] == [uses_gloo] * is_invalid
+
+
+def test_variables_of_computation_and_communication_are_relevant_unless_set_per_rank():
+    environ = {"NCCL_DEBUG": "INFO", "HOME": "/root", "OMP_SCHEDULE": "static", "TORCH_LOGS": "x", "MY_NCCL_X": "1"}
+    per_rank = {"CUDA_VISIBLE_DEVICES": "1", "OMP_NUM_THREADS": "4", "GLOO_SOCKET_IFNAME": "eth0"}
+    assert relevant_variables(environ | per_rank) == {"NCCL_DEBUG": "INFO", "OMP_SCHEDULE": "static", "TORCH_LOGS": "x"}

@@ -1,5 +1,4 @@
 import threading
-import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -12,8 +11,13 @@ from rankzero.distributed.monitoring import heartbeat as heartbeat_module
 from rankzero.distributed.monitoring.activity import BACKWARD, DATA, END, FORWARD, SANITY_CHECK, VALIDATION, Activity
 from rankzero.distributed.monitoring.diagnosis import describe_hang
 from rankzero.distributed.monitoring.heartbeat import Heartbeat
+from rankzero.distributed.monitoring.report_schedule import ReportSchedule, report_interval, silence_seconds
 from rankzero.distributed.monitoring.stacks import WAITING_FUNCTIONS, main_thread_frames, waiting_function
 from rankzero.distributed.monitoring.status import Status
+from rankzero.distributed.timers import TIMERS
+
+QUICK = Status(5, "backward", 0.1, 300.0)
+URGENT = Status(5, "backward", 160.0, 300.0)
 
 
 class Observed:
@@ -99,19 +103,13 @@ def test_a_compilation_or_a_checkpoint_is_a_hang_after_five_times_the_limit(monk
     assert f"rank 0 on n1 has been in {phase}" in describe_hang({0: run.status_after(2), 1: waiting}, {}, ["n1", "n1"])
 
 
-def test_the_position_is_the_innermost_line_of_user_code():
-    def observe(positions):
-        activity = Activity()
-        activity.enter(FORWARD)
-        beat = Heartbeat(activity, 0.02, lambda: None)
-        time.sleep(0.1)
-        positions.append(beat.status().position)
-
-    positions = []
-    thread = threading.Thread(target=observe, args=(positions,))
-    thread.start()
-    thread.join(10)
-    assert positions[0].startswith("test_heartbeat.py:")
+def test_a_status_is_reported_on_request_or_at_once_with_the_next_one_if_it_may_become_a_hang():
+    for status in (QUICK, Status(5, "backward", 100.0, 300.0), None, Status(5, "backward", 1e4, None)):
+        schedule = ReportSchedule()
+        assert [schedule.is_due(status, requested) for requested in (False, True, False, True)] == [False, True] * 2
+    schedule = ReportSchedule()
+    due = [schedule.is_due(status, False) for status in (QUICK, URGENT, URGENT, QUICK, QUICK)]
+    assert due == [False, True, True, True, False]
 
 
 def test_a_rank_in_an_exchange_waits_for_other_ranks():
@@ -125,3 +123,29 @@ def test_a_rank_in_an_exchange_waits_for_other_ranks():
     threading.Timer(0.1, decide_on_rank_zero).start()
     assert ranks[1].decide(1, list, 10) == [0, 1]
     assert found == ["an exchange between all ranks"]
+
+
+def test_the_interval_grows_with_the_nodes_up_to_a_limit_and_a_rank_may_miss_some_seconds_of_reports():
+    seconds = {1: 2, 40: 2, 128: 6.4, 1200: 60, 32768: 60}
+    assert {nodes: report_interval(nodes) for nodes in seconds} == seconds
+    assert silence_seconds(2.0) == TIMERS.silence
+    assert silence_seconds(60.0) > 60.0 + 9.0  # the watchdog acts within 9 s
+
+
+def test_all_listeners_are_called_and_each_can_remove_itself():
+    activity, first, second = Activity(), [], []
+
+    def listen_once(phase):
+        first.append(phase)
+        activity.stop_listening(listen_once)
+
+    activity.listen(listen_once)
+    activity.listen(second.append)
+    activity.listen(second.append)
+    activity.begin_batch(0)
+    activity.enter(FORWARD)
+    assert first == [DATA] and second == [DATA, FORWARD]
+    activity.stop_listening(second.append)
+    activity.stop_listening(second.append)
+    activity.enter(DATA)
+    assert second == [DATA, FORWARD] and not activity.listeners

@@ -38,12 +38,6 @@ def pid():
     signal.signal(signal.SIGCHLD, handler)
 
 
-def test_the_position_of_a_loader_process_is_the_line_of_user_code(pid):
-    assert worker_position().startswith(f"loader process {pid}: test_worker_stacks.py:")
-    assert worker_position().endswith("in __getitem__")
-    assert "in __getitem__" in worker_stacks()[pid]
-
-
 def test_a_loader_process_that_does_not_respond_is_named_with_its_state(pid, scale_timers):
     scale_timers(0.2)
     os.kill(pid, signal.SIGSTOP)

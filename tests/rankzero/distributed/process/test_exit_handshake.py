@@ -1,5 +1,4 @@
 import os
-import subprocess
 import sys
 
 import pytest
@@ -10,8 +9,6 @@ from rankzero.distributed.process.spawn import run_processes
 
 REPORTING = "from rankzero.distributed.process.exit_handshake import report_exit; report_exit()\n"
 """Code that a process runs before an intended exit."""
-ENDS = {"pass": 0, "raise SystemExit(3)": 3, "os._exit(0)": 0, "os.kill(os.getpid(), 9)": -9}
-"""Code that ends a process -> exit code."""
 
 
 @pytest.fixture
@@ -25,26 +22,6 @@ def set_parent(monkeypatch, parent, variables):
     """Sets variables as if the parent process with the given id had started this process."""
     for name, value in {local.SUPERVISOR_PID: str(parent), **variables}.items():
         monkeypatch.setenv(name, value)
-
-
-def run(code, report):
-    variables = {**os.environ, **report.variables, local.SUPERVISOR_PID: str(os.getpid())}
-    return subprocess.run([sys.executable, "-c", code], env=variables, pass_fds=[report.write_end]).returncode
-
-
-@pytest.mark.parametrize("is_reported", [True, False])
-@pytest.mark.parametrize("end", ENDS)
-def test_a_report_or_its_absence_is_detected_with_any_exit_code(report, end, is_reported):
-    assert run(f"import os\n{REPORTING * is_reported}{end}", report) == ENDS[end]
-    assert report.was_received() == is_reported
-
-
-def test_reports_of_two_processes_are_separate(report):
-    second_report = ExitHandshake()
-    run(REPORTING, second_report)
-    assert (report.was_received(), second_report.was_received()) == (False, True)
-    assert report.variables.keys() == {REPORT_FD} and report.variables != second_report.variables
-    second_report.close()
 
 
 def test_only_a_child_of_the_supervising_process_with_both_variables_reports_once(report, monkeypatch):

@@ -1,9 +1,7 @@
-import signal
 import socket
 import subprocess
 import sys
 
-import psutil
 import pytest
 
 from rankzero.distributed.process import spawn
@@ -16,18 +14,6 @@ WRITE_VARIABLES = """
 import os, pathlib
 e = os.environ
 pathlib.Path(e["RANK"]).write_text(f"{e['LOCAL_RANK']} {e['WORLD_SIZE']} {e['MASTER_ADDR']} {e['MASTER_PORT']}")
-"""
-SUPERVISOR = """
-import sys
-from rankzero.distributed.process.spawn import run_processes
-child = '''
-import time
-from rankzero.distributed.process.spawn import die_with_parent
-die_with_parent()
-print("up", end="", flush=True)
-time.sleep(60)
-'''
-sys.exit(run_processes([sys.executable, "-c", child], 2))
 """
 
 
@@ -99,22 +85,3 @@ def test_a_reported_exit_code_is_kept(code, capfd):
 def test_the_first_failure_sets_the_exit_code_and_ends_the_other_processes(monkeypatch):
     monkeypatch.setattr(TIMERS, "grace", 0.5)
     assert run(REPORTING + "import os, sys, time; sys.exit(3) if os.environ['RANK'] == '1' else time.sleep(3600)") == 3
-
-
-def test_a_killed_process_is_named(monkeypatch, capfd):
-    monkeypatch.setattr(TIMERS, "grace", 0.2)
-    assert run("import os, time; os.kill(os.getpid(), 9) if os.environ['RANK'] == '1' else time.sleep(60)") == 1
-    killed = f"rank 1 on {socket.gethostname()} was killed by SIGKILL; stopping the other processes"
-    assert killed in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
-def test_no_local_process_survives_its_parent(signum):
-    parent = subprocess.Popen([sys.executable, "-c", SUPERVISOR], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout.read(4) == "upup"
-    children = psutil.Process(parent.pid).children()
-    parent.send_signal(signum)
-    parent.wait(20)
-    parent.stdout.close()
-    exited, alive = psutil.wait_procs(children, timeout=10)
-    assert len(exited) == 2 and not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]

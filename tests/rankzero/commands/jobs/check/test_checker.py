@@ -5,11 +5,11 @@ from textwrap import indent
 
 import pytest
 
+from job_requests import CASES, script
 from rankzero.commands.jobs.check.checker import check, read_script, report
 from running import REPOSITORY, refusal_of
 
 SCRIPTS = Path(__file__).with_name("scripts")
-RECORDED = Path(__file__).parents[1] / "recorded"
 NO_LIMIT = (2, "without a time limit")
 NO_SIGNAL = (2, "no signal precedes the time limit")
 NO_REQUEUE = (2, "whether the job is requeued")
@@ -70,9 +70,11 @@ MINIMAL = ("without a time limit", "without a walltime", "each task gets one cor
 """Findings in minimal scripts, which have no time limit and no number of cores, and whose folder does not exist."""
 
 
-@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.sh")), ids=lambda path: path.stem)
-def test_a_script_that_submit_writes_is_not_wrong(path):
-    assert [item for item in check(read_script(str(path))) if not item.found.startswith(MINIMAL)] == []
+@pytest.mark.parametrize("name", CASES)
+def test_a_script_that_submit_writes_is_not_wrong(name, tmp_path):
+    (tmp_path / "job.sh").write_text(script(CASES[name]))
+    found = check(read_script(str(tmp_path / "job.sh")))
+    assert [item for item in found if not item.found.startswith(MINIMAL)] == []
 
 
 NOTHING = "neither #SBATCH, #PBS nor a command that trains was found"
@@ -120,7 +122,7 @@ def test_extended_patterns_and_a_comment_in_latin_1_are_read(tmp_path):
 
 def test_no_text_fails_the_check():
     generator = random.Random(0)
-    texts = [path.read_text() for path in (*SCRIPTS.glob("*.sh"), *RECORDED.glob("*.sh"))]
+    texts = [*(path.read_text() for path in SCRIPTS.glob("*.sh")), *map(script, CASES.values())]
     for _ in range(100):
         text = generator.choice(texts)
         for _ in range(generator.randint(1, 8)):

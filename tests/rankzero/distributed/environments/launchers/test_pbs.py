@@ -84,15 +84,6 @@ def test_chunks_packed_on_one_host_are_one_machine(mom):
     check_world(RequestedWorld(), pbs.read(task(0, ""), RequestedWorld()))
 
 
-@pytest.mark.parametrize("devices", [1, 3])
-def test_a_wrong_number_of_devices_is_refused_on_both_hosts(mom, node_file, devices):
-    mom.write_text("pbs1\npbs1\npbs2\npbs2\n")
-    requested = RequestedWorld(nodes=2, devices=devices)
-    for line in range(4):
-        with pytest.raises(RequestError, match="pbs started 2 nodes x 2 processes"):
-            check_world(requested, pbs.read(task(line, node_file), requested))
-
-
 def test_a_job_id_becomes_a_valid_folder_name_and_with_a_slash_names_no_node_file(mom):
     mom.write_text("pbs1\n")
     assert pbs.node_file(Variables({"PBS_JOBID": "0.pbs1"})) == ["pbs1"]

@@ -2,13 +2,32 @@ import os
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from rankzero.distributed.process.limits import cores
 from rankzero.distributed.process.limits.cores import cpu_quota, format_cpus, parse_cpus, usable_cores
+from rankzero.distributed.process.limits.memory import available_memory
 
 V1 = "31 23 0:28 / {mount} rw - cgroup cgroup rw,cpu,cpuacct"
+MEMORY = V1.replace("cpu,cpuacct", "memory")
 V2 = "41 31 0:38 / {mount} rw,relatime shared:5 master:1 - cgroup2 cgroup2 rw,nsdelegate"
+STATISTICS = "anon 900\ninactive_file 200\ntotal_inactive_file 300\n"
+
+
+@pytest.fixture
+def write_process_files(tmp_path):
+    """Returns a function that writes a process's cgroup files, and the /proc files that locate them."""
+
+    def write(mount, membership, files):
+        for path, text in files.items():
+            (tmp_path / "mount" / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "mount" / path).write_text(text)
+        (tmp_path / "cgroup").write_text(f"9:name=systemd:/\n{membership}\n")
+        (tmp_path / "mountinfo").write_text(mount.format(mount=tmp_path / "mount") + "\n")
+        return tmp_path
+
+    return write
 
 
 def test_linux_cpu_lists_are_parsed_and_formatted():
@@ -58,3 +77,27 @@ def test_processes_under_the_same_quota_report_the_same_cgroup(tmp_path, write_p
     files = {"job/cpu.max": "400000 100000\n", "job/a/cpu.max": "max 100000\n", "b/cpu.max": "400000 100000\n"}
     shared = [cpu_quota(write_process_files(V2, f"0::{path}", files)).cgroup for path in ("/job", "/job/a")]
     assert shared[0] == shared[1] != cpu_quota(write_process_files(V2, "0::/b", files)).cgroup
+
+
+@pytest.mark.parametrize(
+    ("mount", "membership", "files", "available"),
+    [
+        (V2, "0::/job/step", {"job/memory.max": "5000\n", "job/memory.current": "1000\n"}, 4200),
+        (V2, "0::/job/step", {"job/memory.max": "5000\n", "job/memory.current": "5500\n"}, 0),
+        (V2, "0::/job/step", {"job/memory.max": "max\n", "job/memory.current": "1000\n"}, None),
+        (V2, "0::/job/step", {}, None),
+        (
+            MEMORY,
+            "4:memory:/job",
+            {"job/memory.limit_in_bytes": "5000\n", "job/memory.usage_in_bytes": "1000\n"},
+            4300,
+        ),
+        (MEMORY, "4:pids:/job", {"job/memory.limit_in_bytes": "5000\n", "job/memory.usage_in_bytes": "1\n"}, None),
+    ],
+)
+def test_the_memory_limit_of_an_enclosing_cgroup_applies(write_process_files, mount, membership, files, available):
+    folder = write_process_files(mount, membership, {**files, "job/memory.stat": STATISTICS})
+    if available is None:
+        assert available_memory(folder) > psutil.virtual_memory().total // 100
+    else:
+        assert available_memory(folder) == available

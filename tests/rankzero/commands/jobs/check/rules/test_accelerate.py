@@ -1,6 +1,4 @@
-import pytest
-
-from job_scripts import slurm, verify
+from job_scripts import one_finding, slurm
 
 SRUN = "srun --cpus-per-task=4 --kill-on-bad-exit=1"
 C10D = "--rdzv_backend=c10d --main_process_ip=$host"
@@ -42,7 +40,4 @@ CASES = {
     ],
 }
 
-
-@pytest.mark.parametrize("finding", CASES)
-def test_the_only_finding_in_a_script(finding):
-    verify(finding, CASES[finding])
+test_the_only_finding_in_a_script = one_finding(CASES)

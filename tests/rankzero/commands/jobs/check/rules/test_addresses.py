@@ -1,6 +1,4 @@
-import pytest
-
-from job_scripts import findings, slurm, verify
+from job_scripts import findings, one_finding, slurm
 
 OPTIONS = "--cpus-per-task=4 --kill-on-bad-exit=1"
 SRUN = f"srun {OPTIONS} python train.py"
@@ -77,10 +75,7 @@ CASES = {
     ],
 }
 
-
-@pytest.mark.parametrize("finding", CASES)
-def test_the_only_finding_in_a_script(finding):
-    verify(finding, CASES[finding])
+test_the_only_finding_in_a_script = one_finding(CASES)
 
 
 def test_a_local_address_in_the_arguments_of_the_script_is_wrong():

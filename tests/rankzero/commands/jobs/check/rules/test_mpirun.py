@@ -1,6 +1,4 @@
-import pytest
-
-from job_scripts import findings, pbs, slurm, verify
+from job_scripts import findings, one_finding, pbs, slurm
 
 FILE = '--hostfile "$PBS_NODEFILE" --bind-to none'
 OTHER_MACHINES = [
@@ -49,10 +47,7 @@ CASES = {
     ],
 }
 
-
-@pytest.mark.parametrize("finding", CASES)
-def test_the_only_finding_in_a_script(finding):
-    verify(finding, CASES[finding])
+test_the_only_finding_in_a_script = one_finding(CASES)
 
 
 def test_a_select_of_no_chunk_is_no_error():

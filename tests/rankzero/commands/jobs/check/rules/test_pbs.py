@@ -1,6 +1,4 @@
-import pytest
-
-from job_scripts import pbs, verify
+from job_scripts import one_finding, pbs
 
 PBSDSH = 'pbsdsh -- /env/bin/python "$PBS_O_WORKDIR/train.py"'
 TRAP = "trap : TERM"
@@ -62,7 +60,4 @@ CASES = {
     ],
 }
 
-
-@pytest.mark.parametrize("finding", CASES)
-def test_the_only_finding_in_a_script(finding):
-    verify(finding, CASES[finding])
+test_the_only_finding_in_a_script = one_finding(CASES)

@@ -1,6 +1,4 @@
-import pytest
-
-from job_scripts import findings, slurm, verify
+from job_scripts import findings, one_finding, slurm
 from rankzero.commands.jobs.check.checker import check
 
 SRUN = "srun --cpus-per-task=4 --kill-on-bad-exit=1 python train.py"
@@ -98,10 +96,7 @@ CASES = {
     ],
 }
 
-
-@pytest.mark.parametrize("finding", CASES)
-def test_the_only_finding_in_a_script(finding):
-    verify(finding, CASES[finding])
+test_the_only_finding_in_a_script = one_finding(CASES)
 
 
 def test_wait_belongs_after_a_loop():

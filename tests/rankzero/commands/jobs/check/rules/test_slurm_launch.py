@@ -1,6 +1,4 @@
-import pytest
-
-from job_scripts import slurm, verify
+from job_scripts import one_finding, slurm
 
 OPTIONS = "--cpus-per-task=4 --kill-on-bad-exit=1"
 SRUN = f"srun {OPTIONS} python train.py"
@@ -115,7 +113,4 @@ CASES = {
     "wrong: $SLURM_GPUS_PER_NODE is a100:4": [(10, slurm(ON_GPUS, gpus_per_node="a100:4"), "$SLURM_GPUS_ON_NODE")],
 }
 
-
-@pytest.mark.parametrize("finding", CASES)
-def test_the_only_finding_in_a_script(finding):
-    verify(finding, CASES[finding])
+test_the_only_finding_in_a_script = one_finding(CASES)

@@ -1,6 +1,4 @@
-import pytest
-
-from job_scripts import findings, only, slurm, verify
+from job_scripts import findings, one_finding, only, slurm
 
 SRUN = "srun --cpus-per-task=4 --kill-on-bad-exit=1 python train.py"
 EPOCHS = f"{SRUN} --epochs 3"
@@ -64,10 +62,7 @@ CASES = {
     ],
 }
 
-
-@pytest.mark.parametrize("finding", CASES)
-def test_the_only_finding_in_a_script(finding):
-    verify(finding, CASES[finding])
+test_the_only_finding_in_a_script = one_finding(CASES)
 
 
 def test_slurm_does_not_create_the_folder_of_the_output(cwd):

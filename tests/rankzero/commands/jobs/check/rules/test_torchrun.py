@@ -1,6 +1,4 @@
-import pytest
-
-from job_scripts import pbs, slurm, verify
+from job_scripts import one_finding, pbs, slurm
 
 START = "srun --cpus-per-task=4 --kill-on-bad-exit=1 torchrun"
 TO = f"{START} --nnodes=2 --nproc-per-node=4"
@@ -104,7 +102,4 @@ CASES = {
     ],
 }
 
-
-@pytest.mark.parametrize("finding", CASES)
-def test_the_only_finding_in_a_script(finding):
-    verify(finding, CASES[finding])
+test_the_only_finding_in_a_script = one_finding(CASES)

@@ -1,6 +1,6 @@
 import pytest
 
-from job_scripts import findings, pbs, slurm, verify
+from job_scripts import findings, one_finding, pbs, slurm
 
 OPTIONS = "--cpus-per-task=4 --kill-on-bad-exit=1"
 SRUN = f"srun {OPTIONS} python train.py"
@@ -69,10 +69,7 @@ CASES = {
     ],
 }
 
-
-@pytest.mark.parametrize("finding", CASES)
-def test_the_only_finding_in_a_script(finding):
-    verify(finding, CASES[finding])
+test_the_only_finding_in_a_script = one_finding(CASES)
 
 
 @pytest.mark.parametrize("end", ["EOF", "'EOF'", '"EOF"', "\\EOF"])
