@@ -9,7 +9,6 @@ The programs run the real interpreter where a fork would behave differently: for
 as another user, in another cgroup, for benchmarks, or with other values of variables that are read during imports.
 """
 
-import array
 import atexit
 import contextlib
 import ctypes
@@ -28,7 +27,7 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -119,8 +118,8 @@ def _request(address: str, arguments: list[str]) -> socket.socket | None:
         return None
     if os.path.basename(os.path.dirname(script[0])) == "benchmarks":  # noqa: PTH119, PTH120
         return None  # benchmarks measure the start too
-    files = [int(entry) for entry in os.listdir("/proc/self/fd")]
-    files = [file for file in files if file != connection.fileno() and _is_open(file)]
+    files = [int(entry) for entry in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{entry}")]
+    files.remove(connection.fileno())
     request = {
         "arguments": script,
         "is_unbuffered": script is not arguments or bool(os.environ.get("PYTHONUNBUFFERED")),
@@ -135,8 +134,7 @@ def _request(address: str, arguments: list[str]) -> socket.socket | None:
     }
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until they can be forwarded
     text = json.dumps(request).encode(errors="surrogateescape")
-    header = len(text).to_bytes(8, "little")
-    connection.sendmsg([header], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
+    socket.send_fds(connection, [len(text).to_bytes(8, "little")], files)
     connection.sendall(text)
     return connection
 
@@ -179,14 +177,6 @@ def _read_at_import() -> dict[str, str]:
     }
 
 
-def _is_open(file: int) -> bool:
-    try:
-        os.fstat(file)
-    except OSError:
-        return False
-    return True
-
-
 def _read_line(connection: socket.socket) -> bytes:
     line = b""
     while not line.endswith(b"\n") and (byte := connection.recv(1)):
@@ -195,13 +185,6 @@ def _read_line(connection: socket.socket) -> bytes:
 
 
 # ---- the process that has imported everything ----
-
-
-class Fork(NamedTuple):
-    """A running fork and the connection to its program."""
-
-    pid: int
-    connection: socket.socket
 
 
 class Server:
@@ -234,16 +217,13 @@ class Server:
                     if request is not None:
                         return request
                 else:
-                    self._end(key.data)
+                    self._end(*key.data)
 
     def _accept(self) -> dict[str, Any] | None:
         """Forks for the next connection; returns the request in the fork only."""
         connection, _ = self.listener.accept()
         connection.sendall(self.greeting)
-        header, ancillary, *_ = connection.recvmsg(8, socket.CMSG_SPACE(4 * 250))
-        files = array.array("i")
-        for _, _, data in ancillary:
-            files.frombytes(data)
+        header, files, *_ = socket.recv_fds(connection, 8, 250)
         size, text = int.from_bytes(header, "little"), b""
         while len(text) < size and (part := connection.recv(size - len(text))):
             text += part
@@ -254,9 +234,8 @@ class Server:
         pid = os.fork()
         if pid:
             connection.sendall(b"%d\n" % pid)
-            fork = Fork(pid, connection)
-            self.selector.register(connection, selectors.EVENT_READ, fork)
-            self.selector.register(os.pidfd_open(pid), selectors.EVENT_READ, fork)
+            for file in (connection, os.pidfd_open(pid)):
+                self.selector.register(file, selectors.EVENT_READ, (pid, connection))
             for file in files:
                 os.close(file)
             return None
@@ -270,22 +249,22 @@ class Server:
         self.selector.close()
         return request
 
-    def _end(self, fork: Fork) -> None:
+    def _end(self, pid: int, connection: socket.socket) -> None:
         """Ends a fork whose program was killed, or tells the program how its fork has ended."""
-        if fork.connection.fileno() < 0:
+        if connection.fileno() < 0:
             return
-        for key in [key for key in self.selector.get_map().values() if key.data is fork]:
+        for key in [key for key in self.selector.get_map().values() if key.data and key.data[0] == pid]:
             self.selector.unregister(key.fileobj)
-            if key.fileobj is not fork.connection:
+            if key.fileobj is not connection:
                 os.close(key.fd)
-        finished, status = os.waitpid(fork.pid, os.WNOHANG)
+        finished, status = os.waitpid(pid, os.WNOHANG)
         if not finished:
-            os.kill(fork.pid, signal.SIGKILL)
-            os.waitpid(fork.pid, 0)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         else:
             with contextlib.suppress(OSError):
-                fork.connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
-        fork.connection.close()
+                connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+        connection.close()
 
 
 def become(request: dict[str, Any], python: str, path: list[str]) -> None:
@@ -367,7 +346,10 @@ def execute(arguments: list[str]) -> int:
         print(error.code, file=sys.stderr)
         return 1
     except BaseException as error:
-        _print_without_frames_of_tests(error)
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>", runpy.__file__):
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     return 0
 
@@ -393,13 +375,6 @@ def _exit(code: int) -> NoReturn:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code & 0xFF)
-
-
-def _print_without_frames_of_tests(error: BaseException) -> None:
-    trace = error.__traceback__
-    while trace and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>", runpy.__file__):
-        trace = trace.tb_next
-    sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
 def main() -> None:

@@ -188,18 +188,6 @@ def test_a_run_killed_and_resumed_equals_an_uninterrupted_run(user_folder, world
         check_equals_uninterrupted(user_folder, "killed")
 
 
-def test_evaluate_returns_the_same_metrics_on_one_and_three_ranks(tmp_path):
-    """Evaluates a ResNet with batch norm on 180 samples, which the batch size of 7 does not divide."""
-    fit_on_ranks("--epochs", "2", "--run", "x", folder=tmp_path)
-    found = {}
-    for world in (1, 3):
-        arguments = ("--batch_size", "7", "--output", f"{world}")
-        fit_on_ranks(*arguments, folder=tmp_path, world=world, script="evaluate")
-        found[world] = json.loads((tmp_path / f"{world}").read_text())
-    assert (found[1]["world_size"], found[3]["world_size"]) == (1, 3)
-    assert found[3]["metrics"] == pytest.approx(found[1]["metrics"], abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("name", "held_out", "worlds"), [("Scored", 1001, (2, 3, 4)), ("Brief", 3, (2, 4))], ids=["1,001 samples", "3"]
 )

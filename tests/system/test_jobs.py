@@ -199,11 +199,3 @@ def test_a_pbs_job_finishes_with_the_options_of_a_site(submit_to_pbs, user_folde
     out = submit("--site", "site.yaml", "--nodes", "2", "--devices", "1", "--name", "x", "--follow", *SHORT).out
     assert "run x: finished" in out and "the time limit of job" not in out  # qstat was found
     finishes(submit, attempts=1)
-
-
-@pytest.mark.xdist_group("pbs")
-def test_qsub_rejects_a_job_and_no_file_is_left(submit_to_pbs, user_folder):
-    before = sorted(user_folder.rglob("*"))
-    result = submit_to_pbs("--scheduler", "pbs", "--queue", "nix", "--name", "x", *SHORT, code=2)
-    assert "qsub: Unknown queue" in result.err
-    assert sorted(user_folder.rglob("*")) == before

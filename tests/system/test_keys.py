@@ -1,12 +1,11 @@
 """The ranks of a run share a key, or a line says that they do not, under each launcher."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from running import BIN, require, reserved_port, run
+from running import BIN, require, run
 from system.hosts import HOSTS
 from system.learned import PYTHON, TORCHRUN, TRAIN
 from system.test_launchers import MPIRUN
@@ -41,10 +40,9 @@ LAUNCHES = pytest.mark.parametrize("launch", [by_hand, by_torchrun], ids=["by ha
     ("variables", "flags", "is_authenticated"),
     [
         ({}, (), False),
-        ({"RANKZERO_KEY": KEY}, (), True),
         ({"RANKZERO_KEY": KEY}, ("--auth", "required"), True),
     ],
-    ids=["different homes", "RANKZERO_KEY", "required"],
+    ids=["different homes", "RANKZERO_KEY"],
 )
 def test_hosts_with_different_homes(tmp_path, hosts, launch, variables, flags, is_authenticated):
     commands = {host: with_home(tmp_path, host, *launch(node), *flags) for node, host in enumerate(HOSTS)}
@@ -53,19 +51,6 @@ def test_hosts_with_different_homes(tmp_path, hosts, launch, variables, flags, i
     assert [code for code, _ in results.values()] == [0, 0], printed
     assert len(NOTICE.findall(printed)) == (not is_authenticated) and KEY not in printed
     assert not any(KEY in file.read_text(errors="replace") for file in tmp_path.rglob("*.*") if file.is_file())
-
-
-def test_containers_of_one_machine_with_different_homes(tmp_path):
-    """Two processes of one user on one network, as in two containers."""
-    with reserved_port() as port:
-        rendezvous = ("--nodes", "2", "--devices", "1", "--master_addr", "127.0.0.1", "--master_port", str(port))
-        commands = [
-            with_home(tmp_path, name, PYTHON, *SHORT, *rendezvous, "--node_rank", str(node))
-            for node, name in enumerate(("first", "second"))
-        ]
-        with subprocess.Popen(commands[1], cwd=tmp_path, stderr=subprocess.DEVNULL) as second:
-            first = run(*commands[0], folder=tmp_path)
-    assert (first.code, second.returncode) == (0, 0) and len(NOTICE.findall(first.err)) == 1, first
 
 
 @LAUNCHES

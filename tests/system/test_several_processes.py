@@ -148,8 +148,10 @@ def test_a_random_split_in_setup_is_the_same_at_another_world_size(user_folder):
         assert summary(user_folder, "x")["ledger"][-1].endswith("32 of 32 samples, each once")
     losses = []
     for world in (1, 2, 3):
-        fit_on_ranks("--run", "x", folder=user_folder, world=world, script="evaluate")
-        losses.append(json.loads((user_folder / "runs/x/evaluate-val.json").read_text())["metrics"]["val_loss"])
+        fit_on_ranks("--run", "x", "--batch_size", "3", folder=user_folder, world=world, script="evaluate")
+        found = json.loads((user_folder / "runs/x/evaluate-val.json").read_text())
+        assert found["world_size"] == world
+        losses.append(found["metrics"]["val_loss"])
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
 
 
