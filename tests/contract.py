@@ -37,14 +37,6 @@ def table_rows():
     return [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")][2:]
 
 
-UNKNOWN = "without a number"
-
-
-def expected_to_fail(item):
-    """Returns the marks of a case that fails until an item of issue 40 is done; no marks if `item` is None."""
-    return () if item is None else [pytest.mark.xfail(strict=True, reason=f"item {item}")]
-
-
 def rows_from(count, columns=4, seed=1):
     return torch.randn(count, columns, generator=torch.Generator().manual_seed(seed))
 

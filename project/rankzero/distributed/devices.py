@@ -128,6 +128,7 @@ def assign_device(requested: RequestedWorld, launch: Launch) -> DeviceAssignment
     processes = launch.local_world_size or 1
     if accelerator == "mps" and processes > 1:
         raise RequestError(f"{processes} processes with --accelerator mps", "one MPS device", "--accelerator cpu")
+    check_gpus(requested, accelerator)
     if accelerator != "cuda":
         return DeviceAssignment(accelerator)
     visible_gpus, local_rank = torch.cuda.device_count(), launch.local_rank or 0
@@ -137,6 +138,13 @@ def assign_device(requested: RequestedWorld, launch: Launch) -> DeviceAssignment
     # With `srun --gpus-per-task=1`, each process sees only its own GPU, with index 0.
     index = indices[local_rank % len(indices)]
     return DeviceAssignment(accelerator, index, gpu_id(index))
+
+
+def check_gpus(requested: RequestedWorld, accelerator: str) -> None:
+    """Raises a RequestError if GPUs are requested and the run uses the CPU."""
+    if accelerator == "cpu" and requested.gpus is not None:
+        found = "indices of GPUs, but the run uses the CPU" if requested.gpus else "all GPUs, but the run uses the CPU"
+        raise RequestError(f"devices={list(requested.gpus) or -1}", found, "devices=N, the number of processes")
 
 
 def gpu_id(index: int) -> str:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.devices import WorldInfo, processes_for_gpus, resolve_world
+from rankzero.distributed.devices import WorldInfo, check_gpus, processes_for_gpus, resolve_world
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world, processes_to_start
@@ -115,6 +115,7 @@ class Session:
                 f"{launch.shape} on {world.accelerator}, which an earlier Trainer of this process chose",
                 f"--{name} {chosen[name]} (each sample is still used once), or move this Trainer to a separate script",
             )
+        check_gpus(requested, world.accelerator)
         gpus = self.requested.gpus or tuple(range(world.devices))
         if world.accelerator == "cuda" and requested.gpus and requested.gpus != gpus:
             raise RequestError(

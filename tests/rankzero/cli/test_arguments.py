@@ -94,7 +94,7 @@ def test_help_and_a_refusal_do_not_import_torch(tmp_path, arguments, code):
 
 
 def test_every_form_of_lightnings_devices_argument_is_read():
-    counts = {"2": (None, 2), "auto": (None, None), "-1": (None, None), "'4'": (None, 4)}
+    counts = {"2": (None, 2), "auto": (None, None), "-1": ((), None), "'4'": (None, 4)}
     for text, expected in (counts | {"[0,3]": ((0, 3), 2), "0,3,5": ((0, 3, 5), 3), "1,": ((1,), 1)}).items():
         requested = parse(f"--trainer.devices={text}").requested_world
         assert parse("--trainer.devices", text).requested_world == requested

@@ -7,7 +7,7 @@ import lightning.pytorch as pl
 import pytest
 
 import rankzero
-from contract import check, expected_to_fail, loader, observe
+from contract import check, loader, observe
 
 OBJECTS = {"trainer": lambda trainer: trainer, "checkpoint": lambda trainer: trainer.checkpoint_callback}
 OBJECTS["logger"] = lambda trainer: trainer.logger
@@ -21,8 +21,6 @@ DIFFERS = {
     **dict.fromkeys(["checkpoint.last_model_path", "checkpoint.save_last"], "`last_model_path` is empty"),
 }
 """Attribute, such as `trainer.log_dir` -> start of its row in the table of differences."""
-ITEMS: dict[str, int] = {}
-"""Attribute -> item of issue 40 that is about to change it."""
 
 
 class Reads(pl.Callback):
@@ -85,15 +83,9 @@ def values(tmp_path_factory):
 
 with tempfile.TemporaryDirectory() as folder:
     NAMES = observe(pl.Trainer, stock_names, Path(folder) / "x")
-ATTRIBUTES = [
-    pytest.param(f"{kind}.{name}", marks=expected_to_fail(item))
-    for kind, names in NAMES.items()
-    for name in names
-    for item in [ITEMS.get(f"{kind}.{name}", ITEMS.get(kind))]
-]
 
 
-@pytest.mark.parametrize("attribute", ATTRIBUTES)
+@pytest.mark.parametrize("attribute", [f"{kind}.{name}" for kind, names in NAMES.items() for name in names])
 def test_an_attribute_has_the_value_that_it_has_in_lightning(values, attribute):
     found, expected = (
         {key: value for key, value in side.items() if key.startswith(f"{attribute} ")} for side in values

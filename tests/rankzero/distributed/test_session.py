@@ -43,7 +43,6 @@ def session(**world):
     [
         *[(RequestedWorld(), None), (RequestedWorld(devices=2), None)],
         (RequestedWorld(nodes=1, accelerator="cpu"), None),
-        (RequestedWorld(devices=2, gpus=(1, 3)), None),  # ignored on the CPU
         (RequestedWorld(devices=1), "--devices 1"),
         (RequestedWorld(nodes=2), "--nodes 2"),
         (RequestedWorld(accelerator="gpu"), "--accelerator gpu"),

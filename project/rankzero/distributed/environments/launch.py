@@ -92,7 +92,7 @@ class RequestedWorld(NamedTuple):
     Args:
         nodes: Number of machines (`--nodes`); by default, the launcher's number.
         devices: Number of processes per machine (`--devices`); by default, the launcher's number or one per GPU.
-        gpus: Indices of the GPUs to use on each machine, one process each; by default, the first ones.
+        gpus: Indices of the GPUs to use on each machine, one process each, or () for all; by default, the first ones.
         accelerator: `auto`, `cpu`, `gpu`, `cuda` or `mps`.
         launcher: Launcher whose variables are read, or `auto`.
         node_rank: Index of this machine, for machines joined by hand.

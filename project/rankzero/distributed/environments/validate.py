@@ -19,7 +19,10 @@ def requested_devices(value: object) -> tuple[int | None, tuple[int, ...] | None
         value: A number, a list of GPU indices, either of these as text, `auto`, `-1` or None.
 
     Returns:
-        Number of processes per machine and indices of their GPUs, each None if not specified.
+        Number of processes per machine and indices of their GPUs (none for all GPUs), each None if not specified.
+
+    Raises:
+        RequestError: No device is requested.
     """
     if isinstance(value, str):
         try:
@@ -27,9 +30,13 @@ def requested_devices(value: object) -> tuple[int | None, tuple[int, ...] | None
         except ValueError:  # such as `auto`
             return None, None
         value = numbers if set("[,") & set(value) or not numbers else numbers[0]
-    if isinstance(value, Sequence):
-        return (len(value), tuple(value)) if value else (None, None)
-    return (value if isinstance(value, int) and value > 0 else None), None
+    if value is None or value == -1:
+        return None, None if value is None else ()
+    gpus = tuple(value) if isinstance(value, Sequence) else None
+    count = value if gpus is None else len(gpus)
+    if not isinstance(count, int) or count < 1:
+        raise RequestError(f"devices={value!r}", "a run needs at least one device", "devices=N, or omit it")
+    return count, gpus
 
 
 def requested_world(arguments: Mapping[str, Any], lightning_arguments: Mapping[str, Any]) -> RequestedWorld:

@@ -83,8 +83,10 @@ class ChosenCheckpoint(_CheckpointConnector):
     def _resolve(self, ckpt_path: str, state_fn: TrainerFn) -> str | None:
         if ckpt_path == "best":
             return self._best(state_fn)
-        if ckpt_path in ("last", "hpc"):
+        if ckpt_path == "last":
             return self._last(state_fn)
+        if ckpt_path == "hpc":
+            return self._hpc(state_fn)
         if is_remote(ckpt_path):
             return existing_url(ckpt_path)
         path = expanded(ckpt_path)
@@ -116,6 +118,14 @@ class ChosenCheckpoint(_CheckpointConnector):
         if own is None or users is None:
             return own if users is None else str(users)
         return max(str(users), own, key=_modified) if state_fn is TrainerFn.FITTING else str(users)
+
+    def _hpc(self, state_fn: TrainerFn) -> str:
+        """Returns the newest `hpc_ckpt_N.ckpt` in `default_root_dir`; Lightning saves it when Slurm requeues a job."""
+        try:
+            return str(super()._parse_ckpt_path(state_fn, "hpc", True, True))
+        except ValueError:
+            found = f"{self.trainer.default_root_dir} contains no hpc_ckpt_N.ckpt"
+            raise RequestError('ckpt_path="hpc"', found, 'ckpt_path="last", or the path of a checkpoint') from None
 
     def _parse_ckpt_path(
         self, state_fn: TrainerFn, ckpt_path: Any, model_provided: bool, model_connected: bool
