@@ -60,7 +60,8 @@ def strategy_for(requested: object, world: WorldInfo, coordinator: Coordinator, 
         )
     if world.size == 1:
         device = torch.device(world.accelerator, world.index) if world.accelerator == "cuda" else world.accelerator
-        return OneProcess(plan, device=device, precision_plugin=settings.get("precision_plugin"))
+        group_backend = None if requested == "auto" else world.backend
+        return OneProcess(plan, group_backend, device=device, precision_plugin=settings.get("precision_plugin"))
     return DataParallel(plan, coordinator, **settings)
 
 

@@ -12,6 +12,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rankzero.distributed.coordination.process_group import init_process_group
+from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.from_directory import with_keys_of
 from rankzero.sampling.batch_sampler import EVEN_SHARE, ElasticBatchSampler, Share
@@ -220,4 +222,19 @@ def strategy_of(trainer: Trainer) -> RunStrategy:
 
 
 class OneProcess(RunStrategy, SingleDeviceStrategy):
-    """Strategy for a single process on one device."""
+    """Strategy for a single process on one device.
+
+    Args:
+        plan: The order of samples.
+        group_backend: Backend of a process group of one, which a user's `DistributedSampler` needs; None for no group.
+        arguments: Arguments of `SingleDeviceStrategy`.
+    """
+
+    def __init__(self, plan: SamplingPlan, group_backend: str | None = None, **arguments: Any) -> None:
+        super().__init__(plan=plan, **arguments)
+        self._group_backend = group_backend
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        if self._group_backend and not torch.distributed.is_initialized():
+            init_process_group(None, Launch(), self._group_backend, self.root_device, None)

@@ -7,10 +7,12 @@ import pytest
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from rankzero.distributed.coordination.process_group import destroy_process_group
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.messages import RequestError
@@ -44,6 +46,16 @@ def test_world_size_selects_one_process_or_data_parallel_strategy(requested, unu
     strategy = strategy_for(requested, WorldInfo("cpu", size=2, backend="gloo"), "coordinator", plan)
     assert (type(strategy), strategy.plan, strategy.coordinator) == (DataParallel, plan, "coordinator")
     assert strategy._ddp_kwargs == {"find_unused_parameters": unused} and strategy.process_group_backend == "gloo"
+
+
+def test_ddp_on_one_process_creates_the_group_that_a_distributed_sampler_reads():
+    strategy = strategy_for("ddp", WorldInfo("cpu"), None, SamplingPlan())
+    strategy.accelerator = CPUAccelerator()
+    strategy.setup_environment()
+    try:
+        assert DistributedSampler(range(4)).num_replicas == 1
+    finally:
+        destroy_process_group(after_error=False)
 
 
 def test_settings_of_a_ddp_strategy_object_are_kept():

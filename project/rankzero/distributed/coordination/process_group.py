@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from rankzero.distributed.environments.launch import Launch
 
@@ -17,12 +17,12 @@ _numbers = itertools.count()
 
 
 def init_process_group(
-    store: Store, launch: Launch, backend: str, device: torch.device, timeout: timedelta | None
+    store: Store | None, launch: Launch, backend: str, device: torch.device, timeout: timedelta | None
 ) -> None:
     """Creates the process group. All ranks must call.
 
     Args:
-        store: The store that all processes share.
+        store: The store that all processes share; None for a group of one process.
         launch: Rank of this process, and number of processes.
         backend: `nccl` or `gloo`.
         device: The device of this process.
@@ -31,7 +31,7 @@ def init_process_group(
     exception_hook = sys.excepthook  # torch wraps the hook, and delays its output until it returns
     torch.distributed.init_process_group(
         backend,
-        store=PrefixStore(f"process group {next(_numbers)}", store),
+        store=PrefixStore(f"process group {next(_numbers)}", store or HashStore()),
         rank=launch.rank or 0,
         world_size=launch.world_size,
         timeout=timeout,
