@@ -57,10 +57,7 @@ from {module} import run
 run({socket!r}, {python!r}, {name!r})
 """
 
-FORWARDED = (
-    *(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT),
-    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT),
-)
+FORWARDED = tuple(getattr(signal, f"SIG{name}") for name in ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "CONT"))
 LIMITS = (
     *(resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_FSIZE),
     *(resource.RLIMIT_AS, resource.RLIMIT_STACK),
@@ -231,8 +228,10 @@ class Server:
             connection.close()
             return None
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # in the fork until `become`, so that none is lost
         pid = os.fork()
         if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             connection.sendall(b"%d\n" % pid)
             for file in (connection, os.pidfd_open(pid)):
                 self.selector.register(file, selectors.EVENT_READ, (pid, connection))
@@ -282,7 +281,7 @@ def become(request: dict[str, Any], python: str, path: list[str]) -> None:
         resource.setrlimit(limit, value)
     os.sched_setaffinity(0, request["cpus"])
     os.umask(request["mask"])
-    signal.pthread_sigmask(signal.SIG_BLOCK, request["blocked"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     os.chdir(request["folder"])
     sys.modules["rankzero.distributed.process.spawn"].START_FOLDER = Path.cwd()
     os.environ.clear()
