@@ -78,7 +78,7 @@ def classes_in(config: Config) -> dict[str, str]:
 _SECTIONS = ("model", "data", "hyperparameters", "code")
 _TRAINING = (
     *("seed", "seed_everything", "batch_size", "global_batch_size"),
-    *("accumulate_grad_batches", "gradient_clip_val"),
+    *("accumulate_grad_batches", "gradient_clip_val", "precision"),
 )
 _LOADING = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
 _LIMITS = {"limit_train_batches": (None, 1.0), "overfit_batches": (None, 0, 0.0), "fast_dev_run": (None, False, 0)}
@@ -152,7 +152,7 @@ def describe_config(
 
     Args:
         model: LightningModule.
-        data: Data module; None or loaders are left out of the configuration.
+        data: Data module, or loaders, of which only the hyperparameters are stored, such as `batch_size`; or None.
         arguments: Arguments that the script passed to the Trainer.
         left_out: Names of hyperparameters that a finder chooses.
     """
@@ -167,9 +167,18 @@ def describe_config(
 
 
 def _hyperparameters(instance: object, left_out: Collection[str]) -> dict[str, Any]:
-    """Returns saved hyperparameters, and attributes that are named like arguments of the class, if they are plain."""
-    parameters = inspect.signature(type(instance).__init__).parameters
-    values = {name: value for name, value in getattr(instance, "__dict__", {}).items() if name in parameters}
+    """Returns saved hyperparameters, and attributes that are named like arguments of the class, if they are plain.
+
+    Returns those of each loader for a collection of loaders.
+    """
+    instance = getattr(instance, "iterables", instance)  # of a CombinedLoader
+    if isinstance(instance, Mapping | list | tuple):
+        items = instance.items() if isinstance(instance, Mapping) else enumerate(instance)
+        found = {str(key): _hyperparameters(item, left_out) for key, item in items}
+        return {key: values for key, values in found.items() if values}
+    attributes = getattr(instance, "__dict__", {})
+    parameters = inspect.signature(type(instance).__init__).parameters if attributes else {}
+    values = {name: value for name, value in attributes.items() if name in parameters}
     values |= dict(getattr(instance, "hparams", {}))
     return {name: value for name, value in values.items() if name not in left_out and _is_plain(value)}
 

@@ -4,10 +4,21 @@ import json
 import pytest
 import torch
 import yaml
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader
 
 from rankzero.messages import CannotStart
 from rankzero.runs.checkpoints.manifest import read_manifest
-from rankzero.runs.stored_config import as_json, changes, dump_config, read_config, without_objects
+from rankzero.runs.stored_config import (
+    as_json,
+    changed_settings,
+    changes,
+    decides_results,
+    describe_config,
+    dump_config,
+    read_config,
+    without_objects,
+)
 from running import TOY, evaluate_in_process, fit_in_process
 
 USERS_MODULE = """
@@ -99,6 +110,16 @@ def test_changes_name_flags_and_both_values_except_of_secrets():
     expected = "changed since the checkpoint: --model.lr 0.1 -> 0.2, --logger.api_key ... -> ..., --limit None -> .inf"
     assert changes(stored, current) == [expected]
     assert changes(as_json(current), current) == []
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_the_batch_size_of_a_loader_decides_results_within_a_collection_too(number):
+    def config(size):
+        loader = DataLoader([1], batch_size=size)
+        return describe_config(None, [loader, [loader], {"a": loader}, CombinedLoader([loader])][number], {})
+
+    (change,) = changed_settings(as_json(config(1)), config(2), decides_results)
+    assert change.endswith("batch_size 1 -> 2") and not changed_settings(as_json(config(1)), config(1))
 
 
 CONFIGS = [
