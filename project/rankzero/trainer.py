@@ -44,7 +44,7 @@ from rankzero.training.fast import layout
 from rankzero.training.metrics import epoch_averages
 from rankzero.training.plugins import without_replaced
 from rankzero.training.prediction_loop import PredictionLoop
-from rankzero.training.saved_state.checkpoint_choice import ChosenCheckpoint
+from rankzero.training.saved_state.checkpoint_choice import ChosenCheckpoint, as_given
 from rankzero.training.saved_state.live_settings import LiveSettings
 from rankzero.training.saved_state.optimizer_overrides import OptimizerOverrides
 from rankzero.training.saved_state.rank_states import RankStates
@@ -226,16 +226,17 @@ class Trainer(TrainerArguments):
         self._has_fitted = False
         attempt = self._prepare_attempt(model, datamodule or train_dataloaders, ckpt_path)
         loop.only_restores = attempt.already_finished
-        if attempt.checkpoint is not None:
+        checkpoint = as_given(attempt.checkpoint, ckpt_path)
+        if checkpoint is not None:
             keep_rows(self)
         if not attempt.already_finished:
             text = layout.apply_layout(model, self.session.world.accelerator) if self._is_fast else ""
             if text and self.is_global_zero:
                 print_notice(f"--fast: {text}; {self._precision_reason}")
-            train = partial(super().fit, model, **settings, ckpt_path=attempt.checkpoint)
+            train = partial(super().fit, model, **settings, ckpt_path=checkpoint)
             attempt.train(train, may_exit=self.session.is_script and self.world_size == 1)
         elif self.session.is_script:
-            super().fit(model, **settings, ckpt_path=attempt.checkpoint)
+            super().fit(model, **settings, ckpt_path=checkpoint)
         self._has_fitted = True
 
     def _prepare_attempt(self, model: pl.LightningModule, data: Any, ckpt_path: _PATH | None) -> Attempt:

@@ -127,11 +127,9 @@ class ChosenCheckpoint(_CheckpointConnector):
             found = f"{self.trainer.default_root_dir} contains no hpc_ckpt_N.ckpt"
             raise RequestError('ckpt_path="hpc"', found, 'ckpt_path="last", or the path of a checkpoint') from None
 
-    def _parse_ckpt_path(
-        self, state_fn: TrainerFn, ckpt_path: Any, model_provided: bool, model_connected: bool
-    ) -> str | None:
+    def _parse_ckpt_path(self, state_fn: TrainerFn, ckpt_path: Any, model_provided: bool, model_connected: bool) -> Any:
         if state_fn is TrainerFn.FITTING:
-            return ckpt_path if isinstance(ckpt_path, str | None) else str(file_of(ckpt_path))
+            return ckpt_path  # of `Trainer.fit`, which has resolved it
         if ckpt_path is None and model_provided:
             return None
         path = self.resolve(str(ckpt_path or "best"), state_fn)
@@ -140,7 +138,7 @@ class ChosenCheckpoint(_CheckpointConnector):
         io = self.trainer.strategy.checkpoint_io
         if path is not None and isinstance(io, DirectoryCheckpointIO):
             io.trusted_sha256 = self.coordinator.run_on_rank_zero(lambda: signed_sha256_of(Path(path)))
-        return path
+        return as_given(path, ckpt_path)
 
     def restore(self, checkpoint_path: Any = None, weights_only: bool | None = None) -> None:
         """Undoes a finder's trials by loading a file that this process wrote before them; the file is trusted.
@@ -152,6 +150,13 @@ class ChosenCheckpoint(_CheckpointConnector):
         self.trainer.callbacks, self.trainer.loggers = fit_loop_of(self.trainer).run_callbacks_and_loggers  # type: ignore[attr-defined]
         super().restore(checkpoint_path, weights_only=False)
         self._loaded_checkpoint, self._ckpt_path = resumed
+
+
+def as_given(checkpoint: Path | str | None, ckpt_path: object) -> Path | str | None:
+    """Returns the file of a checkpoint for `trainer.ckpt_path`: a Path if the user gave a Path, otherwise text."""
+    if isinstance(checkpoint, Path):
+        checkpoint = str(file_of(checkpoint))
+    return Path(checkpoint) if checkpoint and isinstance(ckpt_path, Path) else checkpoint
 
 
 def _modified(path: str) -> datetime:

@@ -27,7 +27,13 @@ def test_the_best_checkpoint_is_found_by_name_and_by_path(script_folder):
     assert best.parents[1] == script_folder / "runs/x/checkpoints"
     for ckpt_path in (best, best.parent):
         by_path = trainer.test(Net(), samples(), ckpt_path=ckpt_path, verbose=False)
+        assert trainer.ckpt_path == ckpt_path
         assert trainer.test(Net(), samples(), ckpt_path="best", verbose=False) == by_path
+        assert trainer.ckpt_path == str(best)
+    for ckpt_path in (best, str(best)):
+        resumed = Trainer(name="y", max_epochs=3, resume="never", **QUIET)
+        resumed.fit(Net(), samples(), samples(), ckpt_path=ckpt_path)
+        assert (resumed.ckpt_path, resumed.global_step) == (ckpt_path, 18)
 
 
 @pytest.mark.parametrize(
