@@ -225,13 +225,14 @@ class SamplingPlan:
         differences = changes(checkpoint_data, self.data) if checkpoint_data else []
         if not differences:
             return
-        is_next_load = self.reloads_data and not any(position.samples for position in self.start_positions)
-        if not (self.accept_changed_data or is_next_load):
+        is_within_epoch = any(position.samples for position in self.start_positions)
+        if not (self.accept_changed_data or (self.reloads_data and not is_within_epoch)):
+            effect = ", so that some samples would be repeated and others never used" if is_within_epoch else ""
+            action = "restart the epoch" if is_within_epoch else "begin the next epoch"
             raise RequestError(
                 "to resume with this data",
-                "the training data has changed, so that some samples would be repeated and others never used\n"
-                + "\n".join(differences),
-                "--accept_changed data, to restart the epoch with the new data, or --resume never, to restart the run",
+                f"the training data has changed{effect}\n" + "\n".join(differences),
+                f"--accept_changed data, to {action} with the new data, or --resume never, to restart the run",
             )
         self.start_positions, self.kept_draws = [Position(position.epoch) for position in self.start_positions], []
 

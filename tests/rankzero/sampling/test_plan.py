@@ -132,8 +132,12 @@ def loader():
 @pytest.mark.parametrize(("count", "text"), [(90, "samples: was 90, is 100"), (100, "tensors: was ")])
 def test_a_run_resumes_with_changed_data_only_if_accepted_and_restarts_its_epoch(loader, count, text):
     checkpoint_data = TensorDataset(torch.arange(1000, 1000 + count))
-    with pytest.raises(RequestError, match=text):
+    with pytest.raises(RequestError, match=f"some samples would be repeated(?s:.*){text}(?s:.*)restart the epoch"):
         resumed_plan(checkpoint_data).wrap(loader, training=True)
+    plan = resumed_plan(checkpoint_data)
+    plan.start_positions = [Position(4)]
+    with pytest.raises(RequestError, match=f"has changed\\n(?s:.*){text}(?s:.*)begin the next epoch"):
+        plan.wrap(loader, training=True)
     plan = resumed_plan(checkpoint_data, accept_changed_data=True)
     batches = drawn(plan.wrap(loader, training=True))
     assert plan.order.epoch == 3 and sorted(i for batch in batches for i in batch) == [*range(100)]
