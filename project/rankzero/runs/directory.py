@@ -203,6 +203,12 @@ class RunDirectory:
             return True
         return False
 
+    def claim(self) -> None:
+        """Creates the directory of an unnamed run before its first attempt, which then uses it. For rank zero."""
+        if self.title is not None and not self.attempt and self.is_kept:
+            self._create()
+            self.title = None
+
     def _create(self) -> None:
         """Creates the directory; concurrent starts of unnamed runs never get the same number."""
         while True:

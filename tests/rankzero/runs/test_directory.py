@@ -43,6 +43,15 @@ def test_concurrent_starts_never_share_a_number(tmp_path):
     assert all(len(run.read("run.json")["attempts"]) == 1 for run in runs)
 
 
+def test_the_first_attempt_uses_a_claimed_directory(tmp_path):
+    first, second = (choose_run(str(tmp_path), None, "MLP-Toy", None) for _ in range(2))
+    for run in (first, second, first):
+        run.claim()
+    first.continue_in_process()
+    first.begin_attempt("a: 1")
+    assert (first.name, second.name, first.attempt) == ("MLP-Toy-1", "MLP-Toy-2", 1)
+
+
 def test_every_attempt_keeps_its_configuration_and_files_that_a_killed_attempt_left_are_removed_or_empty(tmp_path):
     killed = begin(tmp_path)
     (killed.path / ".summary.json.17.saving").write_text("half")

@@ -65,7 +65,10 @@ class DurableTensorBoardLogger(TensorBoardLogger):
 
     @property
     def experiment(self) -> Any:
-        return DummyExperiment() if self.is_muted else super().experiment
+        if self.is_muted:
+            return DummyExperiment()
+        rank_zero_only(self.run.claim)()  # otherwise `fit` would find the writer's files, and choose another directory
+        return super().experiment
 
     @property
     def save_dir(self) -> str:
