@@ -31,6 +31,7 @@ from rankzero.tracking.csv_rows import keep_rows
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress.choice import progress_callbacks, without_progress
 from rankzero.training import fit_loop
+from rankzero.training.callbacks.agreements import RankAgreements
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.failure import ReportFailure
 from rankzero.training.callbacks.found_settings import KeepFound, check_batch_sizes, is_tuning
@@ -177,6 +178,7 @@ class Trainer(TrainerArguments):
             *self.callbacks,
         ]
         fit_loop.fit_loop_of(self).extra_subscribers += [
+            RankAgreements(channel),
             TimeLimit(channel, WallTime(attempt_deadline(arguments["time_limit"], launch)), self._checkpointing),
             StopAtSafePoint(channel, self._checkpointing),
             HeldCheckpoint(channel, self._checkpointing),

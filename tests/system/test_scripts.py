@@ -122,28 +122,65 @@ def test_all_ranks_load_the_best_the_last_a_remote_and_no_missing_checkpoint(tmp
     assert lines == [f"rank {rank}: {name}" for rank in (0, 1) for name in loaded]
 
 
-ONE_RANK_STOPS = """\
+SOME_RANKS_STOP = """\
 import sys
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 from rankzero import Trainer
 
-def stop(trainer, module):
-    trainer.should_stop |= trainer.global_rank == 1 and trainer.global_step == 4
+CASES = (  # hook, the ranks that request a stop, batches of an epoch, val_check_interval
+    ("on_validation_end", [1], 8, 4),
+    ("on_train_epoch_end", [1], 4, None),
+    ("on_train_epoch_start", [1], 4, None),
+    ("on_train_batch_end", [1], 8, None),
+    ("on_train_batch_end", [0], 8, None),
+    ("on_train_batch_end", [0, 1], 8, None),
+)
 
 if __name__ == "__main__":
-    for hook, interval in (("on_validation_end", 4), ("on_train_epoch_end", None), ("on_train_epoch_start", None)):
-        callbacks = [LambdaCallback(**{hook: stop})]
-        limits = {"limit_train_batches": 4 if interval is None else 8, "limit_val_batches": 2, "max_epochs": 3}
+    for hook, ranks, batches, interval in CASES:
+
+        def stop(trainer, *arguments):
+            trainer.should_stop |= trainer.global_rank in ranks and trainer.global_step == 4
+
+        limits = {"limit_train_batches": batches, "limit_val_batches": 2, "max_epochs": 3}
         options = {"logger": False, "enable_checkpointing": False, "accelerator": "cpu", "devices": 2}
+        callbacks = [LambdaCallback(**{hook: stop})]
         trainer = Trainer(callbacks=callbacks, val_check_interval=interval, **limits, **options)
         trainer.fit(BoringModel())
-        sys.stdout.write(f"rank {trainer.global_rank}: {hook} {trainer.global_step} {trainer.current_epoch}\\n")
+        sys.stdout.write(f"rank {trainer.global_rank}: {hook} {ranks} {trainer.global_step} {trainer.current_epoch}\\n")
 """
 
 
-def test_a_stop_set_on_one_rank_after_a_validation_or_around_an_epoch_stops_all_ranks(tmp_path):
-    (tmp_path / "train.py").write_text(ONE_RANK_STOPS)
-    lines = sorted(line for line in run("python", "train.py", folder=tmp_path).out.splitlines() if "rank " in line)
-    ends = ["on_train_epoch_end 4 1", "on_train_epoch_start 4 2", "on_validation_end 4 1"]
-    assert lines == [f"rank {rank}: {end}" for rank in (0, 1) for end in ends]
+def test_a_stop_that_some_ranks_request_stops_all_ranks_in_one_step(tmp_path):
+    (tmp_path / "train.py").write_text(SOME_RANKS_STOP)
+    lines = [line for line in run("python", "train.py", folder=tmp_path).out.splitlines() if line.startswith("rank ")]
+    around_epochs = ["on_validation_end [1] 4 1", "on_train_epoch_end [1] 4 1", "on_train_epoch_start [1] 4 2"]
+    for rank in (0, 1):
+        ends = [line.removeprefix(f"rank {rank}: ") for line in lines if line.startswith(f"rank {rank}")]
+        assert ends[:3] == around_epochs and ends[5:] == ["on_train_batch_end [0, 1] 4 1"]
+        assert all(end.endswith((" 5 1", " 6 1")) for end in ends[3:5])  # after a step that no rank had begun
+    assert len({line.split(": ")[1] for line in lines}) == 6
+
+
+OTHER_LENGTHS = """\
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from rankzero import Trainer
+from torch.utils.data import DataLoader, IterableDataset
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.ones(4 + 4 * torch.distributed.get_rank(), 32))
+
+if __name__ == "__main__":
+    trainer = Trainer(max_epochs=1, logger=False, accelerator="cpu", devices=2, limit_val_batches=0)
+    trainer.fit(BoringModel(), DataLoader(Stream(), batch_size=2))
+"""
+
+
+def test_streams_of_other_lengths_on_two_ranks_are_refused(tmp_path):
+    (tmp_path / "train.py").write_text(OTHER_LENGTHS)
+    result = run("python", "train.py", folder=tmp_path, code=1)
+    assert "the training data of rank 0 ended after 2 batches of epoch 0, and rank 1 has more" in result.err
+    assert "cannot start" not in result.err and "Traceback" not in result.err

@@ -32,6 +32,7 @@ from rankzero.distributed.stop_and_failure.error_reporter import refuse, report_
 from rankzero.messages import (
     CannotStart,
     RequestError,
+    RunError,
     Stopped,
     flush_streams,
     is_peer_failure,
@@ -198,7 +199,7 @@ def _report_uncaught(
     if isinstance(error, CannotStart):
         code = refuse(error, launch)
         raise SystemExit(code)
-    if launch and (was_reported(error) or is_peer_failure(error)):
+    if launch and (was_reported(error) or is_peer_failure(error) or isinstance(error, RunError)):
         raise SystemExit(report_error(error, launch))
     previous(kind, error, trace)
     if launch and launch.world_size > 1 and not isinstance(error, KeyboardInterrupt):

@@ -20,7 +20,7 @@ from rankzero.training.fast.epoch import FastEpoch
 from rankzero.training.hooks import Subscribers
 from rankzero.training.metrics.epoch_averages import Results
 from rankzero.training.metrics.interval_record import IntervalRecord
-from rankzero.training.strategies import RunStrategy, strategy_of
+from rankzero.training.strategies import RunStrategy
 
 
 class EpochLoop(_TrainingEpochLoop):
@@ -36,6 +36,8 @@ class EpochLoop(_TrainingEpochLoop):
         """What the main thread is doing."""
         self.record = IntervalRecord(trainer)
         """What this rank records in the steps of a logging interval."""
+        self.agreements: Any = None
+        """The `RankAgreements` of a fit on several ranks; else None."""
         self.around_next_batch: AbstractContextManager[Any] | None = None
         """Context in which the next batch is trained on."""
         self.has_validated = False
@@ -130,6 +132,8 @@ class EpochLoop(_TrainingEpochLoop):
                     self.advance(data_fetcher)
                     self.on_advance_end(data_fetcher)
                 except StopIteration:
+                    if self.agreements:
+                        self.agreements.check_data_end(data_fetcher)
                     counts: Any = self.batch_progress.current
                     self._skipped_batches = counts.processed - counts.completed
                     if self._skipped_batches and self.is_within_step:
@@ -186,8 +190,13 @@ class EpochLoop(_TrainingEpochLoop):
 
     def share_stop(self) -> None:
         """Sets `trainer.should_stop` on all ranks if one of them has set it. All ranks must call."""
-        if self.trainer.world_size > 1:
-            self.trainer.should_stop = strategy_of(self.trainer).sum_over_ranks([int(self.trainer.should_stop)]) != [0]
+        if self.agreements:
+            self.agreements.share_stop()
+
+    def _on_after_fetch(self) -> None:
+        super()._on_after_fetch()
+        if self.agreements:
+            self.agreements.check_data_end(self.trainer.fit_loop._data_fetcher)
 
     def flush_metrics(self) -> None:
         """Updates the metrics that the Trainer shows with those of the last batch."""

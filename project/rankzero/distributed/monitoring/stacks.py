@@ -23,6 +23,7 @@ _COMPILERS = (
 WAITING_FUNCTIONS = {
     str(_PACKAGE / "distributed" / "coordination" / "exchange.py"): "an exchange between all ranks",
     str(_PACKAGE / "distributed" / "stop_and_failure" / "channel.py"): "the agreement on a stop",
+    str(_PACKAGE / "distributed" / "stop_and_failure" / "agreement.py"): "an agreement of all ranks",
 }
 """Maps files of Rankzero in which the main thread waits for other ranks to a description."""
 

@@ -23,6 +23,7 @@ from rankzero.distributed.monitoring.stacks import main_thread_stack
 from rankzero.distributed.process.early_exit import ORIGINAL_EXIT, EarlyExit
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.rendezvous.peers import Members
+from rankzero.distributed.stop_and_failure.agreement import TOPICS, Agreement
 from rankzero.distributed.stop_and_failure.connect import Endpoint, RankConnection, connect_rank, listen_for_control
 from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock
 from rankzero.distributed.stop_and_failure.server import LAUNCHER_REPORTS, MAX_CAUSE_LENGTH, ControlServer
@@ -42,6 +43,7 @@ class ControlChannel:
         secret: The key that all ranks know; None if they do not share one.
 
     Attributes:
+        agreements: Topic -> agreement of all ranks; only with several processes.
         monitor: Reports what the main thread is doing, and acts on a hang.
         on_stop: Called on rank zero in a separate thread when a stop is requested, before the step ends.
         on_abort: Called with the cause, in a separate thread, before this process is terminated after a failure.
@@ -70,6 +72,7 @@ class ControlChannel:
         self._cause, self._reporting_rank = "", LAUNCHER_REPORTS
         self._is_exiting = self._has_reported_failure = self._is_finished = False
         self._early_exit = EarlyExit(self._exit_early)
+        self.agreements = {topic: Agreement(topic, self._send, self._check_failure) for topic in TOPICS}
         self._server: ControlServer | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._rank_connection: RankConnection | None = None
@@ -141,10 +144,13 @@ class ControlChannel:
         if self._stop_reason is None:
             return None
         while not self._stop_decided.wait(TIMERS.slow_poll):
-            if self._failure_received.is_set():
-                time.sleep(TIMERS.teardown)  # the receiving thread is about to terminate this process
+            self._check_failure()
         assert self._stop_at is not None
         return self._stop_reason if self._position >= self._stop_at else None
+
+    def _check_failure(self) -> None:
+        if self._failure_received.is_set():
+            time.sleep(TIMERS.teardown)  # the receiving thread is about to terminate this process
 
     def forget_stop(self) -> None:
         """Makes a request to stop that has been served apply to no later run; only in a single process."""
@@ -231,6 +237,12 @@ class ControlChannel:
         elif "stop_at" in message:
             self._stop_at = int(message["stop_at"])
             self._stop_decided.set()
+        elif "question" in message:
+            topic, batch = message["question"]
+            self.agreements[topic].handle_question(batch)
+        elif "decision" in message:
+            topic, batch, ranks = message["decision"]
+            self.agreements[topic].handle_decision(batch, ranks)
         elif "hang" in message:
             self.monitor.record(str(message["hang"]))
         elif "rank_zero" in message:

@@ -4,10 +4,12 @@ The messages, of which a connection transmits each as a line of JSON:
 
     rank -> server   {"rank": r} on a new connection, and then {"rank": r, ...} with one of
                      "stop": reason, "position": n, "failed": cause, "leaving": true,
-                     "status": the values of a `Status`, or null outside training
+                     "status": the values of a `Status`, or null outside training,
+                     "answer": [topic of an `Agreement`, number of its question, whether the rank is there, batch]
     relay -> server  the messages of its ranks, and {"rank": r, "lost": how its connection ended},
                      {"statuses": [[rank, status], ...]}
     server -> rank   {"stop_requested": reason}  {"stop_at": n}  {"done": true}  {"hang": description}
+                     {"question": [topic, batch]}  {"decision": [topic, batch, ranks that are there]}
                      {"failed": cause, "by": the reporting rank}
                      {"rank_zero": phase and step of rank zero}, which is also the request for a status
     relay -> rank    the messages of the server, and {"lost": how the connection to rank zero ended}
@@ -83,6 +85,8 @@ class ControlServer:
         self._latest_position, self._has_position = -1, False
         self._stop_reason: str | None = None
         self._stop_at: int | None = None
+        self._answers: dict[str, dict[int, tuple[bool, int]]] = {}
+        self._decisions: dict[str, int] = {}
         self._failure: Message | None = None
         self._thread = threading.Thread(target=self._serve, name="control server", daemon=True)
         self._thread.start()
@@ -188,6 +192,9 @@ class ControlServer:
                 self._latest_position = max(position, self._latest_position)
                 self._has_position = True
                 self._account_for(rank)
+            case {"answer": [str() as topic, int() as number, bool() as is_there, int() as batch]}:
+                if number == self._decisions.get(topic, 0):
+                    self._record_answer(topic, rank, is_there, batch)
             case {"leaving": True}:
                 self._exited_ranks.add(rank)
                 self._hangs.update(rank, None)
@@ -219,6 +226,20 @@ class ControlServer:
         if self._stop_reason is not None and self._stop_at is None and is_known:
             self._stop_at = self._latest_position + 1
             self._send_all({"stop_at": self._stop_at})
+
+    def _record_answer(self, topic: str, rank: int, is_there: bool, batch: int) -> None:
+        """Asks all ranks after the first answer, and decides after the last one."""
+        answers = self._answers.setdefault(topic, {})
+        if not answers:
+            self._send_all({"question": [topic, batch]})
+        answers[rank] = is_there, batch
+        if len(answers) == self.size:
+            del self._answers[topic]
+            self._decisions[topic] = self._decisions.get(topic, 0) + 1
+            ranks = [rank for rank in sorted(answers) if answers[rank][0]]
+            last_batch = max(batch for _, batch in answers.values())
+            is_unanimous = set(answers.values()) == {(True, last_batch)}
+            self._send_all({"decision": [topic, last_batch if is_unanimous else last_batch + 1, ranks]})
 
     def _record_failure(self, cause: str, reporting_rank: int) -> None:
         """Records the first failure, which ends the run, and sends it to all ranks."""

@@ -137,6 +137,8 @@ class FastEpoch:
                 method(trainer, batch, batch_idx)
         hooks.call("on_train_batch_end", outputs, batch, batch_idx)
         results.batch = results.batch_size = None
+        if trainer.should_stop and loop.agreements:
+            loop.agreements.confirm_stop()
         current.completed += 1
         total.completed += 1
         if self._logs():

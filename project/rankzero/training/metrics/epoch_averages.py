@@ -119,6 +119,13 @@ class LoggerConnector(_LoggerConnector):
                 logger.log_metrics(metrics={**values, **row}, step=step)
                 logger.save()
 
+    def on_batch_end(self) -> None:
+        """Confirms a stop that the hooks of a batch have requested; called by Lightning's own loop."""
+        super().on_batch_end()
+        agreements = self.trainer.fit_loop.epoch_loop.agreements  # type: ignore[attr-defined]
+        if self.trainer.should_stop and agreements:
+            agreements.confirm_stop()
+
     def update_train_step_metrics(self) -> None:
         """Logs a step's metrics; called by Lightning's own loop. All ranks must call."""
         super().update_train_step_metrics()

@@ -39,6 +39,25 @@ def test_all_ranks_stop_at_the_safe_point_after_the_most_advanced_position(world
     expect_messages(present, {"stop_at": safe_point})
 
 
+@pytest.mark.parametrize(
+    ("answers", "decision"),
+    [
+        ([(True, 7), (True, 7)], [7, [0, 1]]),
+        ([(False, 8), (True, 7)], [9, [1]]),
+        ([(True, 8), (True, 7)], [9, [0, 1]]),
+    ],
+    ids=["all ranks are there", "a rank has passed", "all are there in different batches"],
+)
+def test_an_agreement_names_the_batch_of_the_point_or_one_that_no_rank_has_begun(world, answers, decision):
+    ranks = world(2).all_ranks()
+    for number in range(2):
+        ranks[1].send({"answer": ["stop", number, *answers[1]]})
+        expect_messages(ranks, {"question": ["stop", answers[1][1]]})
+        ranks[0].send({"answer": ["stop", number, *answers[0]]})
+        expect_messages(ranks, {"decision": ["stop", *decision]})
+        ranks[0].send({"answer": ["stop", number, False, 9]})  # late, and therefore ignored
+
+
 def test_a_rank_that_connects_late_receives_the_stop_request_and_cannot_be_displaced(world):
     control = world(2)
     early = control.rank(0)

@@ -1,0 +1,97 @@
+"""Keeps the ranks of a fit together where a user's code may act on some of them only."""
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from rankzero.distributed.monitoring.activity import DATA
+from rankzero.distributed.monitoring.diagnosis import ranks_text
+from rankzero.distributed.stop_and_failure.agreement import Agreement
+from rankzero.distributed.stop_and_failure.channel import ControlChannel
+from rankzero.messages import RunError
+from rankzero.training.hooks import LoopHooks
+from rankzero.training.strategies import strategy_of
+
+
+class RankAgreements(LoopHooks):
+    """Ends training on all ranks together, and refuses training data of different lengths. All ranks must have it."""
+
+    in_trials = True
+
+    def __init__(self, channel: ControlChannel) -> None:
+        self._channel = channel  # a copied trainer shares it, and could not copy an `Agreement`
+
+    @property
+    def _stop(self) -> Agreement:
+        return self._channel.agreements["stop"]
+
+    @property
+    def _data_end(self) -> Agreement:
+        return self._channel.agreements["end of data"]
+
+    def on_ready(self, trainer: Trainer) -> None:
+        if trainer.world_size == 1:
+            return
+        self._trainer, self._loop = trainer, trainer.fit_loop.epoch_loop
+        self._loop.agreements = self  # type: ignore[attr-defined]
+        self._activity = self._loop.activity  # type: ignore[attr-defined]
+        self._stop.decision = None
+        self._stop.passed_in = lambda batch: self._activity.batches if self._has_ended_batch(batch) else 0
+        self._stop.on_question = lambda: self._activity.listen(self._set_stop_when_due)
+        counts: Any = self._loop.batch_progress.total
+        self._data_end.passed_in = lambda batch: int(counts.ready) if counts.ready >= batch else 0
+
+    def confirm_stop(self) -> None:
+        """Defers a stop that this rank has requested in the hooks of a batch, unless all ranks have requested it.
+
+        It is deferred to the next batch that no rank has begun, and then requested on all ranks.
+        """
+        decision = self._stop.decision or self._stop.reach(self._activity.batches)
+        self._trainer.should_stop = self._activity.batches >= decision.batch
+
+    def share_stop(self) -> None:
+        """Sets `trainer.should_stop` on all ranks if one of them has set it. All ranks must call."""
+        decision = self._stop.decision
+        stops = self._trainer.should_stop or (decision is not None and self._activity.batches < decision.batch)
+        self._trainer.should_stop = strategy_of(self._trainer).sum_over_ranks([int(stops)]) != [0]
+        if not self._trainer.should_stop:
+            self._stop.decision = None
+
+    def check_data_end(self, fetcher: Any) -> None:
+        """Refuses to continue if the data of this rank has ended, and another rank has more.
+
+        Raises:
+            RunError: Another rank has more batches. The run ends with exit code 1 and without a traceback.
+        """
+        trainer, loop = self._trainer, self._loop
+        # A training_step with a `dataloader_iter` reads ahead as it likes.
+        if not trainer.fit_loop.plan.unmanaged_loaders or not hasattr(fetcher, "prefetch_batches") or not fetcher.done:  # type: ignore[attr-defined]
+            return
+        is_limited = loop.batch_progress.current.ready + 1 >= trainer.num_training_batches
+        if is_limited or (loop.max_steps != -1 and loop.global_step + 1 >= loop.max_steps):
+            return
+        batch = loop.batch_progress.total.ready + 1
+        decision = self._data_end.reach(batch)
+        if decision.batch != batch:
+            others = set(range(trainer.world_size)) - set(decision.ranks)
+            raise RunError(
+                f"the training data of {ranks_text(decision.ranks)} ended after {fetcher.fetched} batches of epoch "
+                f"{trainer.current_epoch}, and {ranks_text(others) if others else 'another rank'} has more; all ranks "
+                "need the same number: set limit_train_batches=N, or end __iter__ of the dataset after N samples"
+            )
+
+    def _has_ended_batch(self, batch: int) -> bool:
+        """Returns whether the hooks of a batch are done; a thread calls this, so that the order of reads matters."""
+        counts: Any = self._loop.batch_progress.current
+        begun: int = self._activity.batches
+        is_after_hooks: bool = self._activity.phase != DATA and counts.completed == counts.ready
+        return begun > batch or (begun == batch and is_after_hooks)
+
+    def _set_stop_when_due(self, phase: str) -> None:
+        """Called when this rank begins a batch while others wait, or after the decision."""
+        if phase != DATA or not self._has_ended_batch(self._stop.asked_batch):
+            return
+        decision = self._stop.wait()
+        if self._activity.batches >= decision.batch:
+            self._trainer.should_stop |= self._activity.batches == decision.batch
+            self._activity.stop_listening(self._set_stop_when_due)
