@@ -80,7 +80,7 @@ _TRAINING = (
     *("seed", "seed_everything", "batch_size", "global_batch_size"),
     *("accumulate_grad_batches", "gradient_clip_val", "precision"),
 )
-_LOADING = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor")
+_LOADING = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "timeout", "in_order")
 _LIMITS = {"limit_train_batches": (None, 1.0), "overfit_batches": (None, 0, 0.0), "fast_dev_run": (None, False, 0)}
 """Trainer argument that limits the data of training -> its values without a limit."""
 

@@ -118,10 +118,11 @@ def draws_from(loader: "DataLoader[Any]") -> Any:
     return loader.sampler if is_plain else loader.batch_sampler
 
 
-def has_run_order(loader: "DataLoader[Any]", rank: int, world_size: int) -> bool:
+def has_run_order(loader: "DataLoader[Any]", world_size: int) -> bool:
     """Returns whether a loader reads every sample once, in order or shuffled, so that the run's order replaces its own.
 
-    A `DistributedSampler` counts if it divides the samples among the ranks of this run.
+    A `DistributedSampler` counts if it divides the samples among as many ranks as the run has. Its `rank` may be
+    another one, such as that on a node; all ranks must decide alike.
     """
     sampler = draws_from(loader)
     if loader.batch_size is None:
@@ -129,7 +130,7 @@ def has_run_order(loader: "DataLoader[Any]", rank: int, world_size: int) -> bool
     if type(sampler) is RandomSampler:
         return not sampler.replacement and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
     if type(sampler) is DistributedSampler:
-        return (sampler.num_replicas, sampler.rank) == (world_size, rank)
+        return sampler.num_replicas == world_size
     return type(sampler) is SequentialSampler
 
 

@@ -136,7 +136,7 @@ class SamplingPlan:
             )
             return loader
         assert isinstance(loader, DataLoader)
-        drawn = None if has_run_order(loader, self.rank, self.world_size) else DrawnOrder(loader, broadcast)
+        drawn = None if has_run_order(loader, self.world_size) else DrawnOrder(loader, broadcast)
         add_order = self._add_training_order if training else self._add_evaluation_order
         batches = add_order(loader, drawn)
         if training:
@@ -153,7 +153,7 @@ class SamplingPlan:
             return f"a {type(loader).__name__} (not a torch DataLoader)"
         if isinstance(loader.dataset, IterableDataset):
             return f"the iterable dataset {type(loader.dataset).__name__}"
-        if has_run_order(loader, self.rank, self.world_size):
+        if has_run_order(loader, self.world_size):
             return None
         sampler = draws_from(loader)
         name = f"the {'batch ' * (sampler is loader.batch_sampler)}sampler {type(sampler).__name__}"

@@ -61,10 +61,7 @@ def stop():
 CASES = {
     "accelerator": [Case("cpu"), Case("auto"), Case(CPUAccelerator), Case("gpu"), Case("abacus")],
     "strategy": [
-        *(
-            Case(value, {"use_distributed_sampler": False}, {"evaluated seen": STRATEGY})
-            for value in ("ddp", ddp, "DDP")
-        ),
+        *(Case(value, {"use_distributed_sampler": False}) for value in ("ddp", ddp, "DDP")),
         Case(lambda: SingleDeviceStrategy("cpu"), differs={"": STRATEGY}), Case("fsdp"), Case("abacus"),
     ],
     "devices": [Case(1), Case("auto"), Case("1"), Case([0]), Case(0), Case(-1)],

@@ -26,9 +26,10 @@ def test_the_runs_order_replaces_that_of_the_loader_which_without_shuffle_reads_
     assert sorted(i for rank in batches for batch in rank for i in batch) == list(range(100))
     assert all(len(batch) == 8 for rank in batches for batch in rank[:-1])
     assert ranks[0].dataset is DATA
-    dividing = [DataLoader(DATA, 8, sampler=DistributedSampler(DATA, 2, rank)) for rank in range(2)]
-    batches = [drawn(SamplingPlan(rank, 2).wrap(dividing[rank], training=True)) for rank in range(2)]
-    assert sorted(i for rank in batches for batch in rank for i in batch) == list(range(100))
+    for shares in ((0, 1), (1, 0), (0, 0)):
+        dividing = [DataLoader(DATA, 8, sampler=DistributedSampler(DATA, 2, share)) for share in shares]
+        batches = [drawn(SamplingPlan(rank, 2).wrap(dividing[rank], training=True)) for rank in range(2)]
+        assert sorted(i for rank in batches for batch in rank for i in batch) == list(range(100))
     for size, batches in ((50, [[*range(50)], [*range(50, 100)]]), (512, [[*range(100)]])):
         assert drawn(SamplingPlan().wrap(DataLoader(DATA, batch_size=size), training=True)) == batches
 

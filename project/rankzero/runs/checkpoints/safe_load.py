@@ -121,7 +121,7 @@ def _open(
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint at {path}")
     if not path.is_dir():
-        return open_plain(path), trusted
+        return open_plain(path.resolve()), trusted  # `ModelCheckpoint(save_last="link")` saves a link
     manifest = read_manifest(path)
     sha256 = manifest["files"][STATE]["sha256"]
     is_trusted_state = bool(trusted_sha256) and hmac.compare_digest(trusted_sha256.encode(), sha256.encode())

@@ -66,9 +66,11 @@ def test_a_missing_ckpt_path_is_a_file_not_found_error_with_what_to_type(script_
     assert not (script_folder / "runs/y").exists()
 
 
-def test_last_is_the_newest_of_a_users_and_rankzeros_checkpoints(script_folder):
-    own = ModelCheckpoint("own", save_last=True)
-    trainer, _ = trained(callbacks=own, enable_checkpointing=None)
+@pytest.mark.parametrize("save_last", [True, "link"])
+def test_last_is_the_newest_of_a_users_and_rankzeros_checkpoints(script_folder, save_last):
+    own = ModelCheckpoint("own", save_last=save_last)
+    trainer, model = trained(callbacks=own, enable_checkpointing=None)
+    trainer.test(model, samples(), ckpt_path="last", verbose=False)
     for seconds, end in ((None, "own/last.ckpt"), ((0, 0), "/checkpoints/step-00000012/state.pt")):
         os.utime(own.last_model_path, seconds)
         assert trainer._checkpoint_choice.resolve("last").endswith(end)
