@@ -20,6 +20,7 @@ from rankzero.messages import is_quiet, print_notice, set_quiet, set_spelling
 from rankzero.preflight.all_checks import PlannedRun, check_before_fit
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.runs.directory import RunDirectory
 from rankzero.runs.resume import RunOptions
 from rankzero.runs.stored_config import Config, as_json, describe_config, flattened
 from rankzero.runs.summary import TrainingCounts, metrics_of
@@ -78,15 +79,8 @@ class Trainer(TrainerArguments):
         self.session = session = Session.for_trainer(requested_world(arguments, lightning))
         coordinator, world, barebones = session.coordinator, session.world, bool(lightning.get("barebones"))
         launch, channel = coordinator.launch, coordinator.control_channel
-        saves = lightning.get("enable_checkpointing")
-        name, root = arguments["name"], arguments["root"]
-        if session.is_script:
-            has_no_output = lightning.get("logger") is False and saves is False and not arguments["profile"]
-            if barebones or lightning.get("fast_dev_run") or has_no_output:
-                name, root = name or session.title, os.devnull
-            elif root == TRAINER_FLAGS["root"].default:
-                root = str(lightning.get("default_root_dir") or root)
-        self.run = agree_on_run(root, name, session.title, coordinator)
+        saves = not barebones and lightning.get("enable_checkpointing") is not False
+        self.run = _agree_on_run(session, arguments, lightning)
         self.config: Config | None = None
         self._stored_config: Config | None = None
         self._explicit_arguments = explicit_arguments(arguments) | lightning
@@ -118,7 +112,7 @@ class Trainer(TrainerArguments):
         if self._is_fast:
             precision, self._precision_reason = layout.agree_on_precision(coordinator, world.accelerator, precision)
         self._checkpointing = None
-        if not barebones and saves is not False:
+        if saves:
             self._checkpointing = CheckpointCallback.read(arguments, self.run, self._checkpoint_metadata, channel)
         self._ledger, self._throughput = SampleLedger(plan), Throughput(plan)
         logger, run_logger = lightning.get("logger"), None
@@ -146,9 +140,7 @@ class Trainer(TrainerArguments):
             *filter(None, [self._checkpointing]),
         ]
         plugins.append(DirectoryCheckpointIO(self._options.trust_checkpoint))
-        initialize = pl.Trainer.__init__.__wrapped__  # type: ignore[attr-defined]  # undecorated: PL_TRAINER_* has been read
-        initialize(
-            self,
+        self._initialize(
             **{
                 **lightning,
                 "accelerator": world.accelerator,
@@ -160,9 +152,9 @@ class Trainer(TrainerArguments):
                 "callbacks": callbacks,
                 "use_distributed_sampler": False,  # SamplingPlan distributes the samples
                 "logger": run_logger if run_logger and logger in (None, True) else logger,
-                "enable_checkpointing": saves
-                if barebones or saves is False
-                else any(isinstance(callback, Checkpoint) for callback in callbacks),
+                "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks)
+                if saves
+                else lightning.get("enable_checkpointing"),
             },
         )
         self._signal_connector = NoSignalConnector(self)
@@ -285,3 +277,15 @@ class Trainer(TrainerArguments):
             "config": as_json(self._stored_config),
             "order": order_of(self, self.plan),
         }
+
+
+def _agree_on_run(session: Session, arguments: dict[str, Any], lightning: dict[str, Any]) -> RunDirectory:
+    """Returns the directory of the run, below `os.devnull` if a script's run writes no files. All ranks must call."""
+    name, root = arguments["name"], arguments["root"]
+    if session.is_script:
+        has_outputs = lightning.get("logger") is not False or lightning.get("enable_checkpointing") is not False
+        if lightning.get("barebones") or lightning.get("fast_dev_run") or not (has_outputs or arguments["profile"]):
+            name, root = name or session.title, os.devnull
+        elif root == TRAINER_FLAGS["root"].default:
+            root = str(lightning.get("default_root_dir") or root)
+    return agree_on_run(root, name, session.title, session.coordinator)

@@ -181,9 +181,14 @@ class TrainerArguments(pl.Trainer):
             model_registry: Name of the model in a registry.
         """
         values = locals()
-        parameters = inspect.signature(pl.Trainer).parameters.values()
+        # A script may replace `pl.Trainer` by this class.
+        parameters = inspect.signature(super().__init__).parameters.values()
         lightning = {one.name: values[one.name] for one in parameters if values[one.name] != one.default}
         self._build({name: values[name] for name in TRAINER_FLAGS}, lightning)
+
+    def _initialize(self, **arguments: Any) -> None:
+        """Calls the constructor of Lightning's Trainer, without its decorator: PL_TRAINER_* has been read."""
+        super().__init__.__wrapped__(self, **arguments)  # type: ignore[attr-defined]
 
     @abstractmethod
     def _build(self, own_arguments: dict[str, Any], lightning: dict[str, Any]) -> None:

@@ -40,6 +40,13 @@ def test_lightning_cli_builds_the_trainer_and_resumes_its_run(script_folder, cap
     assert "Number of optimizer steps" in printed and "Number of newest checkpoints to keep" in printed
 
 
+def test_a_script_may_replace_lightnings_trainer(script_folder, monkeypatch):
+    monkeypatch.setattr(pl, "Trainer", Trainer)
+    trainer = pl.Trainer(max_steps=1, logger=False, quiet=True)
+    trainer.fit(BoringModel())
+    assert trainer.global_step == 1
+
+
 def test_flags_in_a_message_are_rewritten_as_trainer_arguments(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/somewhere/train.py"])
     expected = {

@@ -14,12 +14,11 @@ from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.tuner import Tuner
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, TensorDataset
 
 from contract import KEYS, QUIET, SILENT, Net, compare, loader, rows_from
-from stock import Unsized
 
-ORDER, EPOCH, RATE = "`shuffle=True`", "the checkpoint at the end of epoch 0", "a resumed optimizer keeps"
+EPOCH, RATE = "the checkpoint at the end of epoch 0", "a resumed optimizer keeps"
 DEFAULT = {"logger": None, "enable_checkpointing": None}
 CASES = {}
 
@@ -279,43 +278,6 @@ def all_files_lie_below_the_default_root_directory(script):
     trainer, _ = fit(script, default_root_dir=script.folder / "root", **DEFAULT)
     script.note(folders={path.name for path in script.folder.iterdir()}, root=trainer.default_root_dir)
     script.note(is_below=Path(trainer.log_dir).is_relative_to(script.folder / "root"))
-
-
-def draws(script, make_loader, **settings):
-    """Notes the samples that an epoch uses."""
-    torch.manual_seed(7)
-    _, net = fit(script, data=make_loader(), **settings)
-    script.note(rows=[seen[2] for seen in net.seen if seen[0] == "train"], weights=net.state_dict())
-
-
-def seeded(sampler, *arguments, **settings):
-    return sampler(*arguments, generator=torch.Generator().manual_seed(3), **settings)
-
-
-@pattern(rows=ORDER, weights=ORDER)
-def a_sampler_with_a_generator_determines_the_order(script):
-    draws(script, lambda: loader(sampler=seeded(RandomSampler, range(12))))
-
-
-@pattern()
-def samples_are_drawn_by_weight(script):
-    draws(script, lambda: loader(sampler=seeded(WeightedRandomSampler, torch.arange(12.0), 8)))
-
-
-@pattern(rows=ORDER, weights=ORDER)
-def a_distributed_sampler_of_one_process_determines_the_order(script):
-    data = TensorDataset(rows_from(12))
-    draws(script, lambda: DataLoader(data, 2, sampler=DistributedSampler(data, 1, 0)))
-
-
-@pattern()
-def a_stream_determines_the_order(script):
-    draws(script, lambda: DataLoader(Unsized(TensorDataset(rows_from(12))), 2))
-
-
-@pattern(rows=ORDER, weights=ORDER)
-def a_seed_determines_the_order(script):
-    draws(script, lambda: loader(shuffle=True))
 
 
 @pattern(fit="a `StopIteration` from a collate function")
