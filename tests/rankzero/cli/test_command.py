@@ -83,6 +83,7 @@ def test_a_flag_of_another_trainer_suggests_the_rankzero_flag_with_the_users_val
         *(("--device cuda:1", "--trainer.devices [1]"), ("--device cuda", "--accelerator cuda")),
         *(("--NUM-WORKERS 3", "--data.num_workers 3"), ("--trainer_epochs=3", "--epochs 3")),
         *(("--log_dir=$(rm)", "--root '$(rm)'"), ("--log_dir=", "--root ''"), ("--max_epochs", "--epochs VALUE")),
+        ("--Epochs", "--epochs VALUE"),
         *(("--fp16", "--precision 16-mixed"), ("--bf16 --epochs 3", "--precision bf16-mixed")),
         ("--accumulate_grad_batches 2", "--trainer.accumulate_grad_batches 2"),
         ("--trainr.max_epochs 3", "--trainer.max_epochs 3"),
