@@ -6,6 +6,7 @@ imported. In a script, the first Trainer performs the rendezvous.
 
 import atexit
 import copyreg
+import multiprocessing
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -147,7 +148,7 @@ def _open_script_session(requested: RequestedWorld) -> Session:
 def _share(kind: type, path: str) -> None:
     """Makes copies of a Trainer share a part of the session: sockets, threads and locks cannot be copied.
 
-    A Trainer that is unpickled in another process joins the session of that process.
+    A Trainer that is unpickled in another process joins the session of that process, or opens one.
     """
 
     def describe(part: object) -> tuple[Any, ...]:
@@ -156,7 +157,9 @@ def _share(kind: type, path: str) -> None:
     copyreg.pickle(kind, describe)
 
 
-def _shared_part(path: str, requested: RequestedWorld) -> object:
+def _shared_part(path: str, requested: RequestedWorld | None) -> object:
+    if requested is None or (Session.current is None and multiprocessing.parent_process() is not None):
+        raise RuntimeError("a Trainer cannot be unpickled in a loader process: do not store it in the data set")
     session = Session.for_trainer(requested)
     return attrgetter(path)(session) if path else session
 

@@ -129,7 +129,8 @@ class RunDirectory:
         if self.attempt and (self.title is None or not self.is_taken_over):
             self.title, self.is_new, self.archived_paths = None, False, []
         elif self.title is not None and self.is_kept:
-            self.path, self.attempt = next_free_path(self.path.parent, self.title), 0
+            self.path = next_free_path(self.path.parent, self.title)
+            self.attempt, self.part, self.is_new, self.archived_paths = 0, 1, False, []
 
     def check_writable(self) -> None:
         """Checks that the directory can be created or written. Creates nothing.

@@ -120,6 +120,8 @@ class EpochLoop(_TrainingEpochLoop):
         self._skipped_batches, self._counted_batches = 0, self.batches_done
         self.on_run_start(data_fetcher)
         self.share_stop()
+        if self.agreements:
+            self.agreements.check_lengths()
         is_trial: bool = self.trainer.fit_loop.is_trial  # type: ignore[attr-defined]
         records, self.record.is_enabled = self.record.is_enabled, self.record.is_enabled and not is_trial
         if isinstance(self.trainer.strategy, RunStrategy):

@@ -19,7 +19,7 @@ def requested_devices(value: object) -> tuple[int | None, tuple[int, ...] | None
         value: A number, a list of GPU indices, either of these as text, `auto`, `-1` or None.
 
     Returns:
-        Number of processes per machine and indices of their GPUs (none for all GPUs), each None if not specified.
+        Number of processes per machine and indices of their GPUs (empty for all GPUs), each None if not specified.
 
     Raises:
         RequestError: No device is requested.

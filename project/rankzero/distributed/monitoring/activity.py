@@ -1,5 +1,6 @@
 """What this rank's main thread is doing: its step, its phase, and since when. Does not import torch."""
 
+import threading
 from collections.abc import Callable
 from time import monotonic
 
@@ -41,7 +42,7 @@ class Activity:
         seconds: Phase -> seconds that the main thread has spent in it, without the phase that it is in.
     """
 
-    __slots__ = ("batch_began", "batches", "first_gradient", "listeners", "phase", "seconds", "since", "step")
+    __slots__ = ("_lock", "batch_began", "batches", "first_gradient", "listeners", "phase", "seconds", "since", "step")
 
     def __init__(self) -> None:
         self.reset()
@@ -50,6 +51,7 @@ class Activity:
         """Returns to the state before training."""
         self.phase, self.step, self.batches, self.first_gradient = START, 0, 0, 0.0
         self.listeners: tuple[Callable[[str], None], ...] = ()
+        self._lock = threading.Lock()  # other threads add listeners too
         self.seconds = dict.fromkeys(PHASES, 0.0)
         self.since = self.batch_began = monotonic()
 
@@ -81,12 +83,14 @@ class Activity:
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Adds a listener, unless it listens already."""
-        if listener not in self.listeners:
-            self.listeners = (*self.listeners, listener)
+        with self._lock:
+            if listener not in self.listeners:
+                self.listeners = (*self.listeners, listener)
 
     def stop_listening(self, listener: Callable[[str], None]) -> None:
         """Removes a listener, if it listens; a listener may remove itself."""
-        self.listeners = tuple(other for other in self.listeners if other != listener)
+        with self._lock:
+            self.listeners = tuple(other for other in self.listeners if other != listener)
 
     @property
     def place(self) -> str:

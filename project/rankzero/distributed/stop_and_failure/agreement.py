@@ -16,7 +16,7 @@ TOPICS = ("stop", "end of data")
 
 
 class Decision(NamedTuple):
-    """The batch of the point and its ranks; unless all ranks are there, a batch that no rank has begun."""
+    """The batch in which all ranks are at the point, else the next that no rank has begun; the ranks at the point."""
 
     batch: int
     ranks: list[int]
@@ -40,11 +40,21 @@ class Agreement:
         self.decision: Decision | None = None
         self._number = self.asked_batch = 0
         self._is_decided = threading.Event()
+        self._lock = threading.Lock()
 
-    def reach(self, batch: int) -> Decision:
-        """Waits at the point in a batch until rank zero has decided."""
-        self._is_decided.clear()
-        self._send({"answer": [self._topic, self._number, True, batch]})
+    def reach(self, batch: int, keeps_decision: bool = False) -> Decision:
+        """Waits at the point in a batch until rank zero has decided.
+
+        Args:
+            batch: The batch.
+            keeps_decision: Whether a decision that still applies is returned instead.
+        """
+        with self._lock:  # a thread receives questions and decisions
+            if keeps_decision and self.decision:
+                return self.decision
+            self._is_decided.clear()
+            number = self._number
+        self._send({"answer": [self._topic, number, True, batch]})
         return self.wait()
 
     def wait(self) -> Decision:
@@ -56,15 +66,17 @@ class Agreement:
 
     def handle_question(self, batch: int) -> None:
         """Has a thread answer once this rank has passed the point; at the point, its main thread answers."""
-        self._is_decided.clear()
-        self.asked_batch = batch
+        with self._lock:
+            self._is_decided.clear()
+            self.asked_batch, number = batch, self._number
         self.on_question()
-        threading.Thread(target=self._answer_when_passed, args=(batch, self._number), daemon=True).start()
+        threading.Thread(target=self._answer_when_passed, args=(batch, number), daemon=True).start()
 
     def handle_decision(self, batch: int, ranks: list[int]) -> None:
-        self.decision = Decision(batch, ranks)
-        self._number += 1
-        self._is_decided.set()
+        with self._lock:
+            self.decision = Decision(batch, ranks)
+            self._number += 1
+            self._is_decided.set()
 
     def _answer_when_passed(self, batch: int, number: int) -> None:
         while self._number == number and not (begun := self.passed_in(batch)):

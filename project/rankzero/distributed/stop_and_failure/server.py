@@ -199,6 +199,8 @@ class ControlServer:
                 self._exited_ranks.add(rank)
                 self._hangs.update(rank, None)
                 self._account_for(rank)
+                for topic in list(self._answers):
+                    self._decide(topic)
             case {"status": values}:
                 self._update(rank, values)
             case {"failed": str() as cause}:
@@ -233,12 +235,17 @@ class ControlServer:
         if not answers:
             self._send_all({"question": [topic, batch]})
         answers[rank] = is_there, batch
-        if len(answers) == self.size:
+        self._decide(topic)
+
+    def _decide(self, topic: str) -> None:
+        """Sends the decision once all ranks have answered that have not left."""
+        answers = self._answers[topic]
+        if len(answers.keys() | self._exited_ranks) == self.size:
             del self._answers[topic]
             self._decisions[topic] = self._decisions.get(topic, 0) + 1
             ranks = [rank for rank in sorted(answers) if answers[rank][0]]
             last_batch = max(batch for _, batch in answers.values())
-            is_unanimous = set(answers.values()) == {(True, last_batch)}
+            is_unanimous = len(answers) == self.size and set(answers.values()) == {(True, last_batch)}
             self._send_all({"decision": [topic, last_batch if is_unanimous else last_batch + 1, ranks]})
 
     def _record_failure(self, cause: str, reporting_rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Keeps the ranks of a fit together where a user's code may act on some of them only."""
+"""Makes all ranks of a fit stop together, and refuses data that ends earlier on some ranks."""
 
 from typing import Any
 
@@ -11,6 +11,8 @@ from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import RunError
 from rankzero.training.hooks import LoopHooks
 from rankzero.training.strategies import strategy_of
+
+_ADVICE = "all ranks need the same number: set limit_train_batches=N, or end __iter__ of the dataset after N samples"
 
 
 class RankAgreements(LoopHooks):
@@ -35,18 +37,18 @@ class RankAgreements(LoopHooks):
         self._trainer, self._loop = trainer, trainer.fit_loop.epoch_loop
         self._loop.agreements = self  # type: ignore[attr-defined]
         self._activity = self._loop.activity  # type: ignore[attr-defined]
-        self._stop.decision = None
+        self._forget_decision()
         self._stop.passed_in = lambda batch: self._activity.batches if self._has_ended_batch(batch) else 0
         self._stop.on_question = lambda: self._activity.listen(self._set_stop_when_due)
         counts: Any = self._loop.batch_progress.total
         self._data_end.passed_in = lambda batch: int(counts.ready) if counts.ready >= batch else 0
 
-    def confirm_stop(self) -> None:
-        """Defers a stop that this rank has requested in the hooks of a batch, unless all ranks have requested it.
+    def agree_on_stop(self) -> None:
+        """Waits until the ranks agree on a stop that this rank has requested in the hooks of a batch.
 
-        It is deferred to the next batch that no rank has begun, and then requested on all ranks.
+        Unless all ranks have requested it, it is deferred to the next batch that no rank has begun.
         """
-        decision = self._stop.decision or self._stop.reach(self._activity.batches)
+        decision = self._stop.reach(self._activity.batches, keeps_decision=True)
         self._trainer.should_stop = self._activity.batches >= decision.batch
 
     def share_stop(self) -> None:
@@ -55,7 +57,24 @@ class RankAgreements(LoopHooks):
         stops = self._trainer.should_stop or (decision is not None and self._activity.batches < decision.batch)
         self._trainer.should_stop = strategy_of(self._trainer).sum_over_ranks([int(stops)]) != [0]
         if not self._trainer.should_stop:
-            self._stop.decision = None
+            self._forget_decision()
+
+    def check_lengths(self) -> None:
+        """Refuses data that gives the ranks different numbers of batches in this epoch. All ranks must call.
+
+        Raises:
+            RunError: The numbers differ.
+        """
+        trainer = self._trainer
+        if not trainer.fit_loop.plan.unmanaged_loaders:  # type: ignore[attr-defined]
+            return
+        steps_left = float("inf") if trainer.max_steps == -1 else trainer.max_steps - trainer.global_step
+        # An epoch with more batches is ended by `max_steps`, on all ranks in the same step.
+        most = self._loop.batches_done + steps_left * trainer.accumulate_grad_batches + 1  # type: ignore[attr-defined]
+        lengths = strategy_of(trainer).gather(min(trainer.num_training_batches, most))
+        if len(set(lengths)) > 1:
+            numbers = ", ".join(map(str, lengths))
+            raise RunError(f"the ranks have different numbers of training batches ({numbers}); {_ADVICE}")
 
     def check_data_end(self, fetcher: Any) -> None:
         """Refuses to continue if the data of this rank has ended, and another rank has more.
@@ -67,18 +86,21 @@ class RankAgreements(LoopHooks):
         # A training_step with a `dataloader_iter` reads ahead as it likes.
         if not trainer.fit_loop.plan.unmanaged_loaders or not hasattr(fetcher, "prefetch_batches") or not fetcher.done:  # type: ignore[attr-defined]
             return
-        is_limited = loop.batch_progress.current.ready + 1 >= trainer.num_training_batches
-        if is_limited or (loop.max_steps != -1 and loop.global_step + 1 >= loop.max_steps):
+        if fetcher.fetched >= trainer.num_training_batches:
             return
         batch = loop.batch_progress.total.ready + 1
         decision = self._data_end.reach(batch)
         if decision.batch != batch:
             others = set(range(trainer.world_size)) - set(decision.ranks)
             raise RunError(
-                f"the training data of {ranks_text(decision.ranks)} ended after {fetcher.fetched} batches of epoch "
-                f"{trainer.current_epoch}, and {ranks_text(others) if others else 'another rank'} has more; all ranks "
-                "need the same number: set limit_train_batches=N, or end __iter__ of the dataset after N samples"
+                f"the training data of {ranks_text([trainer.global_rank])} ended after {fetcher.fetched} batches of "
+                f"epoch {trainer.current_epoch}, and {ranks_text(others) if others else 'another rank'} has more; "
+                f"{_ADVICE}"
             )
+
+    def _forget_decision(self) -> None:
+        self._stop.decision = None
+        self._activity.stop_listening(self._set_stop_when_due)
 
     def _has_ended_batch(self, batch: int) -> bool:
         """Returns whether the hooks of a batch are done; a thread calls this, so that the order of reads matters."""

@@ -138,7 +138,7 @@ class FastEpoch:
         hooks.call("on_train_batch_end", outputs, batch, batch_idx)
         results.batch = results.batch_size = None
         if trainer.should_stop and loop.agreements:
-            loop.agreements.confirm_stop()
+            loop.agreements.agree_on_stop()
         current.completed += 1
         total.completed += 1
         if self._logs():

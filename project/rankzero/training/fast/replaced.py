@@ -1,7 +1,8 @@
 """The functions of Lightning and torch that the fast path replaces or skips.
 
-The fast path is used only with the releases that it was tested with, and only while all of these functions are the
-original ones. A program, such as a profiler or tracer, may have replaced one at run time.
+The fast path is used only with the tested release of Lightning, and only while all of these functions are the original
+ones: a program, such as a profiler or tracer, may have replaced one at run time. With a release of torch that was not
+tested, only `torch_calls.py` is left out.
 """
 
 from collections.abc import Callable, Mapping

@@ -120,11 +120,11 @@ class LoggerConnector(_LoggerConnector):
                 logger.save()
 
     def on_batch_end(self) -> None:
-        """Confirms a stop that the hooks of a batch have requested; called by Lightning's own loop."""
+        """Agrees on a stop that the hooks of a training batch have requested; Lightning's own loop calls this."""
         super().on_batch_end()
         agreements = self.trainer.fit_loop.epoch_loop.agreements  # type: ignore[attr-defined]
-        if self.trainer.should_stop and agreements:
-            agreements.confirm_stop()
+        if self.trainer.training and self.trainer.should_stop and agreements:  # not in an evaluation
+            agreements.agree_on_stop()
 
     def update_train_step_metrics(self) -> None:
         """Logs a step's metrics; called by Lightning's own loop. All ranks must call."""
