@@ -5,6 +5,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from rankzero import Trainer
 from stock import QUIET, Unsized
 
 
@@ -66,11 +67,8 @@ def samples(count=21, shuffle=False):
     return DataLoader(data, batch_size=4, shuffle=shuffle)
 
 
-def train(model=None, kind=None, **settings):
-    """Trains the run `x` for two epochs, by default with Rankzero's Trainer; returns the Trainer and the model."""
-    from rankzero import Trainer  # in a script, `rankzero` is the folder of tests beside this file
-
-    kind = kind or Trainer
+def train(model=None, kind=Trainer, **settings):
+    """Trains the run `x` for two epochs; returns the Trainer and the model."""
     model, output = model or DropoutNet(), {"accelerator": "cpu"} if "quiet" in settings else QUIET
     name = {"name": "x"} if kind is Trainer else {}
     trainer = kind(**{"max_epochs": 2, **output, **name, **settings})

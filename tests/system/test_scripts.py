@@ -1,5 +1,6 @@
 """Scripts that import `rankzero.Trainer`: Lightning's examples with one changed line, killed and resumed."""
 
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from running import run
+from running import REPOSITORY, run
 from system.forks import fit_on_ranks, outputs, summary
 from system.learned import TORCHRUN
 from system.public import difference
@@ -114,7 +115,8 @@ if __name__ == "__main__":
 
 
 def test_all_ranks_load_the_best_the_last_a_remote_and_no_missing_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    # `tests/rankzero` has the name of the package, which has to be found first.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(REPOSITORY / folder) for folder in ("project", "tests")))
     (tmp_path / "train.py").write_text(CHECKPOINTS)
     lines = sorted(line for line in run("python", "train.py", folder=tmp_path).out.splitlines() if "rank " in line)
     own, default = "own/epoch=0-step=3.ckpt", "step-00000009/state.pt"

@@ -3,8 +3,8 @@
 `Tensor.backward`, `Optimizer.step` and `Optimizer.zero_grad` check for tensor subclasses, function transforms, debug
 logs, profilers and hooks at every call. If none is in use, the functions here directly call the function that torch
 would call in the end. Otherwise, with a release of torch that was not tested, or if a program has replaced one of
-torch's functions (see `replaced.py`), they call torch's own function. A step of a small model (MLP, 32 samples) takes 0.84 times as long with
-`fast_step` (0.55 to 0.91; `benchmarks/tricks.py --which optimizer-step`).
+torch's functions (see `replaced.py`), they call torch's own function. A step of a small model (MLP, 32 samples) takes
+0.84 times as long with `fast_step` (0.55 to 0.91; `benchmarks/tricks.py --which optimizer-step`).
 """
 
 import logging
