@@ -1,7 +1,7 @@
 """Order of samples that a user's sampler draws at the start of each epoch."""
 
 from collections.abc import Callable
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 import torch
@@ -17,7 +17,10 @@ BATCH = 2**20
 
 
 class DrawnOrder:
-    """What a user's sampler draws in an epoch: all ranks read rank zero's draws, and a resumed epoch keeps them.
+    """What a user's sampler draws in an epoch: rank zero's draws for all ranks; a resumed epoch keeps them.
+
+    If the sampler draws this rank's share only, the epoch consists of the draws of all ranks: the first of each rank,
+    then the second, so that every rank reads its own.
 
     The global generators are seeded for the draws, so that these depend only on seed, epoch and pass. A generator of
     the sampler's own continues.
@@ -25,13 +28,17 @@ class DrawnOrder:
     Args:
         loader: The user's loader, see `draws_from`.
         broadcast: Sends an object from rank zero to all ranks. All ranks must call.
+        gather: Returns the objects of all ranks, in order of rank. All ranks must call.
 
     Attributes:
         draws_batches: Whether a draw is a whole batch.
     """
 
-    def __init__(self, loader: "DataLoader[Any]", broadcast: Callable[[Any], Any]) -> None:
-        self._sampler, self._broadcast = draws_from(loader), broadcast
+    def __init__(
+        self, loader: "DataLoader[Any]", broadcast: Callable[[Any], Any], gather: Callable[[Any], list[Any]]
+    ) -> None:
+        self._sampler, self._broadcast, self._gather = draws_from(loader), broadcast, gather
+        self._is_divided = divided_by(self._sampler) > 1
         self._is_batched = loader.batch_sampler is not None
         self.draws_batches = not self._is_batched or self._sampler is loader.batch_sampler
         self._draws: list[Any] = []
@@ -43,8 +50,10 @@ class DrawnOrder:
         self._generator: Any = getattr(self._sampler, "generator", None) or getattr(inner, "generator", None)
         self._kept: dict[str, Any] | None = None
 
+        self._length = sum(gather(len(self._sampler))) if self._is_divided else len(self._sampler)
+
     def __len__(self) -> int:
-        return len(self._sampler)
+        return self._length
 
     @property
     def name(self) -> str:
@@ -71,7 +80,7 @@ class DrawnOrder:
             draws = [_plain(draw) for draw in islice(self._sampler, count)]
         finally:
             generators.set_states(states)
-        self._draws = self._broadcast(draws)
+        self._draws = _in_turn(self._gather(draws)) if self._is_divided else self._broadcast(draws)
         if len(self._draws) < count:
             requested = f"{count:,} {self.name}, its length at the start"
             raise RequestError(requested, f"{len(self._draws):,}", "a sampler whose length does not change")
@@ -105,6 +114,12 @@ class DrawnOrder:
         return {"epoch": self._epoch, "pass_index": self._pass_index, "draws": draws, "generator": own}
 
 
+def _in_turn(ranks: list[list[Any]]) -> list[Any]:
+    """Returns the first draw of each rank, then the second, and so on."""
+    end = object()
+    return [draw for draws in zip_longest(*ranks, fillvalue=end) for draw in draws if draw is not end]
+
+
 def _plain(draw: Any) -> Any:
     """Returns a draw without tensors and arrays, which a checkpoint stores."""
     if isinstance(draw, list | tuple):
@@ -134,6 +149,10 @@ def has_run_order(loader: "DataLoader[Any]", world_size: int) -> bool:
     return type(sampler) is SequentialSampler
 
 
-def is_divided(sampler: object) -> bool:
-    """Returns whether a user's sampler draws the samples of this rank only."""
-    return isinstance(sampler, DistributedSampler) or isinstance(getattr(sampler, "sampler", None), DistributedSampler)
+def divided_by(sampler: Any) -> int:
+    """Returns the number of ranks among which a `DistributedSampler` divides the samples, also within a batch sampler.
+
+    Other samplers are for 1 rank.
+    """
+    sampler = sampler if isinstance(sampler, DistributedSampler) else getattr(sampler, "sampler", None)
+    return sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Se
 
 from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
-from rankzero.sampling.drawn_order import DrawnOrder, draws_from, has_run_order, is_divided
+from rankzero.sampling.drawn_order import DrawnOrder, divided_by, draws_from, has_run_order
 from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
 from rankzero.sampling.fingerprint import changes, fingerprint
 from rankzero.sampling.loader import Collate, ManagedLoader
@@ -103,6 +103,7 @@ class SamplingPlan:
         training: bool,
         broadcast: Callable[[Any], Any] = lambda value: value,
         padded_for: str | None = None,
+        gather: Callable[[Any], list[Any]] | None = None,
     ) -> object:
         """Returns a loader that reads in the run's order, or `loader` itself if the user's code defines another order.
 
@@ -111,6 +112,7 @@ class SamplingPlan:
             training: Whether `loader` is a training loader.
             broadcast: Sends an object from rank zero to all ranks. All ranks must call.
             padded_for: Name of the feature that needs a sample on every rank, if any.
+            gather: Returns the objects of all ranks, in order of rank; None if other ranks do not call.
 
         Raises:
             RequestError: A batch would be larger than the data set, the data has changed since the checkpoint, several
@@ -136,7 +138,8 @@ class SamplingPlan:
             )
             return loader
         assert isinstance(loader, DataLoader)
-        drawn = None if has_run_order(loader, self.world_size) else DrawnOrder(loader, broadcast)
+        gather = gather or (lambda value: [value] * self.world_size)
+        drawn = None if has_run_order(loader, self.world_size) else DrawnOrder(loader, broadcast, gather)
         add_order = self._add_training_order if training else self._add_evaluation_order
         batches = add_order(loader, drawn)
         if training:
@@ -157,11 +160,12 @@ class SamplingPlan:
             return None
         sampler = draws_from(loader)
         name = f"the {'batch ' * (sampler is loader.batch_sampler)}sampler {type(sampler).__name__}"
-        if is_divided(sampler) or (self.world_size > 1 and not self.divides_samplers):
+        shares, is_alone = divided_by(sampler), self.world_size == 1
+        if shares not in (1, self.world_size) or not (is_alone or self.divides_samplers or shares > 1):
             return name
         if isinstance(sampler, Sized):
-            return None if training or self.world_size > 1 else name
-        if self.world_size > 1:
+            return name if is_alone and not training else None
+        if shares < self.world_size:
             raise RequestError(
                 f"{name} on {self.world_size} processes",
                 "it has no length (`__len__`), so its samples cannot be divided among the processes",

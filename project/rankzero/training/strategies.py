@@ -47,9 +47,8 @@ class RunStrategy(Strategy):
         trainer = self._module.trainer
         loads_training = self.plan.loads_training  # a finder loads validation data while the stage is training
         is_training = trainer.state.stage is RunningStage.TRAINING if loads_training is None else loads_training
-        loader = self.plan.wrap(
-            dataloader, is_training, self.broadcast, self._feature_needing_samples() if is_training else None
-        )
+        padded_for = self._feature_needing_samples() if is_training else None
+        loader = self.plan.wrap(dataloader, is_training, self.broadcast, padded_for, self.gather)
         if is_training and self.plan.order:
             self._set_micro_batches(self.plan.order.micro_batches)
             self._warn_of_single_samples(self.plan.order)

@@ -5,10 +5,19 @@ import json
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    WeightedRandomSampler,
+)
 
 from rankzero import Trainer
 from rankzero.messages import RequestError
+from rankzero.sampling.drawn_order import draws_from
 from rankzero.sampling.plan import SamplingPlan
 from stock import QUIET
 
@@ -52,6 +61,36 @@ LOADERS = {
     ),
     "single items": lambda: DataLoader(Numbers(), batch_size=None, sampler=RandomSampler(Numbers())),
 }
+
+
+class EveryOther(DistributedSampler):
+    """Sampler of this rank's share, as a class of the user's own; ranks may have different numbers of samples."""
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(self.dataset), generator=generator).tolist()
+        return iter(order[self.rank :: self.num_replicas])
+
+    def __len__(self):
+        return len(range(self.rank, len(self.dataset), self.num_replicas))
+
+
+def divided(rank, world, in_batches=False):
+    sampler = EveryOther(Numbers(), world, rank)
+    if in_batches:
+        return DataLoader(Numbers(), batch_sampler=BatchSampler(sampler, 4, False))
+    return DataLoader(Numbers(), 4, sampler=sampler)
+
+
+@pytest.mark.parametrize(("world", "training", "in_batches"), [(2, True, False), (4, False, False), (3, True, True)])
+def test_a_sampler_that_divides_the_samples_keeps_what_each_rank_draws(world, training, in_batches):
+    loaders = [divided(rank, world, in_batches) for rank in range(world)]
+    draws = [list(draws_from(loader)) for loader in loaders]
+    calls = iter([[len(own) for own in draws], draws] * world)
+    for rank, loader in enumerate(loaders):
+        wrapped = SamplingPlan(rank, world).wrap(loader, training, gather=lambda value: next(calls))
+        read = [list(indices) for indices in wrapped.batch_sampler]
+        assert read == (draws[rank] if in_batches else [draws[rank][n : n + 4] for n in range(0, len(draws[rank]), 4)])
 
 
 def read(world, loader, training=True, **settings):

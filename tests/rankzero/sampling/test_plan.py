@@ -12,7 +12,7 @@ from rankzero.sampling.fingerprint import fingerprint
 from rankzero.sampling.plan import SamplingPlan
 
 DATA = TensorDataset(torch.arange(100))
-BATCH_SAMPLER = BatchSampler(DistributedSampler(DATA, 1, 0), 8, False)
+BATCH_SAMPLER = BatchSampler(DistributedSampler(DATA, 2, 0), 8, False)
 
 
 def drawn(loader):
