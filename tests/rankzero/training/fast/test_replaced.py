@@ -1,4 +1,3 @@
-import contextlib
 import functools
 from itertools import product
 from types import ModuleType
@@ -17,20 +16,26 @@ PATCHES = [
     *("torch.Tensor.backward", "torch.autograd.backward", "torch.optim.Optimizer.zero_grad", "torch.optim.SGD.step"),
     *(f"{CORE}.optimizer.LightningOptimizer.step", f"{CORE}.hooks.move_data_to_device"),
     *(f"{MODULE}.{name}" for name in ("backward", "optimizer_step", "optimizer_zero_grad", "log")),
-    *(f"{MODULE}.{name}" for name in ("configure_gradient_clipping", "on_train_batch_start")),
+    *(f"{MODULE}.{name}" for name in ("configure_gradient_clipping", "on_train_batch_start", "_call_batch_hook")),
     *(f"{STRATEGY}.{name}" for name in ("backward", "optimizer_step", "batch_to_device")),
-    *(f"{PRECISION}.{name}" for name in ("convert_input", "optimizer_step", "backward")),
+    *(f"{PRECISION}.{name}" for name in ("convert_input", "optimizer_step", "backward", "_clip_gradients")),
     *(f"lightning.pytorch.trainer.call.{name}" for name in ("_call_callback_hooks", "_call_strategy_hook")),
     "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop.advance",
 ]
 INSTANCES = [
     *(f"trainer.strategy.{name}" for name in ("backward", "training_step", "optimizer_step", "batch_to_device")),
     *(f"trainer.precision_plugin.{name}" for name in ("convert_input", "backward", "optimizer_step")),
-    "trainer.precision_plugin.train_step_context",
+    *(f"trainer.precision_plugin.{name}" for name in ("train_step_context", "_clip_gradients")),
     *(f"trainer.lightning_module.{name}" for name in ("log", "backward", "transfer_batch_to_device")),
+    *(f"trainer.lightning_module.on_{when}_batch_transfer" for when in ("before", "after")),
     *("trainer.lightning_module.optimizers().step", "trainer.optimizers[0].step", "trainer.optimizers[0].zero_grad"),
     *("trainer.profiler.profile", "trainer._logger_connector.log_metrics"),
 ]
+AT_START = [
+    "trainer.fit_loop.epoch_loop.automatic_optimization.run",
+    "trainer.strategy._lightning_optimizers[0]._on_before_step",
+]
+"""A replacement in the middle of an epoch takes effect in the next one."""
 
 
 def observe_wrapped(uses_rankzero, hook, *names):
@@ -58,11 +63,12 @@ def observe_wrapped(uses_rankzero, hook, *names):
     [
         *product([*PATCHES, SCHEDULED], [None, "on_train_batch_end"]),
         *product(INSTANCES, ["on_train_start", "on_train_batch_end"]),
+        *product(AT_START, ["on_train_start"]),
     ],
 )
 def test_a_wrapped_function_is_called_as_often_as_by_lightning(name, hook):
     actual, calls = observe_wrapped(True, hook, name)
-    names = next(names for names in (PATCHES, INSTANCES, [SCHEDULED]) if name in names)
+    names = next(names for names in (PATCHES, INSTANCES, AT_START, [SCHEDULED]) if name in names)
     stock, stock_calls = of_stock(observe_wrapped, hook, *names)
     expected = stock_calls.count(name)
     assert differences(actual, stock) == [] and expected
@@ -73,10 +79,6 @@ class Owner:
     def plain(self):
         return 1
 
-    @property
-    def computed(self):
-        return 1
-
     @staticmethod
     def static():
         return 1
@@ -85,22 +87,8 @@ class Owner:
     def of_class(cls):
         return 1
 
-    @torch.no_grad()
-    def without_gradients(self):
-        return 1
 
-    @contextlib.contextmanager
-    def context(
-        self,
-        argument=(1, 2),
-    ):
-        yield argument
-
-    async def later(self):
-        return 1
-
-
-NAMES = "plain computed static of_class without_gradients context later"
+NAMES = "plain static of_class"
 
 
 def test_functions_are_original_until_one_is_replaced():
