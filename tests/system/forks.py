@@ -68,7 +68,7 @@ def outputs(folder: Path, world: int = 1) -> list[str]:
     return [(folder / f"rank-{rank}.out").read_text() for rank in range(world)]
 
 
-def summary(folder: Path, run: str) -> dict[str, Any]:
+def summary(folder: Path, run: str = "x") -> dict[str, Any]:
     """Returns the summary of a run in this folder."""
     content: dict[str, Any] = json.loads((folder / "runs" / run / "summary.json").read_text())
     return content

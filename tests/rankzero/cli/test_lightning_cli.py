@@ -1,6 +1,5 @@
 """Configurations: available settings, classes of the user, and messages about bad input."""
 
-import json
 import os
 
 import pytest
@@ -8,12 +7,9 @@ import yaml
 
 from rankzero.messages import CannotStart
 from running import fit_in_process, weights
+from system.forks import summary
 
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1")
-
-
-def summary(folder, run="x"):
-    return json.loads((folder / "runs" / run / "summary.json").read_text())
 
 
 def test_a_stored_configuration_reproduces_its_run(cwd):

@@ -1,6 +1,7 @@
 """The commands that start processes: help, defaults, exit codes and refusals."""
 
 import importlib
+import json
 import re
 import shlex
 import sys
@@ -8,10 +9,11 @@ import sys
 import pytest
 
 from rankzero.cli.arguments import parse_arguments
+from rankzero.commands import preflight
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.result import RendezvousResult
-from rankzero.messages import RequestError
-from running import command_of, restore_process_state
+from rankzero.messages import CannotStart, RequestError
+from running import command_of, refusal_of, restore_process_state
 
 COMMANDS = {name: command_of(name) for name in ("fit", "evaluate", "predict", "preflight")}
 
@@ -58,6 +60,36 @@ def test_evaluate_and_predict_have_a_default_split_and_refuse_an_unknown_run(cwd
     with pytest.raises(RequestError, match="no such run") as error:
         call(name, "--name", "x")
     assert error.value.asked == f"to {name} --name x" and not list(cwd.iterdir())
-    with pytest.raises(RequestError) as error:
-        call(name)
-    assert error.value.asked == f"to {name} the newest run"
+    assert refusal_of(call, name).asked == f"to {name} the newest run"
+
+
+ERROR = RequestError("2 nodes x 1 process", "missing rank 1", "the same command on every machine")
+
+
+def test_the_preflight_takes_the_flags_of_fit():
+    missing = {flag.name for flag in COMMANDS["fit"].flags} - {flag.name for flag in COMMANDS["preflight"].flags}
+    assert missing == {"preflight"}
+
+
+def test_a_wrong_request_exits_with_code_2(capsys):
+    assert preflight.main(["--pairs", "some"]) == 2
+    assert "asked  --pairs some\n  found  'some' is not one of quick, all, off" in capsys.readouterr().err
+    assert preflight.main(["--warn_gbps", "fast"]) == 2
+    assert "a number of Gbit/s (0.5, 10)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failed_rendezvous_replaces_the_json_file_on_each_rank(cwd, monkeypatch, rank):
+    monkeypatch.setattr("rankzero.commands.preflight.refuse", lambda error, launch, code: code)
+    assert (
+        preflight.report_failed_rendezvous(CannotStart("reason"), parse_arguments(COMMANDS["preflight"], []), Launch())
+        == 1
+    )
+    assert list(cwd.iterdir()) == []  # without --json
+    (cwd / "preflight.json").write_text('{"fit_to_train": true}')
+    flags = parse_arguments(COMMANDS["preflight"], ["--json", "preflight.json"])
+    assert preflight.report_failed_rendezvous(ERROR, flags, Launch(launcher="slurm", rank=rank, world_size=2)) == 1
+    content = json.loads((cwd / "preflight.json").read_text())
+    assert [check["status"] for check in content["checks"][:3]] == ["ok", "fail", "skipped"]
+    assert content["checks"][1]["summary"] == "missing rank 1" and not content["fit_to_train"]
+    assert content["checks"][1]["advice"] == ["the same command on every machine"]

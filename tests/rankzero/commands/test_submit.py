@@ -11,6 +11,7 @@ from rankzero.commands.jobs.record import Record, read_record, write_record
 from rankzero.commands.jobs.request.options import SUBMIT_FLAGS
 from rankzero.commands.jobs.validation import BEFORE_DASHES, SET_BY_SCRIPT
 from rankzero.commands.submit import ACTIONS, main
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import set_spelling
 from running import REPOSITORY, SOURCES, command_of, run, run_without_importing, script, write_program
 
@@ -294,13 +295,14 @@ def test_stop_ends_an_active_job_only(launch, programs, calls):
     assert calls("scancel") == ["123"]
 
 
-def test_a_followed_local_job_prints_its_log_and_returns_the_exit_code_of_the_run(cwd):
+def test_a_followed_local_job_prints_its_log_and_returns_the_exit_code_of_the_run(launch, cwd, monkeypatch):
+    monkeypatch.setattr(TIMERS, "scheduler_pause", 0.02)
     (cwd / "venv" / "bin").mkdir(parents=True)
     summary = 'mkdir runs/my-run; echo \'{"status": "stopped"}\' >runs/my-run/summary.json'
     write_program(cwd / "venv" / "bin" / "python", f'echo "$2"; {summary}; echo two')
-    result = run("python", script("submit"), *LOCAL, "--venv", "venv", "--follow", folder=cwd, code=75)
-    lines = result.out.splitlines()
-    assert lines.index("--name=my-run") < lines.index("two") and lines[-1].endswith(": ENDED")
+    code, out, _ = launch(*LOCAL, "--venv", "venv", "--follow")
+    lines = out.splitlines()
+    assert code == 75 and lines.index("--name=my-run") < lines.index("two") and lines[-1].endswith(": ENDED")
 
 
 def test_a_closed_output_gives_no_traceback(cwd):

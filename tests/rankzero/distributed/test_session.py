@@ -1,5 +1,6 @@
 """The processes that all Trainers of a program share."""
 
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from rankzero import Trainer
+from rankzero.distributed import join
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.session import Session, _check_can_start, _script_name, report_uncaught_errors
@@ -108,6 +110,22 @@ def test_several_processes_require_a_script_file(monkeypatch, tmp_path):
     (tmp_path / "train.py").write_text("")
     monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(tmp_path / "train.py")))
     _check_can_start(2)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_parent_of_local_processes_exits_with_their_exit_code_and_silences_their_sockets(monkeypatch, count):
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "")  # restored after the test
+    del os.environ["TORCH_CPP_LOG_LEVEL"]
+    started = []
+
+    def record(command, count, launch):
+        started.append((count, os.environ["TORCH_CPP_LOG_LEVEL"]))
+        return 7
+
+    monkeypatch.setattr(join, "run_processes", record)
+    with pytest.raises(SystemExit) as caught:
+        join.join_ranks(RequestedWorld(), Launch(), count)
+    assert caught.value.code == 7 and started == [(count, "ERROR")]
 
 
 @pytest.mark.system

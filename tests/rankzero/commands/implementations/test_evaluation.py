@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from checkpoint_files import names
 from lightning.pytorch import LightningModule
 
 from rankzero.commands.implementations import evaluation
@@ -57,11 +58,12 @@ def test_a_given_checkpoint_or_by_default_the_newest_run_is_evaluated(run, tmp_p
     assert read_json(tmp_path / "mine-evaluate-val.json")["metrics"]
 
 
-def test_ckpt_path_accepts_null_and_best(cwd):
+def test_the_best_checkpoint_is_kept_beside_the_newest_and_ckpt_path_accepts_null_and_best(cwd):
     arguments = ("--model", "MLP", "--data", "Toy", "--data.count", "512", "--epochs", "3", "--name", "y")
-    fit_in_process(*arguments, "--keep_best", "max:val/loss")
+    fit_in_process(*arguments, "--keep_best", "max:val/loss", "--keep", "1")
     best = read_json(cwd / "runs/y/summary.json")["best"]
     assert best.endswith("step-00000016")  # the loss decreases
+    assert names(cwd / "runs/y/checkpoints") == ["step-00000016", "step-00000048"]
     for value, step in (("null", "step-00000048"), ("best", best)):
         evaluate_in_process("--name", "y", "--ckpt_path", value, "--output", "out.json")
         assert read_json(cwd / "out.json")["checkpoint"].endswith(step)

@@ -12,6 +12,7 @@ from reported import scalars_of
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.messages import CannotStart, Exit
 from running import fit_in_folder, fit_in_process
+from system.forks import summary
 
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1")
 
@@ -50,10 +51,6 @@ class Interrupted(Callback):
             os.kill(os.getpid(), signal.SIGUSR1)
             self.pause = 0.05
 """
-
-
-def summary(folder, run="x"):
-    return json.loads((folder / "runs" / run / "summary.json").read_text())
 
 
 @pytest.fixture

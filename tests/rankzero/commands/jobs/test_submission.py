@@ -114,14 +114,6 @@ def test_a_missing_program_is_refused_before_anything_is_written(programs, folde
         assert content(folder) == {}
 
 
-def test_qsub_is_found_in_the_folder_of_pbs(programs, folder, tmp_path):
-    (tmp_path / "pbs" / "bin").mkdir(parents=True)
-    programs(qsub="echo 15.pbs1")
-    (tmp_path / "programs" / "qsub").rename(tmp_path / "pbs" / "bin" / "qsub")
-    (tmp_path / "programs" / "pbs.conf").write_text(f"PBS_SERVER=pbs1\nPBS_EXEC={tmp_path / 'pbs'}\n")
-    assert submit(PBS, "text", folder).id == "15.pbs1"
-
-
 @pytest.mark.parametrize(
     ("job", "scripts", "found", "instead"),
     [

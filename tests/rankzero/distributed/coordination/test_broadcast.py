@@ -2,8 +2,7 @@
 
 import io
 import os
-import zipfile
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,33 +11,31 @@ from rankzero.distributed.coordination import broadcast
 from rankzero.distributed.coordination.broadcast import broadcast_file
 from rankzero.messages import RequestError
 
+CHUNK, FITS, DOES_NOT_FIT = 100, 1, 10**15
+"""Bytes that are sent at once, and numbers of local ranks for which a file does or does not fit into memory."""
 
-def receive(coordinator, path, chunk, local_ranks=1):
-    """Returns the content that one rank receives, the value, and how often this rank has opened the file."""
-    opened = []
 
-    def open_file(in_memory):
-        opened.append(path)
-        return Path(path).open("rb"), "a value"
-
+def receive(coordinator, files):
+    """Returns, for each file, the content that one rank receives, the value, and how often it has opened the file."""
+    received = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(broadcast, "CHUNK_BYTES", chunk)
-        file, value = broadcast_file(open_file, torch.device("cpu"), local_ranks)
-        with file:
-            return file.read(), value, len(opened)
+        patch.setattr(broadcast, "CHUNK_BYTES", CHUNK)
+        for path, local_ranks in files:
+            open_file = Mock(side_effect=lambda in_memory, path=path: (path.open("rb"), "a value"))
+            file, value = broadcast_file(open_file, torch.device("cpu"), local_ranks)
+            with file:
+                received.append((file.read(), value, open_file.call_count))
+    return received
 
 
-@pytest.mark.parametrize("size", [0, 1, 1000, 1001])
-def test_all_ranks_receive_the_content_that_rank_zero_reads(on_ranks, tmp_path, size):
-    content = os.urandom(size)
-    (tmp_path / "file").write_bytes(content)
-    results = on_ranks(receive, 3, str(tmp_path / "file"), 100)
-    assert results == [(content, "a value", int(rank == 0)) for rank in range(3)]
-
-
-def test_each_rank_reads_a_file_that_does_not_fit_into_memory_once_per_rank(on_ranks, tmp_path):
-    (tmp_path / "file").write_bytes(b"content")
-    assert on_ranks(receive, 2, str(tmp_path / "file"), 100, 10**15) == [(b"content", "a value", 1)] * 2
+def test_rank_zero_reads_a_file_for_all_ranks_unless_it_does_not_fit_into_memory(on_ranks, tmp_path):
+    contents = [os.urandom(size) for size in (0, 1, 10 * CHUNK, 10 * CHUNK + 1)]
+    for number, content in enumerate(contents):
+        (tmp_path / str(number)).write_bytes(content)
+    files = [*((tmp_path / str(number), FITS) for number in range(4)), (tmp_path / "3", DOES_NOT_FIT)]
+    for rank, received in enumerate(on_ranks(receive, 3, files)):
+        assert received[:4] == [(content, "a value", int(rank == 0)) for content in contents]
+        assert received[4] == (contents[3], "a value", 1)
 
 
 class Truncated(io.BufferedReader):
@@ -51,41 +48,22 @@ class Truncated(io.BufferedReader):
         return 10 if whence == io.SEEK_END else super().seek(offset, whence)
 
 
-def read_truncated(coordinator):
-    try:
-        broadcast_file(lambda in_memory: (Truncated(), None), torch.device("cpu"), 1)
-    except OSError as error:
-        return str(error)
-    return None
+def refuse(in_memory):
+    raise RequestError("the checkpoint x", "truncated", "another one")
 
 
-def test_a_file_that_ends_early_is_an_error_on_all_ranks(on_ranks):
-    assert on_ranks(read_truncated, 2) == ["only 5 of 10 bytes could be read"] * 2
+def receive_errors_and_tensors(coordinator, path):
+    """Returns the errors for a truncated and a refused file, and the sum in a file that torch loads."""
+    errors = []
+    for open_file in (lambda in_memory: (Truncated(), None), refuse):
+        with pytest.raises((OSError, RequestError)) as error:
+            broadcast_file(open_file, torch.device("cpu"), FITS)
+        errors.append(error.value.args)
+    file, _ = broadcast_file(lambda in_memory: (io.BytesIO(path.read_bytes()), None), torch.device("cpu"), FITS)
+    return errors, torch.load(file, weights_only=True)["x"].sum().item()
 
 
-def load(coordinator, path):
-    file, _ = broadcast_file(lambda in_memory: (io.BytesIO(Path(path).read_bytes()), None), torch.device("cpu"), 1)
-    with zipfile.ZipFile(file) as archive:
-        names = len(archive.namelist())
-    file.seek(0)
-    return torch.load(file, weights_only=True)["x"].sum().item(), names > 2
-
-
-def test_torch_loads_the_received_file(on_ranks, tmp_path):
+def test_an_error_of_rank_zero_is_raised_on_all_ranks_and_torch_loads_a_received_file(on_ranks, tmp_path):
     torch.save({"x": torch.arange(1000.0)}, tmp_path / "file")
-    assert on_ranks(load, 2, str(tmp_path / "file")) == [(499500.0, True)] * 2
-
-
-def fail(coordinator):
-    def open_file(in_memory):
-        raise RequestError("the checkpoint x", "truncated", "another one")
-
-    try:
-        broadcast_file(open_file, torch.device("cpu"), 1)
-    except RequestError as error:
-        return error.args
-    return None
-
-
-def test_an_error_of_rank_zero_is_raised_on_all_ranks(on_ranks):
-    assert on_ranks(fail, 2) == [("the checkpoint x", "truncated", "another one")] * 2
+    errors = [("only 5 of 10 bytes could be read",), ("the checkpoint x", "truncated", "another one")]
+    assert on_ranks(receive_errors_and_tensors, 2, tmp_path / "file") == [(errors, 499500.0)] * 2

@@ -3,32 +3,12 @@ import socket
 import pytest
 import torch
 
-from rankzero.distributed.coordination import coordinator
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.rendezvous.client import rendezvous
 from rankzero.distributed.rendezvous.peers import Members
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.messages import AnotherRankFailed, CannotStart, RequestError, is_peer_failure
-from running import on_each_rank, reserved_port
-
-REQUESTED = RequestedWorld(start_timeout=10)
-
-
-@pytest.fixture
-def coordinators(monkeypatch):
-    """Three ranks of one machine."""
-    monkeypatch.setattr(coordinator.network, "use_interface", lambda requested, detected: detected)
-
-    def make(rank):
-        return Coordinator(rendezvous(launch._replace(rank=rank, local_rank=rank), 10), REQUESTED)
-
-    with reserved_port() as port:
-        place = {"launcher": "env", "port": port, "world_id": "k", "externally_created": True}
-        launch = Launch(world_size=3, local_world_size=3, **place)
-        started = on_each_rank(range(3), make)
-        yield started
-        on_each_rank(started, lambda member: member.control_channel.close())
+from running import on_each_rank
 
 
 def refused_by(coordinators, *ranks, found="no such file here"):
@@ -52,7 +32,7 @@ def test_all_gather_object_returns_the_values_of_all_ranks_or_names_a_missing_ra
 
 
 def test_a_single_process_needs_no_other_rank_and_keeps_an_existing_process_group():
-    coordinator_of_one = Coordinator(RendezvousResult.without_rendezvous(Launch()), REQUESTED)
+    coordinator_of_one = Coordinator(RendezvousResult.without_rendezvous(Launch()), RequestedWorld())
     assert coordinator_of_one.all_gather_object([1]) == [[1]] and coordinator_of_one.run_on_all_ranks(lambda: 7) == 7
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:

@@ -22,15 +22,6 @@ def test_the_lowest_rank_of_each_different_refusal_and_of_failures_is_known():
     assert (outcomes.failed_name, outcomes.failure, outcomes.refusals) == ("rank 1", "KeyError(1)", {})
 
 
-@pytest.mark.parametrize(("rank", "reported_elsewhere"), [(0, True), (1, False), (2, True), (3, False)])
-def test_the_lowest_rank_with_a_refusal_reports_it(rank, reported_elsewhere):
-    texts = ("", "a", "a", "b")
-    error = CannotStart(texts[rank]) if texts[rank] else None
-    refusal = refused(*texts).refusal(error, rank)
-    assert refusal.reported_elsewhere is reported_elsewhere
-    assert (f"rank {rank} on " in str(refusal)) is not reported_elsewhere
-
-
 @pytest.mark.parametrize("has_refused", [True, False])
 @pytest.mark.parametrize("is_remote", [True, False])
 def test_a_refusal_of_another_rank_has_its_name_and_whether_it_is_on_another_machine(has_refused, is_remote):

@@ -3,8 +3,8 @@ import pytest
 from rankzero.cli.script_arguments import as_arguments
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.messages import RequestError
 from recorded import ENV, LOCAL, OPEN_MPI, PBS_SCRIPT, PBS_TASK, SBATCH, STEP, TORCHRUN
+from running import refusal_of
 
 TWO_TASKS = STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
 DAEMONS = {"OMPI_MCA_orte_hnp_uri": "1.0;tcp://a:1", "OMPI_MCA_orte_local_daemon_uri": "1.1;tcp://b:1"}
@@ -14,9 +14,7 @@ SALLOC = {"SLURM_JOB_ID": "12", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
 
 
 def refusal(environ, launcher="auto", **requested):
-    with pytest.raises(RequestError) as caught:
-        detect(RequestedWorld(launcher=launcher, **requested), environ)
-    return caught.value
+    return refusal_of(detect, RequestedWorld(launcher=launcher, **requested), environ)
 
 
 @pytest.mark.parametrize(
@@ -111,12 +109,21 @@ def test_incomplete_or_invalid_variables_are_refused(variables, missing):
     assert missing in refusal(variables).found
 
 
-def test_machines_joined_by_hand_with_incomplete_flags_are_refused():
-    assert "--nodes is not set" in refusal({}, node_rank=0).found
-    assert "--node_rank is not set" in refusal({}, nodes=2, address="a").found
-    assert "--master_addr is not set" in refusal({}, nodes=2, node_rank=0).found
-    assert "--master_port is not set" in refusal({}, nodes=2, node_rank=0, address="a").found
-    assert "not below" in refusal({}, nodes=2, node_rank=2, address="a", port=1).found
+@pytest.mark.parametrize(
+    ("environ", "requested", "found"),
+    [
+        *[({}, {"node_rank": 0}, "--nodes is not set"), ({}, {"nodes": 2, "address": "a"}, "--node_rank is not set")],
+        *(
+            (environ, {"nodes": 2, "node_rank": 0}, "--master_addr is not set")
+            for environ in ({}, {"MASTER_PORT": "1"})
+        ),
+        ({"MASTER_ADDR": "a"}, {"nodes": 2, "node_rank": 0}, "--master_port is not set"),
+        ({}, {"nodes": 2, "node_rank": 0, "address": "a"}, "--master_port is not set"),
+        ({}, {"nodes": 2, "node_rank": 2, "address": "a", "port": 1}, "not below"),
+    ],
+)
+def test_machines_joined_by_hand_with_incomplete_flags_are_refused(environ, requested, found):
+    assert found in refusal(environ, **requested).found
 
 
 def test_without_variables_the_launch_is_one_local_process_and_two_nodes_are_refused(monkeypatch):

@@ -4,7 +4,7 @@ from rankzero.cli.arguments import parse_arguments
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
 from rankzero.messages import RequestError
-from running import command_of
+from running import command_of, refusal_of
 
 FIT = command_of("fit")
 TORCHRUN = Launch(
@@ -19,9 +19,7 @@ def requested(*arguments):
 
 
 def refusal(launch, *arguments):
-    with pytest.raises(RequestError) as caught:
-        check_world(requested(*arguments), launch)
-    return caught.value
+    return refusal_of(check_world, requested(*arguments), launch)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
-from running import reserved_port, wait_until
+from running import refusal_of, reserved_port, wait_until
 
 KEY = Key(b"k" * 32, "the tests")
 
@@ -69,9 +69,7 @@ class Rendezvous:
         wait_until(lambda: len(self.server.members) == count)
 
     def refused(self):
-        with pytest.raises(RequestError) as caught:
-            self.members.result(10)
-        return caught.value
+        return refusal_of(self.members.result, 10)
 
     def close(self):
         self.server.deadline = 0

@@ -79,12 +79,13 @@ def test_a_refusal_reaches_a_process_that_connects_later(launches, join, late, s
 def test_a_process_that_disconnects_from_its_leader_is_missing(launches, join, scale_timers):
     scale_timers(0.1)
     with ThreadPoolExecutor(6) as pool:
-        present = [pool.submit(join, launch, 2) for launch in (*launches[:4], launches[5])]
+        present = [pool.submit(join, launch, 1) for launch in (*launches[:4], launches[5])]
         while (connection := connect_locally(leader_name(launches[4]))) is None:
             time.sleep(0.01)
         connection.close()
         errors = [future.result() for future in present]
     assert all("missing rank 4;" in error.found for error in errors)
+    assert [error.reported_elsewhere for error in errors] == [None, *[True] * 4]  # rank zero reports the error
 
 
 def test_the_error_of_a_leader_reaches_its_node(launches, join, no_route, monkeypatch):

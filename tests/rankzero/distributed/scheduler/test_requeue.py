@@ -1,6 +1,6 @@
 """The output of scontrol is recorded with Slurm 22.05, for job states that a test cannot maintain on a real Slurm.
 
-tests/system/test_slurm_requeue.py tests the other states. qrerun is a replacement: no PBS can be installed here.
+tests/system/test_slurm_stops.py tests the other states. qrerun is a replacement: no PBS can be installed here.
 """
 
 import pytest
@@ -13,8 +13,8 @@ from system.qstat import qstat
 
 JOB_RECORD = (
     "JobId=12 JobName=job.sh UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901755 Nice=0 Account=(null)"
-    " QOS=(null) JobState={state} Reason={reason} Dependency=(null) Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0"
-    " ExitCode=0:15 RunTime=00:00:30 TimeLimit=00:01:00 TimeMin=N/A SubmitTime=2026-11-20T14:52:40"
+    " QOS=(null) JobState={state} Reason={reason} Dependency=(null) Requeue=1 Restarts={restarts} BatchFlag={batch}"
+    " Reboot=0 ExitCode=0:15 RunTime=00:00:30 TimeLimit=00:01:00 TimeMin=N/A SubmitTime=2026-11-20T14:52:40"
     " EligibleTime=2026-11-20T14:52:40 AccrueTime=2026-11-20T14:52:40 StartTime=2026-11-20T14:52:42"
     " EndTime=2026-11-20T14:53:42 {preempt}Deadline=N/A SuspendTime=None SecsPreSuspend=0 Partition=main"
     " AllocNode:Sid=localhost:27027 NodeList=n[1-2] BatchHost=n1 NumNodes=2 NumCPUs=2 NumTasks=2 OverSubscribe=OK"
@@ -33,8 +33,9 @@ def scontrol(programs, tmp_path):
     """
     requests = tmp_path / "requests"
 
-    def add(state="RUNNING", reason="None", restarts=0, preempt="", requeue="exit 0"):
-        job_record = JOB_RECORD.format(state=state, reason=reason, restarts=restarts, preempt=preempt)
+    def add(state="RUNNING", reason="None", restarts=0, preempt="", batch=1, requeue="exit 0"):
+        fields = {"state": state, "reason": reason, "restarts": restarts, "preempt": preempt, "batch": batch}
+        job_record = JOB_RECORD.format(**fields)
         programs(
             scontrol=f'if [ "$1" = show ]; then\n[ "$*" = "show job 12 --oneliner" ] && echo "{job_record}"\nexit\nfi\n'
             f"echo $* >> {requests}\n{requeue}"
@@ -44,10 +45,12 @@ def scontrol(programs, tmp_path):
     return add
 
 
-def test_nothing_is_requeued_outside_a_job_or_in_an_interactive_one(programs):
+def test_nothing_is_requeued_outside_a_job_or_in_an_interactive_one(scontrol):
+    requests = scontrol(batch=0)
     torchrun, interactive = Launch(launcher="torchrun"), PBS_TASK | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}
-    for launch, variables in ((Launch(), {}), (torchrun, TORCHRUN), (PBS, interactive)):
+    for launch, variables in ((Launch(), {}), (torchrun, TORCHRUN), (PBS, interactive), (SLURM, STEP)):
         assert requeue(launch, environ=variables).requeue is Requeue.NO_JOB
+    assert not requests.exists()
 
 
 @pytest.mark.parametrize(

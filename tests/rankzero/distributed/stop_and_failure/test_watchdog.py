@@ -50,7 +50,7 @@ def test_only_a_suspended_rank_is_killed(sleeping_processes, capfd):
 
 
 def test_a_suspended_rank_that_continues_in_time_is_not_killed(monitored):
-    for _ in range(4):
+    for _ in range(3):
         monitored.send_signal(signal.SIGSTOP)
         time.sleep(0.3)
         monitored.send_signal(signal.SIGCONT)

@@ -20,7 +20,7 @@ from rankzero.tracking.profiling.callback import Profile
 from rankzero.tracking.profiling.files import OPERATORS, TRACK, write_table
 from rankzero.tracking.profiling.recording import Recording
 from rankzero.tracking.profiling.request import ProfileRequest
-from running import disk_at, script_process
+from running import disk_at, refusal_of, script_process
 from stock import QUIET
 
 ROUNDING = 0.01  # microseconds
@@ -294,10 +294,8 @@ def test_steps_and_ranks_are_read_and_spelled_as_the_user_types_them(profile, ra
     ],
 )
 def test_ranks_that_cannot_be_profiled_are_refused(profile, ranks, world, found, instead):
-    with pytest.raises(RequestError) as refusal:
-        ProfileRequest.read(profile, ranks, world)
-    assert refusal.value.asked == f"--profile_ranks {ranks}"
-    assert found in refusal.value.found and refusal.value.instead == instead
+    error = refusal_of(ProfileRequest.read, profile, ranks, world)
+    assert error.asked == f"--profile_ranks {ranks}" and found in error.found and error.instead == instead
 
 
 def recorded(steps):

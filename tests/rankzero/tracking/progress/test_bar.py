@@ -9,14 +9,12 @@ import termios
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from math import inf
-from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning.pytorch.trainer.states import TrainerFn
 from rich import reconfigure
 from rich.console import Console
 
@@ -26,7 +24,7 @@ from rankzero.tracking.progress import bar as bar_module
 from rankzero.tracking.progress import time_left
 from rankzero.tracking.progress.bar import BarProgress, important_names
 from rankzero.tracking.progress.choice import progress_callbacks, without_progress
-from rankzero.tracking.progress.evaluation_progress import batches_text, evaluation_batches, evaluation_label
+from rankzero.tracking.progress.evaluation_progress import batches_text
 from rankzero.tracking.progress.one_line import Line, Part, fitting
 from rankzero.tracking.progress.plain_lines import PlainProgress
 from rankzero.tracking.progress.recent_rate import RecentRate, rate_text
@@ -285,23 +283,6 @@ def test_no_rate_is_stated_before_the_count_has_grown():
 def test_a_fast_rate_has_no_decimals():
     texts = {0.25: "0.2 samples/s", 9.94: "9.9 samples/s", 9.96: "10 samples/s", 12_345.6: "12,346 samples/s"}
     assert {rate: rate_text(rate) for rate in texts} == texts
-
-
-@pytest.mark.parametrize(
-    ("function", "is_check", "label", "batches"),
-    [
-        (TrainerFn.FITTING, True, "validation before training", [1]),
-        (TrainerFn.FITTING, False, "epoch 2/3 validation", [2]),
-        (TrainerFn.VALIDATING, False, "validation", [2]),
-        (TrainerFn.TESTING, False, "test", [3]),
-        (TrainerFn.PREDICTING, False, "prediction", [4]),
-    ],
-)
-def test_each_evaluation_has_a_name_and_its_own_number_of_batches(function, is_check, label, batches):
-    numbers = {f"num_{name}_batches": [n] for n, name in enumerate(("sanity_val", "val", "test", "predict"), start=1)}
-    state = SimpleNamespace(fn=function)
-    trainer = SimpleNamespace(sanity_checking=is_check, state=state, current_epoch=1, max_epochs=3, **numbers)
-    assert (evaluation_label(trainer), evaluation_batches(trainer)) == (label, batches)
 
 
 def test_the_loader_is_named_if_there_are_several_and_the_total_if_it_is_known():

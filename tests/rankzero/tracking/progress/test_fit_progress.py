@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements.throughput import Throughput
-from rankzero.tracking.progress.fit_progress import FitProgress, epoch_text
+from rankzero.tracking.progress.fit_progress import FitProgress
 from rankzero.tracking.progress.time_left import Limits, Pace, Position
 from rankzero.training.callbacks.time_limit import TimeLimit
 from rankzero.training.callbacks.wall_time import WallTime
@@ -153,11 +153,6 @@ def test_pauses_for_drawing_do_not_change_the_time_left():
         return [seconds for _, seconds in simulation.estimates]
 
     assert estimates(pause=100.0) == estimates(pause=0.0) != []
-
-
-@pytest.mark.parametrize(("max_epochs", "text"), [(20, "epoch 3/20"), (-1, "epoch 3"), (None, "epoch 3")])
-def test_epochs_are_counted_from_one(max_epochs, text):
-    assert epoch_text(SimpleNamespace(current_epoch=2, max_epochs=max_epochs)) == text
 
 
 @dataclass

@@ -40,6 +40,8 @@ def test_values_without_a_variable_stay_unknown_unless_they_follow_from_the_loca
     assert not launch.is_single_machine and launch.evidence == "RANK=1 WORLD_SIZE=2" and launch.world_id == "env 29500"
     launch = read({**NODES, "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "7"})
     assert (launch.num_nodes, launch.node_rank, launch.is_single_machine) == (1, 0, True)
+    launch = read({"RANK": "1", "WORLD_SIZE": "2"}, address="flag", port=4000)
+    assert (launch.address, launch.port, launch.world_id) == ("flag", 4000, "env 4000")
 
 
 def test_a_world_size_of_1_needs_no_address_and_overrides_local_and_node_variables():
@@ -47,13 +49,3 @@ def test_a_world_size_of_1_needs_no_address_and_overrides_local_and_node_variabl
     assert (launch.rank, launch.world_size, launch.num_nodes, launch.address) == (0, 1, 1, "127.0.0.1")
     launch = read({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "3"})
     assert (launch.local_rank, launch.local_world_size, launch.num_nodes, launch.node_rank) == (0, 1, 1, 0)
-
-
-def test_flags_replace_the_address_and_port_variables():
-    variables = {"RANK": "1", "WORLD_SIZE": "2"}
-    launch = read(variables, address="flag", port=4000)
-    assert (launch.address, launch.port, launch.world_id) == ("flag", 4000, "env 4000")
-    with pytest.raises(KeyError, match="MASTER_PORT"):
-        read(variables, address="flag")
-    with pytest.raises(KeyError, match="MASTER_ADDR"):
-        read(variables, port=4000)

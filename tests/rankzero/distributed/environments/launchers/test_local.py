@@ -1,7 +1,6 @@
 import pytest
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
-from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables, derived_port
 from rankzero.distributed.environments.launchers import local
 from recorded import LOCAL
@@ -36,15 +35,6 @@ def test_values_equal_those_of_lightnings_environment_and_flags_do_not_change_th
     assert (launch.address, launch.port, launch.node_rank, launch.world_size) == ("127.0.0.1", 1234, 0, 2)
 
 
-def test_detect_reads_machines_joined_by_hand_from_the_flags():
-    by_hand = RequestedWorld(nodes=2, devices=2, node_rank=1, address="a", port=29500)
-    launch = detect(by_hand, environ={})
-    assert (launch.rank, launch.world_size, launch.node_rank, launch.port) == (2, 4, 1, 29500)
-    assert not launch.externally_created  # two processes still have to be started
-    single_device = detect(by_hand._replace(devices=1), environ={})
-    assert single_device.externally_created and single_device.rank == 1
-
-
 @pytest.mark.parametrize("node", range(3))
 def test_the_first_rank_of_a_machine_joined_by_hand_follows_from_its_node_rank(node):
     launch = manual_launch(nodes=3, devices=2, node_rank=node, address="a", port=1)
@@ -69,19 +59,3 @@ def test_address_and_port_of_machines_joined_by_hand_may_be_variables():
     assert manual_launch(environ, nodes=2, node_rank=1, address="flag", port=7).address == "flag"
     with pytest.raises(ValueError, match=r"^MASTER_PORT=70000 is not a port \(1 to 65535\)$"):
         manual_launch({**environ, "MASTER_PORT": "70000"}, nodes=2, node_rank=1)
-
-
-@pytest.mark.parametrize(
-    ("environ", "requested", "flag"),
-    [
-        *[({}, {}, "--nodes"), ({}, {"node_rank": 0}, "--nodes"), ({}, {"nodes": 1}, "--node_rank")],
-        ({}, {"nodes": 2, "node_rank": 0}, "--master_addr"),
-        ({"MASTER_PORT": "1"}, {"nodes": 2, "node_rank": 0}, "--master_addr"),
-        ({"MASTER_ADDR": "a"}, {"nodes": 2, "node_rank": 0}, "--master_port"),
-        ({}, {"nodes": 2, "node_rank": 0, "address": "a"}, "--master_port"),
-    ],
-)
-def test_the_missing_flag_is_named(environ, requested, flag):
-    with pytest.raises(KeyError) as caught:
-        manual_launch(environ, **requested)
-    assert caught.value.args == (flag,)
