@@ -9,13 +9,14 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
-from torch.utils.data import DataLoader, IterableDataset, random_split
+from torch.utils.data import DataLoader, random_split
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
 from rankzero.preflight import trial as trial_module
 from rankzero.preflight.trial import SECONDS, STEPS, Trial, _Repeated
 from rankzero.sampling.plan import SamplingPlan
+from stock import Unsized
 
 LAUNCH = Launch(rank=1, local_rank=1, world_size=4, local_world_size=4)
 
@@ -177,11 +178,7 @@ def test_fast_steps_are_tried_for_a_second(monkeypatch):
 
 
 def test_a_data_set_without_a_length_is_tried_for_thirty_steps_and_others_for_no_more_than_those_of_the_run():
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter(torch.randn(40, 32))
-
-    trial, _ = start(BoringModel(), DataLoader(Stream(), batch_size=2))
+    trial, _ = start(BoringModel(), DataLoader(Unsized(torch.randn(40, 32)), batch_size=2))
     trial.train()
     assert len(trial._timer.seconds) == STEPS
     # A schedule of the learning rate may end with the run; a step after its end is an error.

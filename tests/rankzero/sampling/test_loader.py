@@ -126,7 +126,7 @@ def children_of(with_rankzero, persistent, fails_in):
     before = living_children()
     loaders = Loaders(num_workers=2, **settings), Loaders(2 * SIZE, num_workers=1, **settings)
     with pytest.raises(ZeroDivisionError) if fails_in else nullcontext():
-        train(with_rankzero, Net(), [counter], *loaders, max_epochs=3, val_check_interval=0.5)
+        train(with_rankzero, Net(), [counter], *loaders, max_epochs=2, val_check_interval=0.5)
     del loaders
     remaining = [child for child in living_children() if child not in before]
     psutil.wait_procs(remaining, timeout=None if with_rankzero else 5)

@@ -4,12 +4,13 @@ import pytest
 import torch
 from lightning.fabric.utilities.data import _replace_dunder_methods
 from lightning.pytorch.utilities.combined_loader import _shutdown_workers_and_reset_iterator
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset
 
 from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import Position
 from rankzero.sampling.fingerprint import fingerprint
 from rankzero.sampling.plan import SamplingPlan
+from stock import Unsized
 
 DATA = TensorDataset(torch.arange(100))
 BATCH_SAMPLER = BatchSampler(DistributedSampler(DATA, 2, 0), 8, False)
@@ -70,15 +71,13 @@ def test_the_global_batch_size_follows_from_flags_loader_and_world_size(plan, si
     assert plan.order.global_batch_size == size
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(10))
+STREAM = Unsized(range(10))
 
 
 @pytest.mark.parametrize(
     ("loader", "reason"),
     [
-        (DataLoader(Stream()), "the iterable dataset Stream"),
+        (DataLoader(STREAM), "the iterable dataset Unsized"),
         (DataLoader(DATA, sampler=iter(range(5))), "the sampler range_iterator"),
         (DataLoader(DATA, sampler=DistributedSampler(DATA, 3, 0)), "the sampler DistributedSampler"),
         (DataLoader(DATA, batch_sampler=BATCH_SAMPLER), "the batch sampler BatchSampler"),
@@ -175,11 +174,11 @@ def test_a_loader_next_to_an_unmanaged_training_loader_is_padded_and_padding_an_
     plan = SamplingPlan(0, 2)
     plan.wrap(DataLoader(DATA, batch_size=9), training=True)
     assert plan.only_order and not plan.order.is_padded
-    plan.wrap(DataLoader(Stream()), training=False)
+    plan.wrap(DataLoader(STREAM), training=False)
     assert plan.only_order
-    plan.wrap(DataLoader(Stream()), training=True)
+    plan.wrap(DataLoader(STREAM), training=True)
     assert not plan.only_order and plan.order.is_padded
-    plan.wrap(DataLoader(Stream()), training=False)
+    plan.wrap(DataLoader(STREAM), training=False)
     assert plan.order.is_padded
     with pytest.warns(UserWarning, match="each process needs a sample for SyncBatchNorm"):
         SamplingPlan(0, 2, global_batch_size=33).wrap(loader, training=True, padded_for="SyncBatchNorm")

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from rankzero.sampling import generators
 from rankzero.sampling.index_list import Indices
+from rankzero.sampling.permutation import sample_keys
 from rankzero.sampling.seeded_dataset import SeededDataset
 from running import restore_process_state
 
@@ -39,6 +40,14 @@ class DrawingInBatches(Drawing):
 
 def indices(*samples, key=5):
     return Indices(samples, key)
+
+
+def test_indices_are_plain_integers_with_the_keys_of_their_samples_also_in_a_loader_process():
+    samples = np.array([5, 2, 9])
+    for found in (Indices.from_array(samples, 7), pickle.loads(pickle.dumps(indices(5, 2, 9, key=7)))):
+        assert found == [5, 2, 9] and {type(index) for index in found} == {int}
+        assert found.array.dtype == np.int64 and np.array_equal(found.array, samples)
+        assert np.array_equal(found.random_keys, sample_keys(7, samples))
 
 
 def test_a_sample_is_the_same_in_any_batch_and_another_with_another_key():

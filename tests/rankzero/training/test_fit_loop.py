@@ -53,7 +53,9 @@ def test_on_step_done_is_called_once_per_accumulated_step_and_on_epoch_done_only
     assert [hook for hook, *_ in seen if hook == "epoch"] == ["epoch"]
 
 
-class Recorder(LoopCallback):
+class Recorder(LoopHooks):
+    """Subscriber that is not a Lightning callback."""
+
     def __init__(self, name, seen):
         self.name, self.seen = name, seen
 
@@ -64,69 +66,35 @@ class Recorder(LoopCallback):
         self.seen.append((self.name, batch, batch_idx))
 
 
-class ExtraRecorder(LoopHooks):
-    """Subscriber that is not a Lightning callback."""
-
-    __init__, on_step_done = Recorder.__init__, Recorder.on_step_done
-
-    def on_ready(self, trainer):
-        pass
+class CallbackRecorder(Recorder, LoopCallback):
+    pass
 
 
-class Inherits(Recorder):
-    """Inherits `on_step_done` and resets `on_batch_done` to the empty default."""
+class Once(CallbackRecorder):
+    """Needs only the hook of steps, and removes itself in the first one."""
 
-    on_batch_done = LoopHooks.on_batch_done
-
-
-class Idle(Recorder):
     def needs(self, hook):
-        return hook != "on_step_done"
+        return hook == "on_step_done"
 
-
-class Once(Recorder):
     def on_step_done(self, trainer):
         super().on_step_done(trainer)
         self.table.remove("on_step_done", self)
 
 
-def subscribers(callbacks, extra):
-    trainer = Trainer(**SILENT)
-    trainer.callbacks[:] = callbacks
-    table = Subscribers(trainer, extra)
-    for callback in callbacks:
-        callback.table = table
-    return table, trainer
-
-
-@pytest.mark.parametrize(
-    ("kind", "at_steps", "at_batch"),
-    [
-        (Inherits, ["a", "b", "extra"] * 2, ["a"]),
-        (Idle, ["a", "extra"] * 2, ["a", "b"]),
-        (Once, ["a", "b", "extra", "a", "extra"], ["a", "b"]),
-    ],
-)
-def test_subscribers_are_called_in_their_order_and_others_after_callbacks(kind, at_steps, at_batch):
-    seen = []
-    table, trainer = subscribers([Recorder("a", seen), Callback(), kind("b", seen)], [ExtraRecorder("extra", seen)])
+def test_subscribers_are_called_while_they_need_a_hook_callbacks_in_their_order_and_others_after_them():
+    seen, trainer = [], Trainer(**SILENT)
+    trainer.callbacks[:] = [CallbackRecorder("a", seen), Callback(), LoopCallback(), once := Once("b", seen)]
+    once.table = table = Subscribers(trainer, [LoopHooks(), Recorder("extra", seen)])
+    counts = {hook: len(functions) for hook, functions in table.methods.items() if functions}
+    assert counts == {"on_batch_done": 3, "on_step_done": 3}  # only implementations
     table.drop_unneeded()
     for _ in range(2):
         table.call("on_step_done")
     table.call("on_batch_done", "batch", 3)
-    assert seen == [*((name, "step", trainer) for name in at_steps), *((name, "batch", 3) for name in at_batch)]
-
-
-def test_every_hook_except_on_configured_is_in_the_table_and_has_subscribers_only_with_an_implementation():
-    table, _ = subscribers([Recorder("a", []), LoopCallback(), Callback()], [LoopHooks(), ExtraRecorder("extra", [])])
-    counts = {hook: len(functions) for hook, functions in table.methods.items() if functions}
-    assert counts == {"on_ready": 1, "on_batch_done": 1, "on_step_done": 2}
     table.call("on_safe_point")
-    hooks = {name for name in vars(LoopHooks) if name.startswith("on_")}
-    assert hooks - {*Subscribers.HOOKS} == {"on_configured"} and {*Subscribers.HOOKS} <= hooks
-    assert table.methods.keys() == {*Subscribers.HOOKS}
-    with pytest.raises(KeyError):
-        table.call("on_configured")
+    steps = [(name, "step", trainer) for name in ("a", "b", "extra", "a", "extra")]
+    assert seen == [*steps, ("a", "batch", 3), ("extra", "batch", 3)]
+    assert {name for name in vars(LoopHooks) if name.startswith("on_")} - {*Subscribers.HOOKS} == {"on_configured"}
 
 
 class BatchRecorder(Callback):

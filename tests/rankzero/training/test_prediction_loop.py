@@ -5,14 +5,14 @@ import torch
 from lightning.pytorch import Trainer as StockTrainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from rankzero import Trainer
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.training.prediction_loop import PredictionLoop, _complete_last_batch, _with_last_batch
+from rankzero.training.prediction_loop import PredictionLoop
 from rankzero.training.strategies import OneProcess
 from running import restore_process_state
-from stock import SILENT, assert_equals_stock
+from stock import SILENT, Unsized, assert_equals_stock
 
 DATA = TensorDataset(torch.arange(10.0)[:, None])
 
@@ -20,11 +20,6 @@ DATA = TensorDataset(torch.arange(10.0)[:, None])
 class Net(BoringModel):
     def predict_step(self, batch, batch_idx, dataloader_idx=0):
         return (batch[0] if isinstance(batch, list) else batch)[:, 0].tolist()
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(DATA)
 
 
 class Writer(BasePredictionWriter):
@@ -56,6 +51,7 @@ def predict(uses_rankzero, *loaders, interval="batch_and_epoch"):
         if uses_rankzero:
             trainer.predict_loop = PredictionLoop(trainer)
         predicted = trainer.predict(Net(), loaders[0] if len(loaders) == 1 else list(loaders))
+        assert "_prepare_dataloader" not in vars(trainer._data_connector)  # Lightning's own is restored
     return predicted, writer.batches, writer.epochs
 
 
@@ -65,7 +61,7 @@ def predict_sizes(uses_rankzero, sizes, interval, **settings):
 
 
 def predict_stream(uses_rankzero, interval):
-    return predict(uses_rankzero, DataLoader(Stream(), batch_size=4), interval=interval)
+    return predict(uses_rankzero, DataLoader(Unsized(DATA), batch_size=4), interval=interval)
 
 
 @pytest.mark.parametrize("interval", ["batch", "epoch", "batch_and_epoch"])
@@ -77,13 +73,23 @@ def test_predictions_and_sample_indices_equal_lightnings(sizes, interval):
     assert [*chain(*predicted)] == list(range(10))
 
 
+def collate(rows):
+    return torch.stack([row for (row,) in rows])
+
+
 @pytest.mark.parametrize(
-    "loader", [*(DataLoader(DATA, 4, shuffle, drop_last=True) for shuffle in (False, True)), Positional(4)]
+    "loader",
+    [
+        *(DataLoader(DATA, 4, shuffle, drop_last=True) for shuffle in (False, True)),
+        DataLoader(DATA, 4, drop_last=True, num_workers=1, collate_fn=collate),
+        Positional(4),
+    ],
 )
 def test_predictions_include_the_last_batch_of_a_loader_with_drop_last(loader):
     predicted, batches, _ = predict(True, loader)
     assert list(map(len, predicted)) == [4, 4, 2] and sorted([*chain(*predicted)]) == list(range(10))
     assert all(prediction == samples for prediction, samples, *_ in batches)
+    assert loader.drop_last and len(loader) == 2  # the user's loader is unchanged
 
 
 @pytest.mark.filterwarnings("ignore:.*decides the order of")
@@ -93,6 +99,8 @@ def test_custom_order_of_samples_and_sampler_of_a_batch_sampler_are_kept():
     loader = DataLoader(DATA, batch_sampler=BatchSampler([9, 7, 5], 2, drop_last=True))
     predicted, batches, _ = predict(True, loader)
     assert predicted == [[9.0, 7.0], [5.0]] == [samples for _, samples, *_ in batches]
+    own = type("Own", (BatchSampler,), {})(SequentialSampler(DATA), 4, True)
+    assert [*chain(*predict(True, DataLoader(DATA, batch_sampler=own))[0])] == list(range(8))
 
 
 @pytest.mark.filterwarnings("ignore:.*decides the order of")
@@ -109,38 +117,10 @@ def test_writer_receives_no_sample_indices_of_an_iterable_data_set(interval):
     assert all(indices == [] for _, indices, *_ in batches) and all(indices == [[]] for _, indices in epochs)
 
 
-def test_loader_copy_with_last_batch_keeps_all_other_attributes():
-    user_loader = DataLoader(DATA, batch_size=4, drop_last=True, num_workers=1, collate_fn=list)
-    loader = _with_last_batch(user_loader)
-    assert type(loader) is DataLoader and loader is not user_loader and len(loader) == 3 and len(user_loader) == 2
-    assert not loader.drop_last and user_loader.drop_last
-    kept_names = vars(user_loader).keys() - {"batch_sampler", "drop_last"}
-    assert all(vars(loader)[name] is vars(user_loader)[name] for name in kept_names)
-
-
-@pytest.mark.parametrize(
-    "loader",
-    [
-        DataLoader(DATA, batch_sampler=type("Subclass", (BatchSampler,), {})(SequentialSampler(DATA), 4, True)),
-        DataLoader(DATA, batch_size=None),
-        [1, 2],
-        None,
-    ],
-)
-def test_loader_without_a_plain_batch_sampler_is_not_copied(loader):
-    assert _with_last_batch(loader) is loader
-
-
-def test_lightnings_loader_preparation_is_restored_after_an_error():
-    trainer = StockTrainer(**SILENT)
-    prepare = trainer._data_connector._prepare_dataloader
-    with pytest.raises(KeyError), _complete_last_batch(trainer):
-        assert trainer._data_connector._prepare_dataloader is _with_last_batch
-        raise KeyError
-    assert trainer._data_connector._prepare_dataloader == prepare
-
-
 def test_trainer_uses_rankzeros_prediction_loop(script_folder):
     trainer = Trainer(**SILENT)
     assert type(trainer.predict_loop) is PredictionLoop
+    with pytest.raises(TypeError):
+        trainer.predict(Net(), 3)
+    assert "_prepare_dataloader" not in vars(trainer._data_connector)
     assert sum(map(len, trainer.predict(Net(), DataLoader(DATA, 4, drop_last=True)))) == 10

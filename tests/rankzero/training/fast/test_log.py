@@ -6,8 +6,7 @@ import torch
 import torchmetrics
 from lightning.pytorch import LightningModule
 
-from rankzero.training.fast.log import FastLog
-from stock import BATCHES, Net, assert_equals_stock, calls_of, observe, observe_error, train, with_methods
+from stock import BATCHES, Net, assert_equals_stock, calls_of, observe, observe_error, of_stock, train, with_methods
 
 
 class KeepsLog(Net):
@@ -146,13 +145,15 @@ LOGS = {
 
 
 @pytest.mark.parametrize("case", LOGS)
-def test_log_errors_in_a_later_batch_equal_lightnings(case):
+def test_log_errors_in_a_later_batch_equal_lightnings_and_leave_the_modules_own_log(case):
     def training_step(self, batch, batch_idx):
         LOGS[case](self, batch_idx)
         return self.loss(batch)
 
-    _, _, step, _ = assert_equals_stock(observe_error, with_methods("Logs", training_step=training_step))
-    assert step == 2
+    module = with_methods("Logs", training_step=training_step)()
+    error = observe_error(True, lambda: module)
+    assert error == of_stock(observe_error, type(module)) and error[2] == 2
+    assert "log" not in vars(module)
 
 
 def test_log_overridden_in_the_class_or_instance_is_called():
@@ -165,16 +166,3 @@ def test_log_overridden_in_the_class_or_instance_is_called():
     module.log = lambda name, value, **settings: logged_names.append(name)
     _, trainer = train(True, module, max_epochs=1, limit_val_batches=0)
     assert logged_names.count("loss") == BATCHES and "loss" not in trainer.callback_metrics
-
-
-def test_module_log_is_restored_after_the_block_and_after_an_error():
-    module = Net()
-    _, trainer = train(True, module, max_epochs=1, limit_train_batches=1, limit_val_batches=0)
-    log = FastLog(trainer, trainer.strategy, trainer.fit_loop.epoch_loop.results)
-    with pytest.raises(KeyError), log:
-        assert module.log is log
-        raise KeyError
-    assert "log" not in vars(module)
-    with log:
-        module.log = print
-    assert module.log is print

@@ -67,12 +67,6 @@ def test_the_norm_of_sparse_or_scaled_gradients_is_unknown(trainer):
         assert record.gradient_norm == norm
 
 
-def test_a_batch_has_the_samples_of_its_share_or_of_its_tensors_or_one():
-    batch = [torch.zeros(5, 2), torch.zeros(4)]
-    assert [samples_in(batch, share) for share in (Share(3, 6, 1.0, 1.0, False), EVEN_SHARE)] == [3, 5]
-    assert samples_in((), EVEN_SHARE) == samples_in(["text"], EVEN_SHARE) == samples_in(object(), EVEN_SHARE) == 1
-
-
 @dataclass
 class Batch:
     images: object
@@ -102,8 +96,9 @@ CYCLIC.append(CYCLIC)
         (Batch(torch.rand(7, 1)), 7),
     ],
 )
-def test_the_size_is_that_of_lightning(batch, size):
-    assert batch_size(batch) == extract_batch_size(batch) == size
+def test_a_batch_has_the_samples_of_its_share_or_the_size_that_lightning_finds(batch, size):
+    assert samples_in(batch, Share(2, 6, 1.0, 1.0, False)) == 2
+    assert samples_in(batch, EVEN_SHARE) == batch_size(batch) == extract_batch_size(batch) == size
 
 
 def test_neither_the_elements_of_an_array_nor_those_of_an_iterator_are_read():
@@ -115,8 +110,8 @@ def test_neither_the_elements_of_an_array_nor_those_of_an_iterator_are_read():
 @pytest.mark.parametrize(
     "batch", [None, "text", ["a", "b"], Broken(), [Broken()], list(range(10**6)), [], (), object(), CYCLIC]
 )
-def test_a_batch_without_tensors_or_one_that_contains_itself_has_no_size(batch):
-    assert batch_size(batch) is None
+def test_a_batch_without_tensors_or_one_that_contains_itself_has_no_size_and_counts_as_one_sample(batch):
+    assert batch_size(batch) is None and samples_in(batch, EVEN_SHARE) == 1
 
 
 def log(results, value, name="loss", size=1, **settings):

@@ -6,7 +6,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from boring_models import DropoutNet as Net
-from boring_models import samples
+from boring_models import samples, train
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from rankzero import Trainer
@@ -15,14 +15,8 @@ from rankzero.runs.checkpoints.manifest import MANIFEST
 from stock import QUIET
 
 
-def trained(**settings):
-    trainer, model = Trainer(max_epochs=2, **QUIET, **settings), Net()
-    trainer.fit(model, samples(), samples())
-    return trainer, model
-
-
 def test_the_best_checkpoint_is_found_by_name_and_by_path(script_folder):
-    trainer, _ = trained(name="x", keep_best="min:val_loss", keep=10)
+    trainer, _ = train(keep_best="min:val_loss", keep=10)
     best = Path(trainer.checkpoint_callback.best_model_path)
     assert best.parents[1] == script_folder / "runs/x/checkpoints"
     for ckpt_path in (best, best.parent):
@@ -47,7 +41,7 @@ def test_the_best_checkpoint_is_found_by_name_and_by_path(script_folder):
     ids=("off", "fast_dev_run", "none_kept", "missing_metric"),
 )
 def test_evaluation_without_a_model_and_a_best_checkpoint_is_refused(script_folder, settings, found):
-    trainer, _ = trained(**settings)
+    trainer, _ = train(name=None, **settings)
     for evaluation in (trainer.test, partial(trainer.validate, ckpt_path="best"), trainer.predict):
         with pytest.raises(RequestError, match=found):
             evaluation(dataloaders=samples())
@@ -55,7 +49,7 @@ def test_evaluation_without_a_model_and_a_best_checkpoint_is_refused(script_fold
 
 @pytest.mark.parametrize("ckpt_path", ["runs/nothing", "nothing.ckpt", "memory://nothing.ckpt"])
 def test_a_missing_ckpt_path_is_a_file_not_found_error_with_what_to_type(script_folder, capfd, ckpt_path):
-    trainer, model = trained(name="x", quiet=True)
+    trainer, model = train(quiet=True)
     for call in (trainer.test, Trainer(name="y", quiet=True, **QUIET).fit):
         with pytest.raises(FileNotFoundError, match="there is no such file") as caught:
             call(model, samples(), ckpt_path=ckpt_path)
@@ -69,7 +63,7 @@ def test_a_missing_ckpt_path_is_a_file_not_found_error_with_what_to_type(script_
 @pytest.mark.parametrize("save_last", [True, "link"])
 def test_last_is_the_newest_of_a_users_and_rankzeros_checkpoints(script_folder, save_last):
     own = ModelCheckpoint("own", save_last=save_last)
-    trainer, model = trained(callbacks=own, enable_checkpointing=None)
+    trainer, model = train(callbacks=own, enable_checkpointing=None)
     trainer.test(model, samples(), ckpt_path="last", verbose=False)
     for seconds, end in ((None, "own/last.ckpt"), ((0, 0), "/checkpoints/step-00000012/state.pt")):
         os.utime(own.last_model_path, seconds)
@@ -78,7 +72,7 @@ def test_last_is_the_newest_of_a_users_and_rankzeros_checkpoints(script_folder, 
 
 def test_evaluation_without_a_model_prints_and_loads_the_best_checkpoint(script_folder, capfd):
     for settings in ({"keep_best": "max:val_loss"}, {}):
-        trainer, model = trained(**settings)
+        trainer, model = train(name=None, **settings)
         newest_result = trainer.test(model, samples(), verbose=False)
         with torch.no_grad():
             model.layer.weight.zero_()
@@ -90,7 +84,7 @@ def test_evaluation_without_a_model_prints_and_loads_the_best_checkpoint(script_
 
 
 def test_ckpt_path_may_be_a_file_a_checkpoint_a_run_or_its_newest_complete_checkpoint(script_folder, monkeypatch):
-    trainer, _ = trained(name="x", keep=10)
+    trainer, _ = train(keep=10)
     resolve, (older, newest) = trainer._checkpoint_choice.resolve, sorted(Path("runs/x/checkpoints").iterdir())
     trainer.save_checkpoint("own.ckpt")
     Path("own.bin").write_bytes(Path("own.ckpt").read_bytes())

@@ -44,26 +44,19 @@ def state_without_masks(module, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_state_without_masks_fits_a_new_model(method):
-    module = pruned_net(method)
-    expected = state_without_masks(module, method)
-    for state in (module.state_dict(), expected):  # masks stored separately, or multiplied into the parameters
-        found = without_pruning(state, pruned_parameters(module), masked=True)
-        assert differences(dict(sorted(found.items())), expected) == []
-        pruned_layers().load_state_dict(found)
-        original = without_pruning(state, pruned_parameters(module), masked=False)
-        assert original.keys() == expected.keys()
-        assert all(torch.equal(original[name], tensors["orig"]) for name, tensors in pruned_parameters(module).items())
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_model_that_is_pruned_again_computes_and_trains_as_before(method):
+def test_state_without_masks_fits_a_new_model_which_pruned_again_computes_and_trains_as_before(method):
     module, resumed = pruned_net(method), pruned_layers()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(1)
-    saved = pruned_parameters(module)
-    resumed.load_state_dict(without_pruning(module.state_dict(), saved, masked=False))
+    saved, expected = pruned_parameters(module), state_without_masks(module, method)
+    for state in (module.state_dict(), expected):  # masks stored separately, or multiplied into the parameters
+        found, original = (without_pruning(state, saved, masked) for masked in (True, False))
+        assert differences(dict(sorted(found.items())), expected) == []
+        assert original.keys() == expected.keys()
+        assert all(torch.equal(original[name], tensors["orig"]) for name, tensors in saved.items())
+    pruned_layers().load_state_dict(found)
+    resumed.load_state_dict(original)
     prune_again(resumed, saved)
     assert differences(*(dict(sorted(pruned.state_dict().items())) for pruned in (resumed, module))) == []
     for trained_module in (module, resumed):
