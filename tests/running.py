@@ -165,10 +165,6 @@ def fit(*arguments: str, folder: Path, **options: Any) -> Result:
     return run("python", script("fit"), *arguments, folder=folder, **options)
 
 
-def evaluate(*arguments: str, folder: Path, **options: Any) -> Result:
-    return run("python", script("evaluate"), *arguments, folder=folder, **options)
-
-
 def command_of(name: str) -> Command:
     command: Command = getattr(importlib.import_module(f"rankzero.commands.{name}"), name.upper())
     return command

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from running import evaluate, evaluate_in_process, fit, fit_in_process, run, script
+from running import evaluate_in_process, fit, fit_in_process, run, script
 
 
 def test_the_default_run_learns_the_digits(cwd, capsys):
@@ -20,14 +20,6 @@ def test_the_default_run_learns_the_digits(cwd, capsys):
     metrics = json.loads((cwd / "runs/ResNet-Digits-1/evaluate-test.json").read_text())["metrics"]
     printed = re.search(r"test/accuracy +│ ([\d.]+)", capsys.readouterr().out)
     assert metrics["test/accuracy"] >= 0.95 and float(printed[1]) == pytest.approx(metrics["test/accuracy"], abs=1e-6)
-
-
-def test_a_wrong_request_exits_with_code_2_and_prints_no_traceback(tmp_path):
-    result = fit("--batch_size", "5000", folder=tmp_path, code=2)
-    assert result.err.startswith("rankzero: cannot start\n  asked  --batch_size 5000\n")
-    assert "Traceback" not in result.out + result.err and not list(tmp_path.iterdir())
-    result = evaluate("--run", "nothing", folder=tmp_path, code=2)
-    assert "no such run" in result.err and "Traceback" not in result.err
 
 
 def test_an_error_in_user_code_exits_with_code_1_and_shows_no_library_frames(tmp_path):

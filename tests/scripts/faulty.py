@@ -1,6 +1,6 @@
-"""Runs a command of Rankzero in a process with a planted fault.
+"""Runs a command of Rankzero in a process with planted faults.
 
-FAULT=torch python faulty.py preflight --nodes 2 ...
+FAULT=torch,clock python faulty.py preflight --nodes 2 ...
 """
 
 import importlib
@@ -43,7 +43,7 @@ def slow() -> None:
 FAULTS = {"torch": other_torch, "clock": clock_ahead, "slow": slow}
 
 if __name__ == "__main__":
-    if fault := os.environ.get("FAULT"):
+    for fault in filter(None, os.environ.get("FAULT", "").split(",")):
         FAULTS[fault]()
     command = importlib.import_module(f"rankzero.commands.{sys.argv[1]}")
     sys.exit(command.main(sys.argv[2:]))

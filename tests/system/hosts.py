@@ -127,15 +127,19 @@ class Hosts:
         folder: Path,
         commands: dict[str, list[str]],
         environment: dict[str, str] | None = None,
-    ) -> dict[str, tuple[int, str]]:
-        """Runs a command on each host at the same time; returns each exit code and output."""
+        code: int = 0,
+    ) -> list[str]:
+        """Runs a command on each host at the same time, checks the exit codes, and returns what each prints."""
         logs = {host: folder / f"{host}.log" for host in commands}
         started = {
             host: self.start(host, *command, folder=folder, log=logs[host], environment=environment)
             for host, command in commands.items()
         }
         try:
-            return {host: (process.wait(LIMIT), logs[host].read_text()) for host, process in started.items()}
+            codes = [process.wait(LIMIT) for process in started.values()]
+            printed = [log.read_text() for log in logs.values()]
+            assert codes == [code] * len(codes), (codes, *printed)
+            return printed
         finally:
             for process in started.values():
                 kill_group(process)

@@ -21,14 +21,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-
-from system import pbs
 
 if TYPE_CHECKING:
     from system.hosts import Hosts
@@ -36,24 +34,42 @@ if TYPE_CHECKING:
 HOSTS = ("rz1", "rz2")
 CONFIG = Path("/etc/pbs.conf")
 SERVER = "rankzero-tests"
-REMOTE_GRACE_SECONDS = 6.0
+KILL_DELAY_SECONDS, REMOTE_GRACE_SECONDS = 10.0, 6.0
 PATH = "/bin:/usr/bin"
+SCRIPT = {"PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_MOMPORT": "15003"}
+"""Variables of a job script, besides PBS_JOBID and PBS_NODEFILE."""
 AS_ROOT = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
 """Variables that the job of a user who is not root lacks."""
 
 
-@contextmanager
-def pbs_server(hosts: "Hosts", folder: Path, kill_delay: float = 10.0) -> Iterator[Path]:
-    """Installs the programs, and yields the folder that contains them."""
+def task_variables(line: int, hosts: list[str], node_file: str, job: str) -> dict[str, str]:
+    """Returns the variables of the task on one line of the node file; a task on the first host lacks PBS_NODEFILE."""
+    machines = list(dict.fromkeys(hosts))
+    node = machines.index(hosts[line])
+    earlier_tasks = sum(host == hosts[line] for host in hosts[:line])
+    number = f"{2 + earlier_tasks:08X}" if node == 0 else f"{node * 0x20000000 + 1 + earlier_tasks:08X}"
+    variables = {"PBS_JOBID": job, "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODENUM": str(node), "PBS_TASKNUM": number}
+    variables |= {"HOME": os.environ.get("HOME", "/"), "PATH": PATH}
+    return variables if node == 0 else variables | {"PBS_NODEFILE": node_file}
+
+
+def install(hosts: "Hosts", folder: Path) -> Path:
+    """Writes the programs for these hosts, and returns the folder that contains them."""
     programs = folder / "exec" / "bin"
     programs.mkdir(parents=True)
-    settings = {"enter": str(hosts.folder / "enter"), "kill_delay": kill_delay}
-    (folder / "server.json").write_text(json.dumps(settings))
+    (folder / "server.json").write_text(json.dumps({"enter": str(hosts.folder / "enter")}))
     for name in ("qsub", "qstat", "qdel", "pbsdsh", "pbs_tmrsh"):
         program = programs / name
         line = f'exec {sys.executable} -m system.pbs_server {shlex.quote(str(folder))} {name} "$@"'
         program.write_text(f"#!/bin/sh\nPYTHONPATH={Path(__file__).parents[1]} {line}\n")
         program.chmod(0o755)
+    return programs
+
+
+@contextmanager
+def pbs_server(hosts: "Hosts", folder: Path) -> Iterator[Path]:
+    """Installs the programs for all processes, and yields the folder that contains them."""
+    programs = install(hosts, folder)
     if CONFIG.exists():  # left by a test that was killed
         assert SERVER in CONFIG.read_text(), "this machine has a PBS of its own"
     CONFIG.write_text(f"PBS_SERVER={SERVER}\nPBS_EXEC={folder / 'exec'}\n")
@@ -144,7 +160,7 @@ def mom(folder: Path, job_id: str) -> int:
     job = Job(folder, job_id)
     content = job.read()
     (folder / f"{job_id}.SC").write_text(str(content["script"]))
-    variables = {**pbs.SCRIPT, "PBS_JOBID": job_id, "PBS_NODEFILE": str(folder / f"{job_id}.nodes"), **AS_ROOT}
+    variables = {**SCRIPT, "PBS_JOBID": job_id, "PBS_NODEFILE": str(folder / f"{job_id}.nodes"), **AS_ROOT}
     variables |= {"PBS_O_WORKDIR": str(content["workdir"]), "HOME": str(folder), "PATH": PATH, "SHELL": "/bin/bash"}
     deleted = []
     signal.signal(signal.SIGTERM, lambda *_: deleted.append(time.monotonic()))
@@ -152,14 +168,13 @@ def mom(folder: Path, job_id: str) -> int:
     script = job.start("rz1", ["/bin/bash", str(folder / f"{job_id}.SC")], variables, stdout=output, stderr=output)
     job.update(state="R", stime=time.time())
     started, ending = time.monotonic(), 0.0
-    delay = json.loads((folder / "server.json").read_text())["kill_delay"]
     while script.poll() is None:
         time.sleep(0.05)
         now = time.monotonic()
         if not ending and (deleted or (content["walltime"] and now - started > int(str(content["walltime"])))):
             ending = now
             job.signal(signal.SIGTERM, ("rz1",))
-        if ending and now - ending > delay:
+        if ending and now - ending > KILL_DELAY_SECONDS:
             job.signal(signal.SIGKILL, HOSTS)
     job.signal(signal.SIGKILL, ("rz1",))
     time.sleep(REMOTE_GRACE_SECONDS)
@@ -171,12 +186,15 @@ def mom(folder: Path, job_id: str) -> int:
 def pbsdsh(folder: Path, arguments: list[str]) -> int:
     job = Job(folder, os.environ["PBS_JOBID"])
     hosts = Path(os.environ["PBS_NODEFILE"]).read_text().split()
+    lines: Sequence[int] = range(len(hosts))
+    if arguments[0] == "-n":
+        lines, arguments = [int(arguments[1])], arguments[2:]
     command = arguments[arguments[0] == "--" :]
     tasks = []
     signal.signal(signal.SIGTERM, lambda *_: _relay(tasks))
-    for line, host in enumerate(hosts):
-        variables = pbs.task_variables(line, hosts, os.environ["PBS_NODEFILE"], job.id)
-        tasks.append(job.start(host, command, variables))
+    for line in lines:
+        variables = task_variables(line, hosts, os.environ["PBS_NODEFILE"], job.id)
+        tasks.append(job.start(hosts[line], command, variables))
     for task in tasks:
         if code := task.wait():
             print(f"pbsdsh: task 0x00000000 exit status {code}", file=sys.stderr)

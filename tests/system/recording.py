@@ -1,9 +1,11 @@
 """User classes without code for Rankzero that record the samples they receive; copied into the folder of a test."""
 
+import ctypes
 import json
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -190,15 +192,42 @@ class OfPairs(Alone):
         super().training_step(batch["long"], batch_idx)
 
 
-class KillAt(Callback):
-    """Kills one rank after a step, as abruptly as a power cut."""
+class Fault(Callback):
+    """Ends one rank in a hook, or raises an error there.
 
-    def __init__(self, step: int, rank: int = 0) -> None:
-        self.step, self.rank = step, rank
+    Args:
+        where: Hook (`batch`, `validation` or `epoch`), and what ends the rank: a signal, `segfault`, `exit`, `_exitN`
+            of Python or `C_exitN` of the C library; without it, an error is raised.
+        rank: The rank.
+        step: The number of steps after which it happens.
+    """
+
+    def __init__(self, where: str, rank: int = 1, step: int = 6) -> None:
+        self.hook, _, self.end = where.partition(" ")
+        self.rank, self.step = rank, step
+
+    def strike(self, hook: str, trainer) -> None:
+        if hook != self.hook or trainer.global_rank != self.rank or trainer.global_step < self.step:
+            return
+        library, _, code = self.end.partition("_exit")
+        if code:
+            (ctypes.CDLL(None) if library else os)._exit(int(code))
+        if self.end == "segfault":
+            ctypes.string_at(0)
+        if self.end == "exit":
+            sys.exit(3)
+        if self.end:
+            os.kill(os.getpid(), getattr(signal, self.end))
+        raise KeyError("deliberate")
 
     def on_train_batch_end(self, trainer, *arguments) -> None:
-        if trainer.global_step == self.step and trainer.global_rank == self.rank:
-            os.kill(os.getpid(), signal.SIGKILL)
+        self.strike("batch", trainer)
+
+    def on_validation_batch_end(self, trainer, *arguments) -> None:
+        self.strike("validation", trainer)
+
+    def on_train_epoch_end(self, trainer, *arguments) -> None:
+        self.strike("epoch", trainer)
 
 
 class KillInStep(Callback):

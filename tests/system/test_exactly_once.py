@@ -12,6 +12,7 @@ from reported import scalars_of
 
 from running import weights
 from system.forks import fit_on_ranks, outputs, summary
+from system.public import difference
 
 CLASSES = ("--model", "recording.Net", "--data", "recording.Data", "--trainer.num_sanity_val_steps", "0")
 
@@ -67,8 +68,7 @@ def test_uneven_shares_learn_the_same_weights_as_one_process(user_folder):
     cases += [(3, ("--data.workers", "1")), (4, ()), (4, ("--max_device_batch_size", "2"))]
     for number, (world, settings) in enumerate(cases):
         fit_on_ranks(*arguments, *settings, "--run", f"{number}", folder=user_folder, world=world)
-        found = weights(user_folder / f"runs/{number}")
-        assert all(torch.allclose(found[name], expected[name], atol=1e-6, rtol=0) for name in expected), settings
+        assert difference(expected, weights(user_folder / f"runs/{number}"), 1e-6) is None, settings
         found_metrics = summary(user_folder, f"{number}")["metrics"]
         names = [name for name in metrics if name not in ("loss_step", "synced_step")]
         assert {name: found_metrics[name] for name in names} == pytest.approx(
@@ -91,8 +91,7 @@ def test_an_epoch_resumed_at_world_sizes_1_2_3_2_1_uses_every_sample_once(user_f
     assert samples == expected_samples
     uninterrupted, resumed = (summary(user_folder, run) for run in ("one", "x"))
     assert resumed["attempts"] == 5 and resumed["ledger"] == ["epoch 1: 637 of 637 samples, each once"]
-    expected, found = weights(user_folder / "runs/one"), weights(user_folder / "runs/x")
-    assert all(torch.allclose(found[name], expected[name], atol=1e-5, rtol=0) for name in expected)
+    assert difference(weights(user_folder / "runs/one"), weights(user_folder / "runs/x"), 1e-5) is None
     assert resumed["metrics"] == pytest.approx(uninterrupted["metrics"], abs=1e-5)
 
 
@@ -104,8 +103,8 @@ def delete_records(folder: Path) -> None:
 
 def kill_at(step: int, rank: int = 0) -> tuple[str, ...]:
     """Returns flags that kill a rank after a step."""
-    callback = ("--trainer.callbacks", "recording.KillAt", "--trainer.callbacks.step", f"{step}")
-    return *callback, "--trainer.callbacks.rank", f"{rank}"
+    callback = ("--trainer.callbacks", "recording.Fault", "--trainer.callbacks.where=batch SIGKILL")
+    return *callback, "--trainer.callbacks.step", f"{step}", "--trainer.callbacks.rank", f"{rank}"
 
 
 def kill_and_resume(folder: Path, *arguments: str, step: int, world: int = 1) -> None:
@@ -143,21 +142,11 @@ def learned_state(run: Path) -> dict:
     return {name: state[name] for name in ("state_dict", "optimizer_states", "lr_schedulers", "rank_states", "ledger")}
 
 
-def are_equal(first: object, second: object) -> bool:
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(are_equal(first[key], second[key]) for key in first)
-    if isinstance(first, list | tuple):
-        return len(first) == len(second) and all(map(are_equal, first, second))
-    return first == second
-
-
 def check_equals_uninterrupted(folder: Path, run: str) -> None:
     """Checks that a run of several attempts equals the uninterrupted run `whole` bit for bit, also in TensorBoard."""
     found, expected = summary(folder, run), summary(folder, "whole")
     assert all(found[name] == expected[name] for name in ("status", "metrics", "ledger", "steps", "epochs", "samples"))
-    assert are_equal(learned_state(folder / "runs" / run), learned_state(folder / "runs/whole"))
+    assert difference(learned_state(folder / "runs/whole"), learned_state(folder / "runs" / run)) is None
     assert scalars(folder / "runs" / run) == scalars(folder / "runs/whole")
 
 
@@ -219,8 +208,7 @@ def test_manual_optimization_gets_a_sample_on_every_rank(user_folder):
     fit_on_ranks(*arguments, "--global_batch_size", "8", "--run", "one", folder=user_folder)
     fit_on_ranks(*arguments, "--global_batch_size", "8", "--run", "four", folder=user_folder, world=4)
     assert "each process needs a sample for manual optimization" in outputs(user_folder)[0]
-    expected, found = weights(user_folder / "runs/one"), weights(user_folder / "runs/four")
-    assert all(torch.allclose(found[name], expected[name], atol=1e-6, rtol=0) for name in expected)
+    assert difference(weights(user_folder / "runs/one"), weights(user_folder / "runs/four"), 1e-6) is None
 
 
 def test_several_training_loaders_resume_independently(user_folder):
@@ -230,7 +218,8 @@ def test_several_training_loaders_resume_independently(user_folder):
     for step in (5, 29):
         kill_and_resume(user_folder, *arguments, step=step)
         assert recorded_samples(user_folder) == expected
-        assert are_equal(learned_state(user_folder / "runs/killed"), learned_state(user_folder / "runs/whole"))
+        states = (learned_state(user_folder / "runs" / run) for run in ("whole", "killed"))
+        assert difference(*states) is None
 
 
 def test_all_gather_in_a_step_is_refused_if_a_rank_has_no_sample(user_folder):

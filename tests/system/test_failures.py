@@ -17,8 +17,8 @@ from rankzero.runs.checkpoints.manifest import checkpoints_in
 from running import INTERPRETER_BIN, LIMIT, fit, processes_in, require, run, script, wait_until
 from system.hosts import HOSTS, Hosts, kill_group, on
 from system.learned import PYTHON, TORCHRUN
-from system.pbs_server import pbs_server
-from system.test_exactly_once import CLASSES, are_equal, learned_state
+from system.public import difference
+from system.test_exactly_once import CLASSES, learned_state
 
 pytestmark = pytest.mark.xdist_group("failures")  # so that one worker trains `undisturbed`
 
@@ -53,34 +53,25 @@ def undisturbed(tmp_path_factory):
     return learned_state(folder / "runs/x")
 
 
+def start(folder: Path, *command: str) -> "subprocess.Popen[bytes]":
+    """Starts a run with its output in the file `out`, and waits for its first checkpoints."""
+    with (folder / "out").open("w") as out:
+        process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=out)
+    wait_until(lambda: has_checkpoint(folder), "a checkpoint")
+    return process
+
+
+RESTARTED = (TORCHRUN, "--max-restarts", "3", "--nproc-per-node", "2", script("fit"), *TRAIN, "--run_name", "x")
+
+
 def test_a_run_resumes_when_torchrun_restarts_its_workers_after_a_kill(user_folder, undisturbed):
-    command = (TORCHRUN, "--max-restarts", "3", "--nproc-per-node", "2", script("fit"), *TRAIN)
-    with (user_folder / "out").open("w") as out:
-        arguments = (*command, "--epochs", "4", "--run_name", "x")
-        process = subprocess.Popen(arguments, cwd=user_folder, stdout=out, stderr=out)
-        wait_until(lambda: has_checkpoint(user_folder), "a checkpoint")
-        ranks_in(user_folder)[-1].kill()
-        assert process.wait(LIMIT) == 0, (user_folder / "out").read_text()
+    process = start(user_folder, *RESTARTED, "--epochs", "4")
+    ranks_in(user_folder)[-1].kill()
+    assert process.wait(LIMIT) == 0, (user_folder / "out").read_text()
     assert not ranks_in(user_folder)
     assert json.loads((user_folder / "runs/x/summary.json").read_text())["attempts"] == 2
-    assert are_equal(learned_state(user_folder / "runs/x"), undisturbed)
+    assert difference(undisturbed, learned_state(user_folder / "runs/x")) is None
 
-
-EXIT_CALLBACK = """
-import ctypes
-import os
-from lightning.pytorch import Callback
-
-class Leaves(Callback):
-    def __init__(self, how: str, rank: int):
-        self.how, self.rank = how, rank
-
-    def on_train_batch_end(self, trainer, *arguments):
-        if trainer.global_rank == self.rank and trainer.global_step == 3:
-            if self.how == "segfault":
-                ctypes.string_at(0)
-            ctypes.CDLL(None)._exit(int(self.how)) if self.how.startswith("+") else os._exit(int(self.how))
-"""
 
 LOCAL, ONE_PROCESS = ("python", script("fit"), "--devices", "2", "--run", "x"), ("python", script("fit"), "--run", "x")
 UNDER_TORCHRUN = ("torchrun", "--nproc-per-node", "2", script("fit"), "--run_name", "x")
@@ -89,40 +80,35 @@ UNDER_TORCHRUN = ("torchrun", "--nproc-per-node", "2", script("fit"), "--run_nam
 @pytest.mark.parametrize(
     ("command", "how", "message"),
     [
-        (LOCAL, "3", "exited with code 3 (os._exit) without an error report; stopping all ranks"),
-        (LOCAL, "+0", "exited with code 0 without an exit report; stopping the other processes"),
+        (LOCAL, "_exit3", "exited with code 3 (os._exit) without an error report; stopping all ranks"),
+        (LOCAL, "C_exit0", "exited with code 0 without an exit report; stopping the other processes"),
         (LOCAL, "segfault", "was killed by SIGSEGV; stopping the other processes"),
-        (UNDER_TORCHRUN, "75", "exited with code 75 (os._exit) without an error report; stopping all ranks"),
+        (UNDER_TORCHRUN, "_exit75", "exited with code 75 (os._exit) without an error report; stopping all ranks"),
         (UNDER_TORCHRUN, "segfault", "was killed by SIGSEGV, see runs/x/logs/rank-001.log; stopping all ranks"),
-        (ONE_PROCESS, "3", "exited with code 3 (os._exit) without an error report"),
+        (ONE_PROCESS, "_exit3", "exited with code 3 (os._exit) without an error report"),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 10 else "",
 )
 def test_a_rank_that_exits_without_a_report_fails_the_run_with_one_line(user_folder, command, how, message):
-    (user_folder / "leaves.py").write_text(EXIT_CALLBACK)
     is_single = command is ONE_PROCESS
-    arguments = ("--trainer.callbacks", "leaves.Leaves", "--trainer.callbacks.rank", "0" if is_single else "1")
-    result = run(*command, *TRAIN, *arguments, f"--trainer.callbacks.how={how}", folder=user_folder, code=1)
+    arguments = ("--trainer.callbacks", "recording.Fault", "--trainer.callbacks.rank", "0" if is_single else "1")
+    result = run(*command, *TRAIN, *arguments, f"--trainer.callbacks.where=batch {how}", folder=user_folder, code=1)
     printed = re.sub(r", last seen in [a-z ]+ at step \d+", "", result.out + result.err)  # if the rank has reported it
     lines = [line for line in printed.splitlines() if line.startswith("rankzero: ")]
     reports = [line for line in lines if re.search("without an (error|exit) report|was killed|stopping", line)]
     subject = "this process" if is_single else f"rank 1 on {socket.gethostname()}"
     assert reports == [f"rankzero: {subject} {message}"]
     log = (user_folder / f"runs/x/logs/rank-00{0 if is_single else 1}.log").read_text()
-    assert "in on_train_batch_end" in log or how.startswith("+")
+    assert "in on_train_batch_end" in log or how == "C_exit0"
     assert json.loads((user_folder / "runs/x/summary.json").read_text())["status"] == "failed"
     assert not processes_in(user_folder) and not (user_folder / "runs/.x.lock").exists()
 
 
 @pytest.mark.soak
 def test_a_stopped_run_stays_stopped_when_torchrun_restarts_it(user_folder):
-    command = (TORCHRUN, "--max-restarts", "1", "--nproc-per-node", "2", script("fit"), *TRAIN)
-    with (user_folder / "out").open("w") as out:
-        arguments = (*command, "--epochs", "900", "--run_name", "x")
-        process = subprocess.Popen(arguments, cwd=user_folder, stdout=out, stderr=out)
-        wait_until(lambda: has_checkpoint(user_folder), "a checkpoint")
-        ranks_in(user_folder)[-1].send_signal(signal.SIGUSR1)
-        assert process.wait(LIMIT) == 1
+    process = start(user_folder, *RESTARTED, "--epochs", "900")
+    ranks_in(user_folder)[-1].send_signal(signal.SIGUSR1)
+    assert process.wait(LIMIT) == 1
     summary = json.loads((user_folder / "runs/x/summary.json").read_text())
     assert (summary["status"], summary["attempts"]) == ("stopped", 1)
     assert "stopped at a safe point; it stays stopped" in (user_folder / "out").read_text()
@@ -136,14 +122,12 @@ def test_mpirun_leaves_no_process_after_a_rank_is_killed(user_folder, undisturbe
         "mpich": ("mpiexec.hydra", "-np", "2"),
     }[mpi]
     command = (*launcher, PYTHON, script("fit"), *TRAIN, "--epochs", "4", "--run", "x")
-    with (user_folder / "out").open("w") as out:
-        process = subprocess.Popen(command, cwd=user_folder, stdout=out, stderr=out)
-        wait_until(lambda: has_checkpoint(user_folder), "a checkpoint")
-        ranks_in(user_folder)[-1].kill()
-        assert process.wait(LIMIT) != 0
+    process = start(user_folder, *command)
+    ranks_in(user_folder)[-1].kill()
+    assert process.wait(LIMIT) != 0
     wait_until(lambda: not ranks_in(user_folder), "the end of all ranks")
     run(*command, folder=user_folder)
-    assert are_equal(learned_state(user_folder / "runs/x"), undisturbed)
+    assert difference(undisturbed, learned_state(user_folder / "runs/x")) is None
 
 
 def start_on_both(hosts: Hosts, folder: Path) -> dict[str, "subprocess.Popen[bytes]"]:
@@ -183,21 +167,3 @@ def test_both_machines_exit_when_one_of_them_stops_responding(hosts, user_folder
                 on(host, "ip", "neigh", "delete", peer_address, "dev", link)
         for process in processes.values():
             kill_group(process)
-
-
-@pytest.mark.soak
-def test_a_deleted_pbs_job_resumes_as_without_a_stop(hosts, user_folder, undisturbed, tmp_path_factory):
-    """PBS sends SIGTERM only to the first host."""
-
-    def submit(*arguments, code=0):
-        return run(PYTHON, script("submit"), *arguments, folder=user_folder, code=code).out
-
-    with pbs_server(hosts, tmp_path_factory.mktemp("pbs") / "server"):
-        submit("--scheduler", "pbs", "--nodes", "2", "--devices", "1", "--name", "x", "--", *TRAIN, "--epochs", "4")
-        wait_until(lambda: has_checkpoint(user_folder), "a checkpoint")
-        submit("stop", "x")
-        submit("log", "x", "--follow", code=75)
-        summary = json.loads((user_folder / "runs/x/summary.json").read_text())
-        assert summary["status"] == "stopped" and summary["another_attempt"]
-        assert "run x: finished" in submit("resume", "x", "--follow")
-    assert are_equal(learned_state(user_folder / "runs/x"), undisturbed)

@@ -13,7 +13,7 @@ from running import BIN, Result, processes_in, require, run, script, wait_until
 from system.pbs_server import pbs_server
 from system.slurm import run_slurm_command
 from system.ssh import ssh_servers
-from system.test_exactly_once import CLASSES, recorded_samples
+from system.test_exactly_once import CLASSES
 
 PYTHON = str(BIN / "python")
 FIT = ("--", *CLASSES, "--model.pause", "0.1", "--data.count", "160", "--global_batch_size", "16")
@@ -176,20 +176,6 @@ def test_a_stopped_pbs_job_submits_itself_again_unless_it_was_deleted(submit_to_
     assert (summary["status"], summary["attempts"], summary["nodes"]) == ("stopped", 2, 2)
     time.sleep(2)
     assert "FINISHED" in submit("status", "x").out  # no job was submitted after qdel
-
-
-@pytest.mark.xdist_group("pbs")
-def test_a_deleted_pbs_job_saves_before_it_is_killed_in_a_slow_step(hosts, user_folder, tmp_path_factory):
-    with pbs_server(hosts, tmp_path_factory.mktemp("pbs") / "server", kill_delay=3):
-        submit = Submitter(user_folder, {})
-        job = ("--scheduler", "pbs", "--nodes", "2", "--devices", "1", "--name", "x")
-        submit(*job, *FIT, "--model.pause", "8", "--epochs", "9", "--save_every", "99999")
-        wait_until(lambda: (0, 1) in recorded_samples(user_folder), "the end of step 1")
-        submit("stop", "x")
-        submit("log", "x", "--follow", code=1)  # killed
-        assert [path.name for path in checkpoints_in(user_folder / "runs/x/checkpoints")] == ["step-00000002"]
-        submit(*job, "--follow", *SHORT)
-    finishes(submit, attempts=2)
 
 
 @pytest.mark.xdist_group("pbs")

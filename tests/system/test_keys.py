@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from running import BIN, require, run
+from running import require, run, write_program
 from system.hosts import HOSTS
 from system.learned import PYTHON, TORCHRUN, TRAIN
 from system.test_launchers import MPIRUN
@@ -32,64 +32,55 @@ def with_home(folder: Path, name: str, *command: str) -> list[str]:
     return ["env", "-u", "XDG_CONFIG_HOME", f"HOME={folder / 'homes' / name}", *command]
 
 
-LAUNCHES = pytest.mark.parametrize("launch", [by_hand, by_torchrun], ids=["by hand", "torchrun"])
-
-
-@LAUNCHES
+@pytest.mark.parametrize("launch", [by_hand, by_torchrun], ids=["by hand", "torchrun"])
 @pytest.mark.parametrize(
-    ("variables", "flags", "is_authenticated"),
-    [
-        ({}, (), False),
-        ({"RANKZERO_KEY": KEY}, ("--auth", "required"), True),
-    ],
-    ids=["different homes", "RANKZERO_KEY"],
+    ("variables", "flags", "notices"),
+    [({}, (), 1), ({"RANKZERO_KEY": KEY}, ("--auth", "required"), 0), ({}, ("--auth", "required"), None)],
+    ids=["different homes", "RANKZERO_KEY", "a key is required"],
 )
-def test_hosts_with_different_homes(tmp_path, hosts, launch, variables, flags, is_authenticated):
-    commands = {host: with_home(tmp_path, host, *launch(node), *flags) for node, host in enumerate(HOSTS)}
-    results = hosts.run_on_both(tmp_path, commands, environment=variables)
-    printed = "".join(text for _, text in results.values())
-    assert [code for code, _ in results.values()] == [0, 0], printed
-    assert len(NOTICE.findall(printed)) == (not is_authenticated) and KEY not in printed
+def test_hosts_with_different_homes_have_a_common_key_print_a_notice_or_are_refused(
+    tmp_path, hosts, launch, variables, flags, notices
+):
+    timeout = ("--start_timeout", "5") if notices is None else ()
+    commands = {host: with_home(tmp_path, host, *launch(node), *flags, *timeout) for node, host in enumerate(HOSTS)}
+    code = 0 if notices is not None else 1 if launch is by_torchrun else 2
+    printed = "".join(hosts.run_on_both(tmp_path, commands, environment=variables, code=code))
+    assert KEY not in printed
     assert not any(KEY in file.read_text(errors="replace") for file in tmp_path.rglob("*.*") if file.is_file())
-
-
-@LAUNCHES
-def test_different_homes_are_refused_if_a_key_is_required(tmp_path, hosts, launch):
-    flags = ("--auth", "required", "--start_timeout", "5")
-    commands = {host: with_home(tmp_path, host, *launch(node), *flags) for node, host in enumerate(HOSTS)}
-    results = hosts.run_on_both(tmp_path, commands)
-    printed = "".join(text for _, text in results.values())
-    assert {code for code, _ in results.values()} <= {1, 2} and results["rz1"][0] in (1, 2), printed  # torchrun: 1
+    if notices is not None:
+        assert len(NOTICE.findall(printed)) == notices
+        return
     assert "cannot start" in printed and "RANKZERO_KEY" in printed
     assert "Traceback" not in printed.partition("rankzero: cannot start")[2].partition("torch/distributed")[0]
+
+
+def script_with_home(folder: Path, node: str) -> str:
+    """Writes a script that trains with a home directory for each value of an expression of the shell."""
+    home = f"HOME={folder}/homes/{node} exec env -u XDG_CONFIG_HOME"
+    return str(write_program(folder / "fit.sh", f'{home} {PYTHON} {" ".join(SHORT)} "$@"'))
 
 
 @pytest.mark.parametrize("mpi", MPIRUN)
 def test_hosts_with_different_homes_under_mpirun(tmp_path, hosts, mpi):
     require(mpi)
-    (tmp_path / "fit.sh").write_text(
-        f'#!/bin/sh\nHOME={tmp_path}/homes/$(hostname) exec env -u XDG_CONFIG_HOME {PYTHON} {" ".join(SHORT)} "$@"\n'
-    )
+    script = script_with_home(tmp_path, "$(hostname)")
     launcher = [argument.format(agent=hosts.agent, slots="rz1:1,rz2:1") for argument in MPIRUN[mpi]]
     command = [*launcher, "-np", "2"]
-    results = hosts.run_on_both(tmp_path, {"rz1": [*command, "sh", str(tmp_path / "fit.sh"), "--run", "a"]})
-    assert results["rz1"][0] == 0 and len(NOTICE.findall(results["rz1"][1])) == 1, results
+    (printed,) = hosts.run_on_both(tmp_path, {"rz1": [*command, script, "--run", "a"]})
+    assert len(NOTICE.findall(printed)) == 1, printed
     (tmp_path / "rz1.log").unlink()
     passes_key = ["-x", "RANKZERO_KEY"] if mpi == "openmpi" else []
-    command = [*command, *passes_key, "sh", str(tmp_path / "fit.sh"), "--run", "b", "--auth", "required"]
-    results = hosts.run_on_both(tmp_path, {"rz1": command}, environment={"RANKZERO_KEY": KEY})
-    assert results["rz1"][0] == 0 and not NOTICE.findall(results["rz1"][1]), results
+    command = [*command, *passes_key, script, "--run", "b", "--auth", "required"]
+    (printed,) = hosts.run_on_both(tmp_path, {"rz1": command}, environment={"RANKZERO_KEY": KEY})
+    assert not NOTICE.findall(printed), printed
 
 
 @pytest.mark.xdist_group("slurm")
 def test_nodes_with_different_homes_under_slurm(slurm, tmp_path):
-    (tmp_path / "fit.sh").write_text(
-        f'#!/bin/sh\nHOME={tmp_path}/homes/$SLURM_NODEID exec env -u XDG_CONFIG_HOME python {" ".join(SHORT)} "$@"\n'
-    )
-    command = ("srun", "--nodes=2", "--ntasks-per-node=1", "sh", str(tmp_path / "fit.sh"))
-    environment = {**slurm, "PATH": f"{BIN}:{slurm['PATH']}"}
+    command = ("srun", "--nodes=2", "--ntasks-per-node=1", script_with_home(tmp_path, "$SLURM_NODEID"))
+    environment = {**slurm}
     result = run(*command, "--run", "a", folder=tmp_path, environment=environment)
-    assert result.code == 0 and len(NOTICE.findall(result.err)) == 1, result
+    assert len(NOTICE.findall(result.err)) == 1, result
     environment["RANKZERO_KEY"] = KEY
     result = run(*command, "--run", "b", "--auth", "required", folder=tmp_path, environment=environment)
-    assert result.code == 0 and not NOTICE.findall(result.err), result
+    assert not NOTICE.findall(result.err), result

@@ -9,29 +9,6 @@ import pytest
 from system.forks import fit_on_ranks, outputs, summary
 from system.test_exactly_once import CLASSES
 
-FAULT_CALLBACK = """
-import os, signal, sys, time
-from lightning.pytorch import Callback
-
-class Fault(Callback):
-    def __init__(self, where: str, rank: int = 1):
-        self.where, self.rank = where, rank
-
-    def strike(self, where, trainer):
-        if where == self.where.partition(" ")[0] and trainer.global_rank == self.rank and trainer.global_step > 5:
-            kind = self.where.partition(" ")[2]
-            if kind.startswith("_exit"):
-                os._exit(int(kind.removeprefix("_exit")))
-            if kind:
-                os.kill(os.getpid(), getattr(signal, kind)) if kind.startswith("SIG") else sys.exit(3)
-            raise KeyError("deliberate")
-
-    def on_train_batch_end(self, trainer, *arguments): self.strike("batch", trainer)
-    def on_validation_batch_end(self, trainer, *arguments): self.strike("validation", trainer)
-    def on_train_epoch_end(self, trainer, *arguments): self.strike("epoch", trainer)
-"""
-
-
 WITH_ERROR = "failed with the error above"
 EXITED = "exited with code 0 (os._exit) without an error report; stopping all ranks"
 ABORTED = "was killed by SIGABRT, see runs/x/logs/rank-000.log; stopping all ranks"
@@ -47,11 +24,12 @@ ABORTED = "was killed by SIGABRT, see runs/x/logs/rank-000.log; stopping all ran
 )
 def test_a_failure_of_one_rank_ends_all_ranks_and_is_reported_once(user_folder, fault, rank, message):
     """The cause is printed once, with rank and host; every rank that still can writes its traceback to its log."""
-    (user_folder / "faults.py").write_text(FAULT_CALLBACK)
-    arguments = ("--trainer.callbacks", "faults.Fault", "--trainer.callbacks.where", fault, "--trainer.callbacks.rank")
-    arguments, world = (*CLASSES, *arguments, f"{rank}", "--epochs", "9", "--run", "x"), max(2, rank + 1)
-    codes = fit_on_ranks(*arguments, folder=user_folder, world=world, code=None)
+    arguments, world = ("recording.Fault", "--trainer.callbacks.where", fault), max(2, rank + 1)
+    arguments = (*CLASSES, "--trainer.callbacks", *arguments, "--trainer.callbacks.rank", f"{rank}")
     name = fault.partition(" ")[2]
+    workers = str(int(name == "SIGKILL"))  # loader processes survive their rank
+    arguments += ("--epochs", "9", "--run", "x", "--data.workers", workers)
+    codes = fit_on_ranks(*arguments, folder=user_folder, world=world, code=None)
     ended = -getattr(signal, name) if name.startswith("SIG") else 1
     assert codes == [ended if index == rank else 1 for index in range(world)]
     printed = "\n".join(outputs(user_folder, world))
@@ -68,11 +46,10 @@ def test_a_failure_of_one_rank_ends_all_ranks_and_is_reported_once(user_folder, 
 
 def test_a_failing_rank_does_not_wait_in_on_exception_checkpoint(user_folder):
     """Lightning's OnExceptionCheckpoint saves with a barrier, which the other ranks never reach."""
-    (user_folder / "faults.py").write_text(FAULT_CALLBACK)
     (user_folder / "config.yaml").write_text(
         "trainer:\n  callbacks:\n"
         "  - class_path: lightning.pytorch.callbacks.OnExceptionCheckpoint\n    init_args: {dirpath: here}\n"
-        "  - class_path: faults.Fault\n    init_args: {where: batch}\n"
+        "  - class_path: recording.Fault\n    init_args: {where: batch}\n"
     )
     fit_on_ranks(*CLASSES, "--config", "config.yaml", "--epochs", "9", folder=user_folder, world=2, code=1)
     printed = "\n".join(outputs(user_folder, 2))

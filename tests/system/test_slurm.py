@@ -6,7 +6,6 @@ import pytest
 from running import BIN, processes_in, run, wait_until
 from system.learned import TORCHRUN, TRAIN, check
 from system.slurm import submit
-from system.test_failures import EXIT_CALLBACK
 
 pytestmark = pytest.mark.xdist_group("slurm")
 
@@ -45,16 +44,6 @@ def test_simultaneous_steps_of_a_job_meet_separately_and_a_later_step_resumes_th
     simultaneous = {line.split("rendezvous at ")[1].split(";")[0] for line in starts[:2]}
     assert len(starts) == 3 and len(simultaneous) == 2, printed
     assert printed.count("finished") == 3 and printed.count("resuming from step-00000032") == 1
-
-
-def test_a_rank_that_exits_without_a_report_fails_the_run_with_one_line(slurm, tmp_path):
-    (tmp_path / "leaves.py").write_text(EXIT_CALLBACK)
-    arguments = ("--trainer.callbacks", "leaves.Leaves", "--trainer.callbacks.rank", "1", "--trainer.callbacks.how=75")
-    command = ("srun", "--nodes=2", "--ntasks-per-node=1", "python", *TRAIN, *arguments)
-    result = run(*command, folder=tmp_path, environment=slurm, code=1)
-    reports = [line for line in (result.out + result.err).splitlines() if "stopping all ranks" in line]
-    assert len(reports) == 1 and "exited with code 75 (os._exit) without an error report" in reports[0]
-    assert reports[0].startswith("rankzero: rank 1 on ")
 
 
 @pytest.mark.soak

@@ -163,3 +163,23 @@ def test_a_stopped_run_that_is_not_requeued_is_resumed_by_the_next_job(slow_job,
         assert f"type   sbatch {slow_job.file}\n" in printed and "--name stops" in printed
     slow_job.start()
     slow_job.check_finished()
+
+
+MEMBER = """\
+import os, time
+from rankzero.distributed.environments.detect import detect
+from rankzero.distributed.scheduler.requeue import requeue
+index, attempt = os.environ["SLURM_ARRAY_TASK_ID"], os.environ.get("SLURM_RESTART_COUNT", "0")
+print("member", index, "attempt", attempt, flush=True)
+if attempt == "0" and index == "2": requeue(detect())  # the last member has the job id of the array
+time.sleep(3)
+"""
+
+
+@pytest.mark.soak
+def test_a_member_of_a_job_array_requeues_only_itself(slurm, tmp_path):
+    (tmp_path / "task.py").write_text(MEMBER)
+    (tmp_path / "job.sh").write_text(f"#!/bin/sh\nsrun --ntasks=1 {BIN}/python -u {tmp_path}/task.py\n")
+    array = start(tmp_path / "job.sh", slurm, "--array=1-2", f"--output={tmp_path}/%A.out")
+    lines = [line for line in wait_for(array, tmp_path, slurm).splitlines() if line.startswith("member")]
+    assert sorted(lines) == ["member 1 attempt 0", "member 2 attempt 0", "member 2 attempt 1"]

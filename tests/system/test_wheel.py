@@ -16,33 +16,19 @@ from system.forks import summary
 pytestmark = pytest.mark.xdist_group("wheel")
 
 USER_CLASSES = """
-import torch
-from lightning.pytorch import LightningDataModule, LightningModule
-from torch.utils.data import DataLoader, TensorDataset
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 
 
-class Net(LightningModule):
+class Net(BoringModel):
     def __init__(self, width: int = 3):
         super().__init__()
-        self.layer = torch.nn.Linear(4, width)
-
-    def training_step(self, batch, batch_idx):
-        loss = self.layer(batch[0]).square().mean()
-        self.log("train/loss", loss)
-        return loss
 
     def validation_step(self, batch, batch_idx):
-        self.log("val/loss", self.layer(batch[0]).square().mean())
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+        self.log("val/loss", self.step(batch))
 
 
-class Data(LightningDataModule):
-    def train_dataloader(self):
-        return DataLoader(TensorDataset(torch.arange(64.0).reshape(16, 4)), batch_size=4)
-
-    val_dataloader = train_dataloader
+class Data(BoringDataModule):
+    pass
 """
 
 TRAIN_SCRIPT = """
@@ -117,7 +103,7 @@ def test_the_command_line_finds_the_users_classes(programs, folder, command):
     arguments = ("--model", "models.Net", "--data", "data_modules.mine.Data", "--model.width", "5", "--epochs", "1")
     program = [argument.format(bin=programs) for argument in command]
     run(*program, *arguments, "--name", "mine", "--accelerator", "cpu", folder=folder)
-    assert last_ledger_line(folder, "mine") == "epoch 1: 16 of 16 samples, each once"
+    assert last_ledger_line(folder, "mine") == "epoch 1: 64 of 64 samples, each once"
     assert (folder / "runs/mine/report.html").is_file()
     if command[0] == "{bin}/rankzero":
         assert "val/loss" in run(program[0], "evaluate", "--name", "mine", folder=folder).out
@@ -142,7 +128,7 @@ def test_a_script_trains_under_each_launcher(programs, folder, ranks, command, r
     assert sorted(line for line in printed.splitlines() if line.startswith("rank ") and "done" in line) == [
         f"rank {rank} of {ranks} done" for rank in range(ranks)
     ]
-    assert last_ledger_line(folder, "script") == "epoch 2: 16 of 16 samples, each once"
+    assert last_ledger_line(folder, "script") == "epoch 2: 64 of 64 samples, each once"
 
 
 @pytest.mark.parametrize(("devices", "expected"), [(1, "world 1"), (2, "an interactive interpreter")])

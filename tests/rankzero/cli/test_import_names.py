@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from rankzero.cli.import_names import CHECKOUT, SOURCES
+from rankzero.cli.import_names import SOURCES
 from running import fit, run
 
 
@@ -25,37 +25,6 @@ def test_a_second_install_changes_nothing(tmp_path):
     code = "import_names.install(); before = list(sys.meta_path), list(sys.path)\n"
     code += "import_names.install(); assert (sys.meta_path, sys.path) == before"
     run_code(code, tmp_path)
-
-
-MAIN_SCRIPT = """
-import_names.install()
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
-import data_modules.made
-
-if __name__ == "__main__":
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        print(pool.submit(data_modules.made.look_in_child).result())
-"""
-CHILD_MODULE = """
-from concurrent.futures import ProcessPoolExecutor
-
-def look_in_child():
-    with ProcessPoolExecutor(1) as pool:
-        return pool.submit(look).result()
-
-def look():
-    import lightning.fabric, lightning_fabric, data_modules.toy
-    return lightning_fabric is lightning.fabric, data_modules.toy.__file__
-"""
-
-
-@pytest.mark.system
-def test_child_processes_import_the_same_modules(tmp_path):
-    write_files(
-        tmp_path, {"data_modules/__init__.py": "", "data_modules/made.py": CHILD_MODULE, "data_modules/toy.py": ""}
-    )
-    assert run_code(MAIN_SCRIPT, tmp_path).strip() == str((True, str(CHECKOUT / "data_modules/toy.py")))
 
 
 MODEL_MODULE = """
@@ -88,6 +57,8 @@ class Rows(Dataset):
         return 32
     def __getitem__(self, index):
         import evaluate, project.width, pytorch_lightning.profilers
+        import data_modules.toy, lightning.fabric, lightning_fabric
+        assert lightning_fabric is lightning.fabric and data_modules.toy.Toy
         return row(index)
 
 class Unshuffled(torch.utils.data.Sampler):

@@ -43,6 +43,10 @@ def loader(count):
     return DataLoader(TensorDataset(images, torch.arange(count) % 3), batch_size=2)
 
 
+def fail(*_):
+    raise RuntimeError("it failed")
+
+
 def train(coordinator, folder, samples, failure=None):
     """Trains for three epochs; returns drawn samples, whether figures are enabled, epochs, and number of warnings."""
     launch, drawn = coordinator.launch, []
@@ -50,9 +54,8 @@ def train(coordinator, folder, samples, failure=None):
     def draw(publisher, validation, names):
         drawn.append(int(validation.counts.samples.sum()))
         if failure == "drawing":
-            raise RuntimeError("no fonts")
+            fail()
 
-    drawing.draw_validation = draw  # in a process of its own
     plan = SamplingPlan(launch.rank, launch.world_size, global_batch_size=4)
     figures = RunFigures(RunDirectory(folder), Throughput(plan), Activity())
     strategy = DataParallel(plan, coordinator, process_group_backend="gloo")
@@ -60,25 +63,25 @@ def train(coordinator, folder, samples, failure=None):
     trainer = Trainer(strategy=strategy, max_epochs=3, **settings)
     trainer.callbacks[:0] = [install(trainer, plan), figures]
     epoch_averages.install(trainer)
-    if failure == "counting" and launch.rank == 1:
-        ClassCounts.add = fail
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "draw_validation", draw)
+        if failure == "counting" and launch.rank == 1:
+            patch.setattr(ClassCounts, "add", fail)
         warnings.simplefilter("always")
         trainer.fit(Net(failure), loader(8), loader(samples))
     count = sum("figures" in str(warning.message) for warning in caught)
     return drawn, figures._is_enabled, trainer.current_epoch, count
 
 
-def fail(*_):
-    raise RuntimeError("an update fails")
+def train_all(coordinator, folder, cases):
+    return [train(coordinator, folder / str(number), *case) for number, case in enumerate(cases)]
 
 
-@pytest.mark.parametrize("samples", [1, 7])
-def test_each_validation_sample_of_all_ranks_counts_once(on_ranks, tmp_path, samples):
-    (drawn, *_), other = on_ranks(train, 2, tmp_path, samples)
-    assert set(drawn) == {samples} and len(drawn) >= 2 and other == ([], True, 3, 0)
-
-
-@pytest.mark.parametrize(("failure", "drawn"), [("drawing", [7]), (0, []), (1, []), ("counting", [])])
-def test_an_error_while_drawing_or_collecting_on_any_rank_ends_figures_on_all_ranks(on_ranks, tmp_path, failure, drawn):
-    assert on_ranks(train, 2, tmp_path, 7, failure) == [(drawn, False, 3, 1), ([], False, 3, 0)]
+def test_each_sample_of_all_ranks_counts_once_and_an_error_on_any_rank_ends_figures_on_all(on_ranks, tmp_path):
+    expected = {("drawing",): [7], (0,): [], (1,): [], ("counting",): []}  # failure -> drawn samples
+    cases = [(1,), (7,), *((7, *failure) for failure in expected)]
+    first, second = on_ranks(train_all, 2, tmp_path, cases)
+    for samples, (drawn, *_), other in zip((1, 7), first, second, strict=False):
+        assert set(drawn) == {samples} and len(drawn) >= 2 and other == ([], True, 3, 0)
+    assert first[2:] == [(drawn, False, 3, 1) for drawn in expected.values()]
+    assert second[2:] == [([], False, 3, 0)] * len(expected)
