@@ -1,3 +1,4 @@
+import json
 import re
 import shutil
 import sys
@@ -9,7 +10,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from boring_models import DropoutNet, count_attempts, samples, summary_in, train
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 
@@ -49,35 +50,31 @@ def test_the_refusal_of_a_wrong_argument_names_the_argument(script_folder, monke
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "saved"),
     [
-        {"time_limit": timedelta(hours=1), "save_every": 2, "keep": 1, "trust_checkpoint": True},
-        {"time_limit": "2h", "accept_changed": "data", "fast": True, "start_timeout": 10.0},
-        {"root": Path("elsewhere")},
-        {"seed": 3, "global_batch_size": 8},
+        ({"time_limit": timedelta(hours=1), "save_every": 2, "keep": 1, "trust_checkpoint": True}, [6]),
+        ({"time_limit": "2h", "accept_changed": "data", "fast": True, "start_timeout": 10.0}, [6]),
+        ({"root": Path("elsewhere")}, [6]),
+        ({"seed": 3, "global_batch_size": 8}, [3]),
+        ({"save_every": "3steps", "keep": 2, "max_epochs": 2}, [9, 12]),
     ],
-    ids=lambda settings: ",".join(settings),
+    ids=lambda value: ",".join(map(str, value)),
 )
-def test_arguments_are_accepted_in_every_form(script_folder, settings):
+def test_arguments_are_accepted_in_every_form_and_a_run_writes_the_same_files_as_the_command_line(
+    script_folder, capsys, settings, saved
+):
     trainer, _ = train(**{"max_epochs": 1, **settings})
-    assert trainer.global_step == (3 if "seed" in settings else 6)
-    assert checkpoints_in(Path(settings.get("root", "runs")) / "x/checkpoints")
+    run = script_folder / settings.get("root", "runs") / "x"
+    assert [path.name for path in checkpoints_in(run / "checkpoints")] == [f"step-{step:08d}" for step in saved]
+    assert list((run / "tensorboard").glob("events*"))
+    out, summary = capsys.readouterr().out, json.loads((run / "summary.json").read_text())
+    assert "run x: finished" in out and "epoch 1: 21 of 21 samples, each once" in str(summary["ledger"])
+    assert (summary["status"], summary["steps"]) == ("finished", trainer.global_step) == ("finished", saved[-1])
 
 
 def test_lightnings_environment_variables_set_defaults(script_folder, monkeypatch):
     monkeypatch.setenv("PL_TRAINER_MAX_EPOCHS", "1")
     assert Trainer(**QUIET).max_epochs == 1 and Trainer(max_epochs=2, **QUIET).max_epochs == 2
-
-
-def test_a_run_writes_the_same_files_as_the_command_line(script_folder, capsys):
-    train(save_every="3steps", keep=2)
-    out = capsys.readouterr().out
-    assert "run x: finished" in out and "epoch 2: 21 of 21 samples, each once" in out
-    summary = summary_in(script_folder)
-    assert (summary["status"], summary["steps"], summary["epochs"]) == ("finished", 12, 2)
-    names = [path.name for path in checkpoints_in(script_folder / "runs/x/checkpoints")]
-    assert names == ["step-00000009", "step-00000012"]
-    assert list((script_folder / "runs/x/tensorboard").glob("events*"))
 
 
 def test_a_run_without_a_name_is_named_after_the_script(script_folder):
@@ -120,13 +117,6 @@ def test_a_finished_run_without_its_last_checkpoint_trains_again(script_folder, 
             shutil.rmtree(path)
     out = capsys.readouterr().out
     assert "already finished" not in out and f"no checkpoint of its last step; it {start}" in out
-
-
-def test_a_run_that_a_callback_ended_early_is_restored_without_training(script_folder, capsys):
-    for _ in range(2):
-        trainer, _ = train(max_epochs=9, callbacks=[EarlyStopping("loss", patience=0, divergence_threshold=-1.0)])
-        assert (trainer.global_step, trainer.current_epoch, count_attempts(script_folder)) == (6, 1, 1)
-    assert "(1 epoch, 6 steps; stopped early by a callback" in capsys.readouterr().out
 
 
 def test_fit_can_be_called_again_after_a_refusal(script_folder, monkeypatch):

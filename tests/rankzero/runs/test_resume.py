@@ -91,8 +91,9 @@ def test_a_run_ended_early_by_a_callback_is_reported_and_resumes_with_more_epoch
     fit_in_process(*early, "--epochs", "5")
     assert "2 of 5 (128 steps" in capsys.readouterr().out
     fit_in_process(*early, "--epochs", "5")
-    out = capsys.readouterr().out
+    out, summary = capsys.readouterr().out, summary_of(cwd / "runs/x")
     assert "(2 epochs, 128 steps; stopped early by a callback" in out and "--epochs 10" in out
+    assert (summary["attempts"], summary["steps"]) == (1, 128)
     fit_in_process(*early, "--epochs", "10")
     assert summary_of(cwd / "runs/x")["epochs"] == 3
 

@@ -21,7 +21,7 @@ from rankzero.runs.reports.comparison.panels import (
 from rankzero.runs.reports.comparison.results import MAX_METRICS, Result, best, results
 from rankzero.runs.reports.comparison.settings import Difference, differences
 from rankzero.runs.reports.comparison.tables import distinct, print_comparison
-from rankzero.runs.reports.comparison.x_axis import EPOCHS, SAMPLES, SECONDS, STEPS, XAxis
+from rankzero.runs.reports.comparison.x_axis import EPOCHS, SAMPLES, SECONDS, XAxis
 from rankzero.runs.reports.palette import COLORS
 from rankzero.runs.reports.recorded.recorded_run import RecordedRun
 from rankzero.runs.reports.recorded.run_status import Status
@@ -284,17 +284,7 @@ def test_samples_and_epochs_lie_on_lines_between_logged_positions_from_the_first
     curves = {"x_axis/samples": curve([-1, 9], values=[5.0, 320.0])}
     assert XAxis(SAMPLES, curves, recorded()).values(curve([9])) == [320.0]
     assert not XAxis(SAMPLES, {"x_axis/samples": curve([-1], values=[5.0])}, recorded()).is_known
-
-
-def test_runs_without_logged_positions_are_drawn_by_their_totals_and_steps_and_seconds_need_nothing_else():
-    axis = XAxis(SAMPLES, {"loss": curve([1])}, recorded(steps=10, samples=320, epochs=2))
-    assert axis.is_estimated and axis.values(curve([-1, 4, 9])) == [0.0, 160.0, 320.0]
-    assert XAxis(EPOCHS, {}, recorded(steps=10, epochs=2)).values(curve([9])) == [2.0]
-    assert not XAxis(STEPS, {}, recorded(steps=10, epochs=2)).is_estimated
-    axis = XAxis(STEPS, {}, recorded())
-    assert axis.is_known and axis.values(curve([0, 7])) == [0.0, 7.0]
-    assert XAxis(SECONDS, {"loss": curve([1])}, recorded()).is_known
-    assert not XAxis(SAMPLES, {"loss": curve([1])}, recorded()).is_known
+    assert XAxis(EPOCHS, {}, recorded(steps=10, epochs=2)).values(curve([-1, 4, 9])) == [0.0, 1.0, 2.0]  # by its totals
 
 
 @pytest.mark.parametrize(

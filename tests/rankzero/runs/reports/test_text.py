@@ -4,7 +4,6 @@ import sys
 
 import pytest
 import torch
-from lightning.pytorch.demos.boring_classes import BoringModel
 from rich.box import SQUARE
 from rich.cells import cell_len
 from rich.table import Table
@@ -14,7 +13,6 @@ from rankzero.runs.reports.shown_metrics import metrics_line, numbers, unique_me
 from rankzero.runs.reports.table import Column, Row, column_widths, print_table, rendered
 from rankzero.runs.reports.text import age, compact, duration, number_text, rough_duration, shortened
 from rankzero.tracking.measurements.series import SERIES
-from running import train_in_process
 
 
 @pytest.mark.parametrize(
@@ -153,22 +151,6 @@ CASES = {
 def test_each_metric_is_shown_once(name):
     metrics, shown = CASES[name]
     assert unique_metrics(metrics) == shown
-
-
-def test_a_metric_logged_per_step_and_epoch_is_shown_once():
-    class LoggingModel(BoringModel):
-        def training_step(self, batch, batch_idx):
-            self.log("loss", float(batch_idx), on_step=True, on_epoch=True)
-            return super().training_step(batch, batch_idx)
-
-        def on_train_end(self):
-            self.logged = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
-
-    model = LoggingModel()
-    train_in_process(model=model, max_epochs=1, limit_train_batches=3)
-    assert {"loss", "loss_step", "loss_epoch"} <= set(model.logged)
-    shown = unique_metrics(model.logged)
-    assert {name: shown[name] for name in shown if "loss" in name and "val" not in name} == {"loss": 1.0}
 
 
 def test_only_numbers_are_metrics():
