@@ -9,7 +9,7 @@ import torch
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.preflight.check import FAIL, OK, WARN
-from rankzero.preflight.environment import check_environment, clock_differences, describe_environment, different_parts
+from rankzero.preflight.environment import check_environment, clock_differences, describe_environment
 
 CONFIG = {
     "model.width": 8,
@@ -83,13 +83,6 @@ def test_differences_between_ranks_are_named_unless_they_are_allowed(on_ranks, t
 def test_the_clocks_of_ranks_are_compared_from_readings_that_bound_the_difference():
     assert clock_differences([(100.0, 100.1), (100.05, 100.2), (190.0, 190.1), (10.0, 10.1)]) == [0, 0, 90.0, -90.0]
     assert clock_differences([(100.0, 100.1), (95.0, 103.0), (100.0, 130.0)]) == [0, 0, 0]  # delayed ranks
-
-
-def test_missing_names_are_different_unless_they_are_ignored():
-    parts = [{"a": "1", "b": "2"}, {"a": "1"}]
-    assert different_parts(parts, ["n1", "n2"], ignores_missing=True) == {}
-    different = {"b": ["2 on rank 0 (n1)", "none on rank 1 (n2)"]}
-    assert different_parts(parts, ["n1", "n2"], ignores_missing=False) == different
 
 
 @pytest.mark.parametrize("driver", ["580.159.04", "unknown"])
