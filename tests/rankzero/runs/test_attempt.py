@@ -227,14 +227,11 @@ def test_an_exit_of_the_users_code_is_an_error_unless_allowed(attempt, kind, may
     assert read("summary.json")["status"] == "failed" and is_free()
 
 
-def test_train_raises_the_first_error_of_this_rank_and_a_stop_unchanged(attempt):
+def test_train_raises_the_first_error_of_this_rank(attempt):
     run_attempt = attempt()
     run_attempt.outcome.error = LookupError("the first")
     with pytest.raises(LookupError, match="the first"):
         run_attempt.train(Mock(side_effect=RuntimeError("the second")), may_exit=False)
-    with pytest.raises(Stopped, match="SIGTERM"):
-        attempt().train(Mock(side_effect=Stopped("SIGTERM")), may_exit=False)
-    assert read("summary.json")["status"] == "stopped"
 
 
 def save_slowly(run_attempt):

@@ -177,20 +177,6 @@ def test_seed_has_the_same_effect_as_the_seed_function_of_each_generator(key):
     assert found == draw(2)
 
 
-def test_get_states_does_not_change_the_generators_and_states_are_restored_in_any_order():
-    expected = draw(3)
-    generators.seed(1)
-    states, found = [], []
-    for _ in range(3):
-        states.append(generators.get_states())
-        assert not generators.have_changed_since(states[-1])
-        found.append(draw()[0])
-    assert found == expected
-    for index in (2, 0, 1, 0):
-        generators.set_states(states[index])
-        assert draw()[0] == expected[index]
-
-
 BEFORE = {
     "after a seed": lambda: None,
     "in the middle of a block": lambda: draw(2),

@@ -92,23 +92,16 @@ def last_second_in_time(wall_time, clock, next_steps):
         (0.0, [(300.0, PLAIN), *[(3.0, PLAIN)] * REMEMBERED_STEPS], [PLAIN], 3),
     ],
 )
-def test_time_is_over_when_the_next_steps_and_a_slow_save_no_longer_fit(guess, noted, next_steps, needed):
+def test_time_is_over_when_the_next_steps_and_twice_the_longest_save_no_longer_fit(guess, noted, next_steps, needed):
     """The guess is used until a validation is measured; a slow step is forgotten after enough steps."""
     clock = SimpleNamespace(now=0.0)
     wall_time = WallTime(1000.0, margin_seconds=10.0, clock=lambda: clock.now)
     assert last_second_in_time(wall_time, clock, [PLAIN]) == 1000 - 10 - 5  # reserved for a save before any measurement
-    wall_time.note_save(20.0)
+    for seconds in (2.0, 20.0, 1.0):
+        wall_time.note_save(seconds)
     wall_time.validation_guess = guess
     for seconds, kind in [(3.0, PLAIN), *noted]:
         wall_time.note_step(seconds, kind)
     assert last_second_in_time(wall_time, clock, next_steps) == 1000 - 10 - 2 * 20 - needed
     clock.now = 990.0
     assert wall_time.seconds_left == 10.0 and wall_time.is_over([])
-
-
-@pytest.mark.parametrize(("saves", "needed"), [([0.5], 1.0), ([2.0, 9.0, 1.0], 18.0), ([2.5], 5.0), ([2.5, 1.0], 5.0)])
-def test_save_estimate_is_twice_the_longest_save(saves, needed):
-    wall_time = WallTime(1000.0)
-    for seconds in saves:
-        wall_time.note_save(seconds)
-    assert wall_time.save_seconds == needed
