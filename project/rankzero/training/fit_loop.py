@@ -97,6 +97,8 @@ class FitLoop(_FitLoop):
 
     @property
     def skip(self) -> bool:
+        if self._resumed_order and not self.only_restores:
+            self._restore_epochs(self._resumed_order)
         return super().skip or self.only_restores
 
     def run(self) -> None:
@@ -130,18 +132,24 @@ class FitLoop(_FitLoop):
             for loader in self._combined_loader.flattened:  # a finder in an epoch's first hook recreates the loaders
                 _set_sampler_epoch(loader, self.epochs_done)
 
-    def reset(self) -> None:
+    @property
+    def _resumed_order(self) -> ElasticBatchSampler | None:
+        """The order of samples whose position a checkpoint has set; None if this loop does not resume from one."""
+        return self.plan.order if self.is_resuming and not self.is_trial else None
+
+    def _restore_epochs(self, order: ElasticBatchSampler) -> None:
         """Sets the epoch counters to the checkpoint's position, whichever of Lightning's hooks saved it."""
-        order = self.plan.order
-        if self.is_trial or not (self.is_resuming and order):
-            super().reset()
-            return
-        torch.set_grad_enabled(True)
         completed = order.start_position.epoch
         started = completed + (order.start_position.step > 0)
         for counts in (self.epoch_progress.current, self.epoch_progress.total):
             vars(counts).update(ready=started, started=started, processed=completed, completed=completed)
         self._restart_stage = RestartStage.RESTARTED_MID_EPOCH if started > completed else RestartStage.NONE
+
+    def reset(self) -> None:
+        if self._resumed_order:
+            torch.set_grad_enabled(True)
+        else:
+            super().reset()
 
     def on_run_start(self) -> None:
         self.epoch_loop.activity.step = self.epoch_loop.global_step

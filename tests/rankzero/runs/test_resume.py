@@ -275,11 +275,11 @@ def lightnings_checkpoints(tmp_path_factory):
 def test_a_run_resumes_exactly_from_a_checkpoint_of_lightnings_callback_even_if_it_crashes(
     cwd, trained, lightnings_checkpoints, checkpoint, limits
 ):
-    arguments = (*CONSTANT, "--epochs", "3", "--run", "rest")
+    arguments = (*CONSTANT, "--epochs", "2", "--run", "rest")
     crash_at(115, *arguments, "--resume", str(lightnings_checkpoints(*limits) / f"{checkpoint}.ckpt"))
     fit_in_process(*arguments)
-    assert are_equal(weights(trained(*CONSTANT, "--epochs", "3") / "x"), weights(cwd / "runs/rest"))
-    assert summary_of(cwd / "runs/rest")["ledger"][-2:] == EACH_ONCE[1:]
+    assert are_equal(weights(trained(*CONSTANT, "--epochs", "2") / "x"), weights(cwd / "runs/rest"))
+    assert summary_of(cwd / "runs/rest")["ledger"][-1] == EACH_ONCE[1]
 
 
 def test_a_checkpoint_not_written_by_rankzero_restarts_its_epoch(cwd, capsys, lightnings_checkpoints):
