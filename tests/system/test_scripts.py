@@ -15,19 +15,20 @@ from system.public import difference
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 PUBLIC = Path(__file__).parent.parent / "public"
-EXAMPLES = {"autoencoder": 19, "boring": 11, "classifier": 10, "gan": 14, "transformer": 15}
+EXAMPLES = {"public autoencoder": 19, "boring": 11, "classifier": 10, "public gan": 14, "public language_model": 15}
 """Example -> batch after which one process is killed; two processes are killed after half as many, in epoch one."""
 
 
 @pytest.fixture
 def run_example(tmp_path):
     """Returns a function that runs an example in the test's folder, and returns the exit codes."""
-    for file in (*SCRIPTS.glob("*.py"), PUBLIC / "killing.py"):
+    for file in (*SCRIPTS.glob("*.py"), *PUBLIC.glob("*.py")):
         shutil.copy(file, tmp_path)
 
     def start(example: str, *arguments: str, world: int = 1, code: int | None = 0, **options) -> list[int]:
-        script = str(tmp_path / f"{example}.py")
-        return fit_on_ranks(*arguments, folder=tmp_path, world=world, code=code, script=script, **options)
+        name, *module = example.split()
+        script = str(tmp_path / f"{name}.py")
+        return fit_on_ranks(*module, *arguments, folder=tmp_path, world=world, code=code, script=script, **options)
 
     return start
 
