@@ -50,10 +50,10 @@ def agree_on_run(root: str, name: str | None, title: str, coordinator: Coordinat
 
     def choose() -> list[str | None]:
         run = choose_run(root, name, title, coordinator.launch.job_id)
-        return [str(run.path), run.title]
+        return [str(run.path), run.title, run.job_title]
 
-    path, run_title = coordinator.run_on_rank_zero(choose)
-    return RunDirectory(Path(str(path)), run_title)
+    path, run_title, job_title = coordinator.run_on_rank_zero(choose)
+    return RunDirectory(Path(str(path)), run_title, job_title=job_title)
 
 
 @dataclass

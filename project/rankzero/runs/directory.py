@@ -14,6 +14,7 @@ runs/<name>/
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -41,6 +42,7 @@ class RunDirectory:
         is_new: Whether this attempt created the directory.
         archived_paths: Paths that this attempt has archived, as pairs (original path, new path).
         part: Number of the call of a Trainer's `fit`, among the calls that train; each of them is a part of the run.
+        job_title: `<model>-<data>-<job>`, if the name is this title with the number of the run in the job; else None.
     """
 
     path: Path
@@ -50,6 +52,7 @@ class RunDirectory:
     is_new: bool = False
     archived_paths: list[tuple[Path, Path]] = field(default_factory=list)
     part: int = 1
+    job_title: str | None = None
 
     @property
     def name(self) -> str:
@@ -128,7 +131,11 @@ class RunDirectory:
         """
         if self.attempt and (self.title is None or not self.is_taken_over):
             self.title, self.is_new, self.archived_paths = None, False, []
-        elif self.title is not None and self.is_kept:
+        elif self.job_title is not None:
+            if _job_runs.get(self.path):
+                self.path = next_job_path(self.path.parent, self.job_title)
+            _job_runs[self.path], self.job_title = True, None
+        elif self.title is not None and self.is_kept and not self._is_claimed:
             self.path = next_free_path(self.path.parent, self.title)
             self.attempt, self.part, self.is_new, self.archived_paths = 0, 1, False, []
 
@@ -205,10 +212,21 @@ class RunDirectory:
         return False
 
     def claim(self) -> None:
-        """Creates the directory of an unnamed run before its first attempt, which then uses it. For rank zero."""
-        if self.title is not None and not self.attempt and self.is_kept:
-            self._create()
-            self.title = None
+        """Creates the directory of an unnamed run before its first attempt, which then uses it. For rank zero.
+
+        Raises:
+            RequestError: The directory cannot be created.
+        """
+        if self.title is not None and not self.attempt and self.is_kept and not self._is_claimed:
+            try:
+                self._create()
+            except OSError as error:
+                raise cannot_write_error(self.path.parent, error) from None
+
+    @property
+    def _is_claimed(self) -> bool:
+        """Whether `claim` has created the directory, and no copy of this run has begun in it."""
+        return self.is_new and not self.attempt and not self.exists
 
     def _create(self) -> None:
         """Creates the directory; concurrent starts of unnamed runs never get the same number."""
@@ -216,7 +234,7 @@ class RunDirectory:
             try:
                 self.path.mkdir(parents=True)
             except FileExistsError:
-                if self.title is None:
+                if self.title is None or self._is_claimed:
                     return
                 self.path = next_free_path(self.path.parent, self.title)
             else:
@@ -311,7 +329,10 @@ def choose_run(root: str, name: str | None, title: str, job_id: str | None) -> R
     try:
         if not (name or job_id):
             return RunDirectory(next_free_path(folder, title), title)
-        return RunDirectory(folder / (name or f"{title}-{job_id}"))
+        if name:
+            return RunDirectory(folder / name)
+        job_title = f"{title}-{job_id}"
+        return RunDirectory(next_job_path(folder, job_title), job_title=job_title)
     except OSError as error:
         raise cannot_write_error(folder, error) from None
 
@@ -326,6 +347,18 @@ def next_free_path(folder: Path, title: str) -> Path:
     number = 1
     while (path := folder / f"{title}-{number}").exists():
         number += 1
+    return path
+
+
+_job_runs: dict[Path, bool] = {}
+"""Directory of an unnamed run of this process, in a job -> whether a `fit` has begun to use it."""
+
+
+def next_job_path(folder: Path, title: str) -> Path:
+    """Returns the path of the next unnamed run of this process; the same one after a restart of the job."""
+    paths = (folder / f"{title}{f'-{number}' * (number > 1)}" for number in itertools.count(1))
+    path = next(path for path in paths if path not in _job_runs)
+    _job_runs[path] = False
     return path
 
 

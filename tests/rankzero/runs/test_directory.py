@@ -1,3 +1,4 @@
+import copy
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -25,11 +26,17 @@ def contents(folder):
     return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
 
-def test_unnamed_and_archived_runs_are_numbered_and_a_job_finds_its_own_run_again(tmp_path):
+def test_unnamed_and_archived_runs_are_numbered_and_a_restarted_job_finds_its_runs_again(tmp_path, monkeypatch):
     assert [begin(tmp_path, None).name for _ in range(3)] == ["MLP-Toy-1", "MLP-Toy-2", "MLP-Toy-3"]
-    first = begin(tmp_path, None, job="4711")
-    second = choose_run(str(tmp_path), None, "MLP-Toy", "4711")
-    assert second.path == first.path == tmp_path / "MLP-Toy-4711" and second.exists
+    for start in (1, 2):
+        monkeypatch.setattr("rankzero.runs.directory._job_runs", {})
+        runs = [choose_run(str(tmp_path), None, "MLP-Toy", "4711") for _ in range(2)]
+        runs.append(copy.deepcopy(runs[0]))
+        for run in runs:
+            run.continue_in_process()
+            run.begin_attempt("a: 1")
+        assert [run.name for run in runs] == ["MLP-Toy-4711", "MLP-Toy-4711-2", "MLP-Toy-4711-3"]
+        assert {run.attempt for run in runs} == {start}
     for _ in range(2):
         begin(tmp_path).archive()
     assert sorted(path.name for path in tmp_path.glob("x*")) == ["x.before-1", "x.before-2"]
@@ -47,9 +54,11 @@ def test_the_first_attempt_uses_a_claimed_directory(tmp_path):
     first, second = (choose_run(str(tmp_path), None, "MLP-Toy", None) for _ in range(2))
     for run in (first, second, first):
         run.claim()
-    first.continue_in_process()
-    first.begin_attempt("a: 1")
-    assert (first.name, second.name, first.attempt) == ("MLP-Toy-1", "MLP-Toy-2", 1)
+    runs = [first, second, copy.deepcopy(first)]
+    for run in runs:
+        run.continue_in_process()
+        run.begin_attempt("a: 1")
+    assert [(run.name, run.attempt) for run in runs] == [("MLP-Toy-1", 1), ("MLP-Toy-2", 1), ("MLP-Toy-3", 1)]
 
 
 def test_every_attempt_keeps_its_configuration_and_files_that_a_killed_attempt_left_are_removed_or_empty(tmp_path):
@@ -92,8 +101,10 @@ def test_a_root_that_cannot_be_written_is_refused(tmp_path):
     for root in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(RequestError, match="is a file"):
             choose_run(str(root), None, "MLP-Toy", None).check_writable()
-    with pytest.raises(RequestError, match="folder where you may write"):
-        choose_run("/proc/runs", None, "MLP-Toy", None).begin_attempt("a: 1")
+    run = choose_run("/proc/runs", None, "MLP-Toy", None)
+    for begin_or_claim in (lambda: run.begin_attempt("a: 1"), run.claim):
+        with pytest.raises(RequestError, match="folder where you may write"):
+            begin_or_claim()
 
 
 @pytest.mark.parametrize("mode", [0o555, 0o700], ids=["not writable", "not even readable"])
