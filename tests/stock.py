@@ -215,17 +215,21 @@ def assert_same_training(make_module=Net, make_callbacks=list, **settings):
     assert differences(plain, {**stock, "calls": []}) == []
 
 
-def differences(first, second, path=""):
-    """Returns the paths at which two nested values differ in type or in any bit; NaN equals NaN."""
+def differences(first, second, tolerance=0.0, path=""):
+    """Returns the paths at which two nested values differ in type or by more than the tolerance; NaN equals NaN."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-        is_equal = (first.dtype, first.shape) == (second.dtype, second.shape)
-        return [] if is_equal and bool(((first == second) | (first.isnan() & second.isnan())).all()) else [path]
+        if (first.dtype, first.shape) != (second.dtype, second.shape):
+            return [path]
+        is_near = (first.double() - second.double()).abs() <= tolerance if tolerance else first == second
+        return [] if bool((is_near | (first.isnan() & second.isnan())).all()) else [path]
     if isinstance(first, dict) and isinstance(second, dict) and list(first) == list(second):
-        return [difference for key in first for difference in differences(first[key], second[key], f"{path}/{key}")]
+        pairs = [(key, (first[key], second[key])) for key in first]
+        return [found for key, pair in pairs for found in differences(*pair, tolerance, f"{path}/{key}")]
     if isinstance(first, list | tuple) and type(first) is type(second) and len(first) == len(second):
         pairs = enumerate(zip(first, second, strict=True))
-        return [difference for number, pair in pairs for difference in differences(*pair, f"{path}/{number}")]
-    is_equal = type(first) is type(second) and (first == second or (first != first and second != second))
+        return [found for number, pair in pairs for found in differences(*pair, tolerance, f"{path}/{number}")]
+    is_near = isinstance(first, float) and isinstance(second, float) and abs(first - second) <= tolerance
+    is_equal = type(first) is type(second) and (first == second or is_near or (first != first and second != second))
     return [] if is_equal else [f"{path}: {first!r} != {second!r}"]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from running import BIN, Result, fit, processes_in, script, wait_until, weights
-from system.public import difference
+from stock import differences
 
 TRAIN = (script("fit"), "--model", "MLP", "--data", "Toy", "--epochs", "1", "--global_batch_size", "64")
 PYTHON, TORCHRUN = str(BIN / "python"), str(BIN / "torchrun")
@@ -64,7 +64,7 @@ def check(
     """
     (run_folder,) = (folder / "runs").iterdir()
     expected, metrics = reference
-    assert difference(expected, weights(run_folder), 1e-6) is None
+    assert not differences(expected, weights(run_folder), 1e-6)
     summary = Result(0, "", "", folder).summary()
     assert (summary["launcher"], summary["nodes"], summary["world_size"]) == (launcher, len(shape), sum(shape))
     assert summary["ledger"] == ["epoch 1: 2,048 of 2,048 samples, each once"]

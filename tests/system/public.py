@@ -129,28 +129,3 @@ def curves(run: Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(run), size_guidance={"scalars": 0})
     events.Reload()
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-
-
-def difference(first: object, second: object, tolerance: float = 0.0, path: str = "") -> str | None:
-    """Returns the first difference between two structures of tensors and plain values, or None."""
-    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
-        is_equal = first.shape == second.shape and torch.allclose(first, second, rtol=0, atol=tolerance, equal_nan=True)
-        return None if is_equal else f"{path}: {_describe(first)} is not {_describe(second)}"
-    if isinstance(first, dict) and isinstance(second, dict):
-        if first.keys() != second.keys():
-            return f"{path}: {sorted(map(str, first))} is not {sorted(map(str, second))}"
-        pairs = [(f"{path}.{key}", value, second[key]) for key, value in first.items()]
-    elif isinstance(first, list | tuple) and isinstance(second, list | tuple):
-        if len(first) != len(second):
-            return f"{path}: {len(first)} entries, not {len(second)}"
-        pairs = [(f"{path}[{index}]", *entries) for index, entries in enumerate(zip(first, second, strict=True))]
-    elif isinstance(first, float) and isinstance(second, float):
-        is_equal = first == second or abs(first - second) <= tolerance or (first != first and second != second)
-        return None if is_equal else f"{path}: {first} is not {second}"
-    else:
-        return None if first == second else f"{path}: {first!r} is not {second!r}"
-    return next((found for entry_path, a, b in pairs if (found := difference(a, b, tolerance, entry_path))), None)
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{tuple(tensor.shape)} of sum {float(tensor.double().sum()):.9g}"

@@ -4,8 +4,8 @@ import pytest
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in, newest_valid
 from running import disk_at
+from stock import differences
 from system.forks import fit_on_ranks, outputs, summary
-from system.public import difference
 from system.test_exactly_once import CLASSES, learned_state
 
 
@@ -58,4 +58,4 @@ def test_a_full_disk_keeps_the_newest_checkpoint_to_resume_from(user_folder, sma
     (small_disk / "filling").unlink()
     fit_on_ranks(*arguments, folder=user_folder, world=2)
     fit_on_ranks(*arguments, "--run", "whole", folder=user_folder, world=2)
-    assert difference(learned_state(small_disk / "whole"), learned_state(small_disk / "x")) is None
+    assert not differences(learned_state(small_disk / "whole"), learned_state(small_disk / "x"))

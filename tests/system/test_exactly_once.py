@@ -11,8 +11,8 @@ import torch
 from reported import scalars_of
 
 from running import weights
+from stock import differences
 from system.forks import fit_on_ranks, outputs, summary
-from system.public import difference
 
 CLASSES = ("--model", "recording.Net", "--data", "recording.Data", "--trainer.num_sanity_val_steps", "0")
 
@@ -68,7 +68,7 @@ def test_uneven_shares_learn_the_same_weights_as_one_process(user_folder):
     cases += [(3, ("--data.workers", "1")), (4, ()), (4, ("--max_device_batch_size", "2"))]
     for number, (world, settings) in enumerate(cases):
         fit_on_ranks(*arguments, *settings, "--run", f"{number}", folder=user_folder, world=world)
-        assert difference(expected, weights(user_folder / f"runs/{number}"), 1e-6) is None, settings
+        assert not differences(expected, weights(user_folder / f"runs/{number}"), 1e-6), settings
         found_metrics = summary(user_folder, f"{number}")["metrics"]
         names = [name for name in metrics if name not in ("loss_step", "synced_step")]
         assert {name: found_metrics[name] for name in names} == pytest.approx(
@@ -91,7 +91,7 @@ def test_an_epoch_resumed_at_world_sizes_1_2_3_2_1_uses_every_sample_once(user_f
     assert samples == expected_samples
     uninterrupted, resumed = (summary(user_folder, run) for run in ("one", "x"))
     assert resumed["attempts"] == 5 and resumed["ledger"] == ["epoch 1: 637 of 637 samples, each once"]
-    assert difference(weights(user_folder / "runs/one"), weights(user_folder / "runs/x"), 1e-5) is None
+    assert not differences(weights(user_folder / "runs/one"), weights(user_folder / "runs/x"), 1e-5)
     assert resumed["metrics"] == pytest.approx(uninterrupted["metrics"], abs=1e-5)
 
 
@@ -146,7 +146,7 @@ def check_equals_uninterrupted(folder: Path, run: str) -> None:
     """Checks that a run of several attempts equals the uninterrupted run `whole` bit for bit, also in TensorBoard."""
     found, expected = summary(folder, run), summary(folder, "whole")
     assert all(found[name] == expected[name] for name in ("status", "metrics", "ledger", "steps", "epochs", "samples"))
-    assert difference(learned_state(folder / "runs/whole"), learned_state(folder / "runs" / run)) is None
+    assert not differences(learned_state(folder / "runs/whole"), learned_state(folder / "runs" / run))
     assert scalars(folder / "runs" / run) == scalars(folder / "runs/whole")
 
 
@@ -208,7 +208,7 @@ def test_manual_optimization_gets_a_sample_on_every_rank(user_folder):
     fit_on_ranks(*arguments, "--global_batch_size", "8", "--run", "one", folder=user_folder)
     fit_on_ranks(*arguments, "--global_batch_size", "8", "--run", "four", folder=user_folder, world=4)
     assert "each process needs a sample for manual optimization" in outputs(user_folder)[0]
-    assert difference(weights(user_folder / "runs/one"), weights(user_folder / "runs/four"), 1e-6) is None
+    assert not differences(weights(user_folder / "runs/one"), weights(user_folder / "runs/four"), 1e-6)
 
 
 def test_several_training_loaders_resume_independently(user_folder):
@@ -219,7 +219,7 @@ def test_several_training_loaders_resume_independently(user_folder):
         kill_and_resume(user_folder, *arguments, step=step)
         assert recorded_samples(user_folder) == expected
         states = (learned_state(user_folder / "runs" / run) for run in ("whole", "killed"))
-        assert difference(*states) is None
+        assert not differences(*states)
 
 
 def test_all_gather_in_a_step_is_refused_if_a_rank_has_no_sample(user_folder):

@@ -15,9 +15,9 @@ import pytest
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in
 from running import INTERPRETER_BIN, LIMIT, fit, processes_in, require, run, script, wait_until
+from stock import differences
 from system.hosts import HOSTS, Hosts, kill_group, on
 from system.learned import PYTHON, TORCHRUN
-from system.public import difference
 from system.test_exactly_once import CLASSES, learned_state
 
 pytestmark = pytest.mark.xdist_group("failures")  # so that one worker trains `undisturbed`
@@ -70,7 +70,7 @@ def test_a_run_resumes_when_torchrun_restarts_its_workers_after_a_kill(user_fold
     assert process.wait(LIMIT) == 0, (user_folder / "out").read_text()
     assert not ranks_in(user_folder)
     assert json.loads((user_folder / "runs/x/summary.json").read_text())["attempts"] == 2
-    assert difference(undisturbed, learned_state(user_folder / "runs/x")) is None
+    assert not differences(undisturbed, learned_state(user_folder / "runs/x"))
 
 
 LOCAL, ONE_PROCESS = ("python", script("fit"), "--devices", "2", "--run", "x"), ("python", script("fit"), "--run", "x")
@@ -127,7 +127,7 @@ def test_mpirun_leaves_no_process_after_a_rank_is_killed(user_folder, undisturbe
     assert process.wait(LIMIT) != 0
     wait_until(lambda: not ranks_in(user_folder), "the end of all ranks")
     run(*command, folder=user_folder)
-    assert difference(undisturbed, learned_state(user_folder / "runs/x")) is None
+    assert not differences(undisturbed, learned_state(user_folder / "runs/x"))
 
 
 def start_on_both(hosts: Hosts, folder: Path) -> dict[str, "subprocess.Popen[bytes]"]:

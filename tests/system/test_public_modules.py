@@ -13,8 +13,9 @@ import pytest
 from lightning.fabric.utilities.seed import seed_everything
 
 from running import restore_process_state
+from stock import differences
 from system.forks import fit_on_ranks, outputs, summary
-from system.public import FOLDER, MODULES, Module, copy_files, curves, difference, result, train
+from system.public import FOLDER, MODULES, Module, copy_files, curves, result, train
 
 RANKZERO_SCALARS = (
     *("train/loss", "train/mean_loss", "train/lr", "train/samples_per_second"),
@@ -49,8 +50,8 @@ def test_a_run_killed_in_mid_epoch_and_resumed_equals_an_uninterrupted_run(files
     assert (resumed["status"], resumed["attempts"], resumed["epochs"]) == ("finished", 2, 2)
     if module.size is not None:
         uninterrupted = summary(files, "whole")
-        assert difference(result(files, "whole"), result(files, "x"), tolerance) is None
-        assert difference(_logged(uninterrupted, module), _logged(resumed, module), tolerance) is None
+        assert not differences(result(files, "whole"), result(files, "x"), tolerance)
+        assert not differences(_logged(uninterrupted, module), _logged(resumed, module), tolerance)
         assert resumed["ledger"] == uninterrupted["ledger"]
     for split in ("val", "test"):
         fit_on_ranks("--run", "x", "--split", split, script="evaluate", folder=files, world=world)
@@ -70,10 +71,10 @@ def test_an_uninterrupted_run_equals_a_run_of_stock_lightning(files, name, monke
     seeded = ("--trainer.callbacks+=killing.SeedSteps",)  # stock loaders draw from the module's generator
     fit_on_ranks(*module.command, *fixed, *seeded, "--run", "ours", folder=files)
     expected = train_with_stock(module, files / "stock")
-    assert difference(expected, result(files, "ours")) is None
+    assert not differences(expected, result(files, "ours"))
     stock_curves, found_curves = curves(files / "stock"), curves(files / "runs/ours/tensorboard")
     del stock_curves["epoch"]  # `x_axis/epoch` replaces it
-    assert difference(stock_curves, {tag: found_curves.get(tag) for tag in stock_curves}) is None
+    assert not differences(stock_curves, {tag: found_curves.get(tag) for tag in stock_curves})
     added = found_curves.keys() - stock_curves.keys()
     assert added and all(tag.startswith(RANKZERO_SCALARS) for tag in added), added
 

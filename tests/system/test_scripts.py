@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from running import REPOSITORY, run
+from stock import differences
 from system.forks import fit_on_ranks, outputs, summary
 from system.learned import TORCHRUN
-from system.public import difference
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 PUBLIC = Path(__file__).parent.parent / "public"
@@ -42,7 +42,7 @@ def test_an_example_killed_in_mid_epoch_and_resumed_equals_an_uninterrupted_run(
     assert list((tmp_path / "runs/x/checkpoints").glob("step-*")), "there was nothing to resume from"
     run_example(example, "name=x", world=world)
     uninterrupted, resumed = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "x"))
-    assert difference(uninterrupted, resumed, 0.0 if world == 1 else 1e-6) is None
+    assert not differences(uninterrupted, resumed, 0.0 if world == 1 else 1e-6)
     first, second = summary(tmp_path, "whole"), summary(tmp_path, "x")
     assert (first["attempts"], second["attempts"]) == (1, 2)
     assert first["ledger"] == second["ledger"] and len(first["ledger"]) == 2
@@ -57,7 +57,7 @@ def test_a_signal_stops_all_ranks_and_the_same_script_resumes(run_example, tmp_p
     assert not any("Traceback" in text for text in printed)
     run_example("boring", "name=x", world=2)
     uninterrupted, resumed = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "x"))
-    assert difference(uninterrupted, resumed, 1e-6) is None
+    assert not differences(uninterrupted, resumed, 1e-6)
 
 
 def test_an_error_on_one_rank_ends_all_ranks_and_is_printed_once(run_example, tmp_path):

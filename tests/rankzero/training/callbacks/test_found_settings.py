@@ -30,8 +30,8 @@ def files(folder):
 def test_trials_do_not_count_and_found_settings_are_used(tmp_path, finders):
     run = fit_in(tmp_path / "ours", *finders, *DATA)
     stock = fit_stock(tmp_path / "stock", *finders, *DATA)
-    assert differences(run["record"], stock["record"], "record") == []
-    assert differences(run["weights"], stock["weights"], "weights") == []
+    assert differences(run["record"], stock["record"]) == []
+    assert differences(run["weights"], stock["weights"]) == []
     summary = run["summary"]
     size = 32 if finders[0] == SIZE[0] else 8
     assert (summary["samples"], summary["steps"]) == (4 * 160, 4 * 160 // size)
