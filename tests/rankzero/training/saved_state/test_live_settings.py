@@ -70,7 +70,7 @@ def test_stopped_and_uninterrupted_runs_are_identical_to_stock_lightning(tmp_pat
     last = uninterrupted["summary"]["steps"] - 1
     resumed = fit_in(tmp_path / "resumed", *arguments, stops=[step for step in STOPS if step < last])
     for key in ("record", "weights", "saved weights", "callbacks"):
-        assert differences(uninterrupted[key], resumed[key], key) == []
+        assert differences(uninterrupted[key], resumed[key]) == []
     trained, saved = (dict(sorted(uninterrupted[key].items())) for key in ("weights", "saved weights"))
     assert differences(trained, saved) == []
     for key in ("epochs", "steps", "samples", "metrics", "ledger"):
@@ -78,7 +78,7 @@ def test_stopped_and_uninterrupted_runs_are_identical_to_stock_lightning(tmp_pat
     epochs = range(1, uninterrupted["summary"]["epochs"] + 1)
     assert [line.split(":")[0] for line in uninterrupted["summary"]["ledger"]] == [f"epoch {epoch}" for epoch in epochs]
     for key in ("optimizer_states", "lr_schedulers"):
-        assert differences(uninterrupted["state"][key], resumed["state"][key], key) == []
+        assert differences(uninterrupted["state"][key], resumed["state"][key]) == []
 
 
 def test_weights_replaced_at_the_end_are_saved_but_not_trained_further(tmp_path):
