@@ -44,6 +44,7 @@ def test_a_steady_step_enters_at_most_fifteen_files(cwd, monkeypatch):
     ENTERED.clear()
     toy = ("--model", "MLP", "--data", "Toy", "--data.count", "2048", "--epochs", "1", "--trainer.callbacks")
     assert fit_in_process(*toy, "traced.Trace") == 0
-    entered = min(ENTERED.values(), key=len)  # a line of progress may be due in a step
+    assert len(ENTERED) == 8
+    entered = sorted(ENTERED.values(), key=len)[4]  # a line of progress may be due in one of the steps
     assert "project/rankzero/training/step.py" in entered
     assert len(entered) <= MAX_FILES_ENTERED, sorted(entered)

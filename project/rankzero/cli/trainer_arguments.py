@@ -169,7 +169,7 @@ class TrainerArguments(pl.Trainer):
             deterministic: Whether torch uses deterministic algorithms only; `warn` where they exist.
             benchmark: Value of `torch.backends.cudnn.benchmark`; None leaves it unchanged.
             inference_mode: Whether evaluation runs in `torch.inference_mode`, and not in `torch.no_grad`.
-            use_distributed_sampler: Accepted and not used: each rank reads its share of the samples.
+            use_distributed_sampler: Whether the draws of a sampler of yours are divided among the ranks.
             profiler: Lightning's profiler: `simple`, `advanced`, `pytorch`, `xla` or an object.
             detect_anomaly: Whether autograd checks for NaN and names the operation.
             barebones: Whether to switch off logging, checkpoints and progress, to measure the Trainer's overhead.

@@ -54,6 +54,9 @@ class RunDirectory:
     part: int = 1
     job_title: str | None = None
 
+    def __fspath__(self) -> str:
+        return str(self.path)
+
     @property
     def name(self) -> str:
         """Name of the run."""
@@ -247,7 +250,7 @@ class RunDirectory:
             return
         if self.is_new and not any(self.checkpoints.glob("*")):
             shutil.rmtree(self.path, ignore_errors=True)
-            self.attempt = 0
+            self.attempt, self.is_new = 0, False
             self._restore_archived()
             with contextlib.suppress(OSError):
                 self.path.parent.rmdir()  # the root, if it is empty

@@ -196,6 +196,10 @@ def _choose_resume_point(
     plan.already_finished = is_finished and plan.checkpoint is not None and plan.step >= summary["steps"]
     if resume == "auto" and (stored := _stored_config(plan)):
         _check_settings(plan, read_config(stored), config)
+    epochs = summary.get("epochs", 0)
+    if plan.already_finished and trainer.max_epochs not in (None, -1) and trainer.max_epochs < epochs:
+        found = f"run {run.name} has trained {epochs} epochs"
+        raise RequestError(f"--epochs {trainer.max_epochs}", found, f"--epochs {epochs}, or --name ANOTHER-NAME")
     if plan.already_finished:
         plan.notes.append(already_finished_note(run, trainer))
     else:

@@ -180,8 +180,11 @@ def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
     reason = "" if reached else "; stopped early by a callback such as EarlyStopping, or by max_time"
     if run.newest_attempt.get("part", 1) > run.part:
         return f"part {run.part} of run {run.name} is already finished ({progress}{reason})"
+    how = f"the same command with {raised_limits}"
+    if run.part > 1:
+        how = "a larger trainer.fit_loop.max_epochs or max_steps before this fit"
     return (
         f"run {run.name} is already finished ({progress}{reason}; {run.path}).\n"
-        f"  to continue:    the same command with {raised_limits}\n"
+        f"  to continue:    {how}\n"
         f"  to start again: the same command with --name ANOTHER-NAME, or with --resume never"
     )

@@ -17,10 +17,10 @@ BATCH = 2**20
 
 
 class DrawnOrder:
-    """What a user's sampler draws in an epoch: rank zero's draws for all ranks; a resumed epoch keeps them.
+    """What a user's sampler draws in an epoch: all ranks read rank zero's draws, and a resumed epoch keeps them.
 
     If the sampler draws this rank's share only, the epoch consists of the draws of all ranks: the first of each rank,
-    then the second, so that every rank reads its own.
+    then the second. So every rank reads its own draws if all have as many and every step reads as many of each.
 
     The global generators are seeded for the draws, so that these depend only on seed, epoch and pass. A generator of
     the sampler's own continues.
@@ -152,7 +152,7 @@ def has_run_order(loader: "DataLoader[Any]", world_size: int) -> bool:
 def divided_by(sampler: Any) -> int:
     """Returns the number of ranks among which a `DistributedSampler` divides the samples, also within a batch sampler.
 
-    Other samplers are for 1 rank.
+    Returns 1 for other samplers.
     """
     sampler = sampler if isinstance(sampler, DistributedSampler) else getattr(sampler, "sampler", None)
     return sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1

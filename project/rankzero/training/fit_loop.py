@@ -97,7 +97,7 @@ class FitLoop(_FitLoop):
 
     @property
     def skip(self) -> bool:
-        if self._resumed_order and not self.only_restores:
+        if self._resumed_order is not None and not self.only_restores:  # Lightning asks before the loop
             self._restore_epochs(self._resumed_order)
         return super().skip or self.only_restores
 
@@ -146,7 +146,7 @@ class FitLoop(_FitLoop):
         self._restart_stage = RestartStage.RESTARTED_MID_EPOCH if started > completed else RestartStage.NONE
 
     def reset(self) -> None:
-        if self._resumed_order:
+        if self._resumed_order is not None:
             torch.set_grad_enabled(True)
         else:
             super().reset()

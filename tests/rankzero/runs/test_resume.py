@@ -77,6 +77,8 @@ def test_a_finished_run_is_reported_resumes_for_more_epochs_and_is_archived_by_t
     assert fit_in_process(*TOY, "--epochs", "2", "--run", "x") == 0
     out = capsys.readouterr().out
     assert "already finished (2 epochs" in out and "--epochs 4" in out and "--resume never" in out
+    with pytest.raises(RequestError, match="run x has trained 2 epochs"):
+        fit_in_process(*TOY, "--epochs", "1", "--run", "x")
     assert (run / "run.json").read_text() == before
     fit_in_process(*TOY, "--epochs", "3", "--run", "x")
     assert "resuming from step-00000128" in capsys.readouterr().out

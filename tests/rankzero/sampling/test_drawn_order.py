@@ -86,9 +86,10 @@ def divided(rank, world, in_batches=False):
 def test_a_sampler_that_divides_the_samples_keeps_what_each_rank_draws(world, training, in_batches):
     loaders = [divided(rank, world, in_batches) for rank in range(world)]
     draws = [list(draws_from(loader)) for loader in loaders]
-    calls = iter([[len(own) for own in draws], draws] * world)
+    lengths = [len(own) for own in draws]
     for rank, loader in enumerate(loaders):
-        wrapped = SamplingPlan(rank, world).wrap(loader, training, gather=lambda value: next(calls))
+        gathered = {str(lengths[rank]): lengths, str(draws[rank]): draws}
+        wrapped = SamplingPlan(rank, world).wrap(loader, training, gather=lambda value, by=gathered: by[str(value)])
         read = [list(indices) for indices in wrapped.batch_sampler]
         assert read == (draws[rank] if in_batches else [draws[rank][n : n + 4] for n in range(0, len(draws[rank]), 4)])
 
