@@ -11,7 +11,6 @@ MAX_FILES_TO_READ, MAX_FILES_ENTERED = 8, 15
 
 SOURCES = [REPOSITORY / name for name in ("launch", "project/rankzero", "lightning_modules", "data_modules")]
 
-
 ENTERED = {}
 """Source files whose code runs during a step, for each of some steps that log no value."""
 

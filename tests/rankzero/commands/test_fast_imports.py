@@ -31,7 +31,6 @@ print(convolve([1, 2], [1, 1]).tolist())
 
 @pytest.mark.parametrize("statement", ["pass", "from scipy.signal import windows; windows.hann(3)"])
 def test_a_delayed_module_can_be_imported_afterwards_or_used_during_fast_imports(statement):
-    """Runs `CODE` in a new process, with the statement inside the `fast_imports` block."""
     command = [sys.executable, "-c", CODE.format(statement=statement)]
     process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert (process.returncode, process.stdout, process.stderr) == (0, "[1, 3, 2]\n", "")
