@@ -77,8 +77,8 @@ class EveryOther(DistributedSampler):
 
 def divided(rank, world, in_batches=False):
     sampler = EveryOther(Numbers(), world, rank)
-    settings = {"batch_sampler": BatchSampler(sampler, 4, False)} if in_batches else {"batch_size": 4, "sampler": sampler}
-    return DataLoader(Numbers(), **settings)
+    batches = {"batch_sampler": BatchSampler(sampler, 4, False)}
+    return DataLoader(Numbers(), **(batches if in_batches else {"batch_size": 4, "sampler": sampler}))
 
 
 @pytest.mark.parametrize(("world", "training", "in_batches"), [(2, True, False), (4, False, False), (3, True, True)])
