@@ -164,7 +164,8 @@ def user_message(error: BaseException) -> str | None:
     if isinstance(error, CannotStart | RunError) or type(error).__name__ == "MisconfigurationException":
         return str(error)
     if isinstance(error, RuntimeError) and str(error).startswith("Error(s) in loading state_dict"):
-        return f"the checkpoint does not fit the model: {str(error).splitlines()[1].strip()}"
+        misfit = str(error).splitlines()[1].strip(" \t.")
+        return f"the checkpoint does not fit the model: {misfit}. To start another run, type --name ANOTHER-NAME"
     if isinstance(error, RuntimeError) and "ddp_find_unused_parameters_true" in str(error):
         return (
             "some parameters did not contribute to the loss of a step, but DistributedDataParallel expects it of all. "
@@ -185,6 +186,10 @@ def is_in_package(file: Path, *packages: str) -> bool:
     """Returns whether a file belongs to one of these packages; packages that are not imported do not count."""
     folders = [Path(str(sys.modules[name].__file__)).parent for name in packages if name in sys.modules]
     return any(folder in file.parents for folder in folders)
+
+
+class WrongArgumentError(RequestError, TypeError):
+    """An argument of the Trainer that it cannot take; a script can catch a TypeError, as with Lightning."""
 
 
 class RunError(RuntimeError):
@@ -216,6 +221,17 @@ def mark_reported(error: BaseException) -> None:
 def was_reported(error: BaseException) -> bool:
     """Returns whether another rank has already reported the error to the user."""
     return bool(getattr(error, "was_reported", False))
+
+
+def mark_refusal(error: BaseException) -> None:
+    """Marks an error that `user_message` explains, and because of which a run did not begin."""
+    with suppress(AttributeError):
+        error.is_refusal = True  # type: ignore[attr-defined]
+
+
+def as_refusal(error: BaseException) -> BaseException:
+    """Returns the `CannotStart` for an error that `mark_refusal` has marked; any other error unchanged."""
+    return CannotStart(f"  {user_message(error)}") if getattr(error, "is_refusal", False) else error
 
 
 def mark_place(error: BaseException, place: str) -> None:

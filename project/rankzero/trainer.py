@@ -16,7 +16,7 @@ from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
 from rankzero.distributed.process.lightning_names import check_base
 from rankzero.distributed.session import Session, report_uncaught_errors
-from rankzero.messages import is_quiet, print_notice, set_quiet, set_spelling
+from rankzero.messages import WrongArgumentError, is_quiet, print_notice, set_quiet, set_spelling
 from rankzero.preflight.all_checks import PlannedRun, check_before_fit
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
@@ -214,6 +214,9 @@ class Trainer(TrainerArguments):
                 super().fit(model, **settings)
             return
         if self._has_fitted and ckpt_path is None and loop.has_reached_limits:
+            if self.is_global_zero:
+                limits = f"max_epochs={self.max_epochs}" + f" or max_steps={self.max_steps}" * (self.max_steps != -1)
+                print_notice(f"nothing to train: {limits} is reached; to train on, raise trainer.fit_loop.max_epochs")
             super().fit(model, **settings)  # nothing to train: not an attempt at the run
             return
         self.run.part += self._has_fitted
@@ -230,11 +233,14 @@ class Trainer(TrainerArguments):
             train = partial(super().fit, model, **settings, ckpt_path=checkpoint)
             attempt.train(train, may_exit=self.session.is_script and self.world_size == 1)
         elif self.session.is_script:
-            super().fit(model, **settings, ckpt_path=checkpoint)
+            attempt.restore(partial(super().fit, model, **settings, ckpt_path=checkpoint))
         self._has_fitted = True
 
     def _prepare_attempt(self, model: pl.LightningModule, data: Any, ckpt_path: _PATH | None) -> Attempt:
         check_base("fit", type(model))
+        if not isinstance(getattr(model, "_orig_mod", model), pl.LightningModule):  # `torch.compile` wraps a model
+            found = f"a {type(model).__name__} in place of a LightningModule"
+            raise WrongArgumentError("to fit a model", found, "trainer.fit(model, loader_or_datamodule)")
         options = self._options
         if ckpt_path is not None:
             options = replace(options, resume=self._checkpoint_choice.resolve(str(ckpt_path)) or "auto")

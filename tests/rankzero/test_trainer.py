@@ -38,6 +38,8 @@ from stock import QUIET, differences, every_hook
         ({"accelerator": "gpu"}, 'accelerator="gpu"'),
         ({"devices": 100_000}, "devices=100000"),
         ({"num_nodes": 2}, "num_nodes=2"),
+        ({"max_epoch": 2}, "type   max_epochs=..."),
+        ({"epochs": 2}, "type   max_epochs=..."),
     ],
 )
 def test_the_refusal_of_a_wrong_argument_names_the_argument(script_folder, monkeypatch, settings, message):
@@ -96,6 +98,42 @@ def test_another_trainer_with_the_same_name_resumes_the_run_or_restores_a_finish
     assert torch.equal(fresh.layer.weight, model.layer.weight) and trainer.global_step == 12
     assert "already finished" in capsys.readouterr().out
     assert summary_in(script_folder)["attempts"] == 2
+
+
+def test_a_finished_run_is_refused_with_another_seed_and_states_that_other_data_is_not_trained_on(
+    script_folder, capsys, monkeypatch
+):
+    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
+    train()
+    train()
+    assert "differs" not in capsys.readouterr().out
+    trainer = Trainer(**QUIET, name="x", max_epochs=2, quiet=True)
+    trainer.fit(DropoutNet(), samples(20))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("rankzero: run x is already finished") and "samples: was 21, is 20" in lines[2]
+    monkeypatch.setenv("PL_GLOBAL_SEED", "2")
+    with pytest.raises(RequestError, match="keeps its seed, 1"):
+        train()
+
+
+@pytest.mark.parametrize("model", [samples(4), torch.nn.Linear(2, 2)], ids=["loader", "module"])
+def test_only_a_lightning_module_is_fitted(script_folder, model):
+    with pytest.raises(TypeError, match="in place of a LightningModule"):
+        Trainer(**QUIET, name="x").fit(model)
+    assert not (script_folder / "runs").exists()
+
+
+def test_a_checkpoint_of_another_shape_is_refused_without_traceback_and_the_run_stays_as_it_was(script_folder, capsys):
+    train(max_epochs=1)
+    attempts = count_attempts(script_folder)
+    model = DropoutNet()
+    model.layer = torch.nn.Linear(32, 5)
+    with pytest.raises(RuntimeError, match="size mismatch") as raised:
+        train(model)
+    assert count_attempts(script_folder) == attempts
+    with pytest.raises(SystemExit, match="2"):
+        sys.excepthook(raised.type, raised.value, raised.tb)
+    assert "name=ANOTHER-NAME" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -214,7 +252,7 @@ def test_a_quiet_run_states_how_to_resume_and_what_differs(script_folder, capsys
     with pytest.raises(rankzero.Stopped):
         train(model, quiet=True)
     out = capsys.readouterr().out
-    assert out.startswith("run x: stopped, ") and out.endswith('runs/x; to resume: the same command with name="x"\n')
+    assert out.startswith("run x: stopped, ") and out.endswith('runs/x; to resume: the same script with name="x"\n')
     with pytest.raises(rankzero.Stopped):  # the request to stop stays in force
         train(max_epochs=1, quiet="yes")
     out = capsys.readouterr().out

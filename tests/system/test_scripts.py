@@ -53,7 +53,7 @@ def test_a_signal_stops_all_ranks_and_the_same_script_resumes(run_example, tmp_p
     stop = {"signals": [(0.5, signal.SIGTERM, 1)], "signals_after": "runs/x/logs/rank-001.log"}
     run_example("boring", "name=x", "pause=0.5", world=2, code=75, **stop)
     printed = outputs(tmp_path, 2)
-    assert "run x: stopped" in printed[0] and 'the same command with name="x"' in printed[0]
+    assert "run x: stopped" in printed[0] and 'the same script with name="x"' in printed[0]
     assert not any("Traceback" in text for text in printed)
     run_example("boring", "name=x", world=2)
     uninterrupted, resumed = (torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("whole", "x"))

@@ -25,21 +25,30 @@ _LIGHTNING_KEYS = {
 _SHELL_COMMAND = re.compile(r"(or )?(srun|mpirun|torchrun|pbsdsh|python|[A-Z_]+=\S+) ")
 
 
+def argument_of(flag: str) -> str:
+    """Returns the argument of the Trainer for a flag: `max_epochs` for `epochs`."""
+    return "seed" if flag == "seed" else _LIGHTNING_KEYS.get(flag, flag).rpartition(".")[2]
+
+
 def as_arguments(text: str) -> str:
     """Spells flags as arguments of the Trainer: `--save_every 200steps` as `save_every="200steps"`.
 
-    In shell command lines, only the name of the script changes.
+    `--model NAME` becomes `the model NAME`, since the model is no argument. In shell command lines, only the name of
+    the script changes.
     """
 
     def as_argument(match: re.Match[str]) -> str:
         flag, value = match[1], match[2]
-        name = "seed" if flag == "seed" else _LIGHTNING_KEYS.get(flag, flag).rpartition(".")[2]
+        name = argument_of(flag)
+        if value and name in ("model", "data"):
+            return f"the {name} {value}"
         if value is None or value in ("or", "and", "with", "for", "in", "to", "is", "on", "out"):
             return name + (f" {value}" if value else "")
-        is_unquoted = value.isupper() or re.fullmatch(r"[0-9.]+", value)
+        is_unquoted = value.isupper() or value in ("None", "True", "False") or re.fullmatch(r"[0-9.]+", value)
         return f"{name}={value}" if is_unquoted else f'{name}="{value}"'
 
-    lines = text.replace("launch/fit.py", Path(sys.argv[0]).name or "train.py").split("\n")
+    text = text.replace("launch/fit.py", Path(sys.argv[0]).name or "train.py")
+    lines = text.replace("the same command", "the same script").split("\n")
     flag_pattern = r"--([a-z_.]*[a-z_])(?: ([^\s,;()]*[^\s,;().]))?"
     return "\n".join(line if _SHELL_COMMAND.match(line) else re.sub(flag_pattern, as_argument, line) for line in lines)
 

@@ -35,6 +35,7 @@ from rankzero.messages import (
     RequestError,
     RunError,
     Stopped,
+    as_refusal,
     flush_streams,
     is_peer_failure,
     print_error,
@@ -199,9 +200,9 @@ def _report_uncaught(
         _close_coordinator(error)
     except CannotStart as refusal:
         error = refusal
+    error = as_refusal(error)
     if isinstance(error, CannotStart):
-        code = refuse(error, launch)
-        raise SystemExit(code)
+        raise SystemExit(refuse(error, launch))
     if launch and (was_reported(error) or is_peer_failure(error) or isinstance(error, RunError)):
         raise SystemExit(report_error(error, launch))
     previous(kind, error, trace)

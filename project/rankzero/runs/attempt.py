@@ -25,6 +25,7 @@ from rankzero.messages import (
     Stopped,
     is_quiet,
     mark_place,
+    mark_refusal,
     print_error,
     print_line,
     spelled,
@@ -41,8 +42,9 @@ from rankzero.runs.reports.html.report import write_report
 from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_zero
 from rankzero.runs.stored_config import Config
 from rankzero.runs.summary import TrainingCounts, computed_metrics_of, reason_of, summarize, without_stack
+from rankzero.sampling.fingerprint import changes
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.sampling.resumed_order import resume_order
+from rankzero.sampling.resumed_order import check_seed, order_in, resume_order
 
 
 def agree_on_run(root: str, name: str | None, title: str, coordinator: Coordinator) -> RunDirectory:
@@ -155,6 +157,19 @@ class Attempt:
             if is_interactive():  # otherwise, the program is expected to end
                 self.control_channel.forget_stop()
 
+    def restore(self, fit: Callable[[], None]) -> None:
+        """Calls Lightning's `fit`, which only restores the finished run. All ranks must call.
+
+        Raises:
+            RequestError: The user has set another seed than the run's.
+        """
+        order = order_in(self.resume_plan.manifest)
+        check_seed(self.plan, order.get("seed"), self.run.name)
+        fit()
+        if differences := changes(order.get("data") or self.plan.data, self.plan.data):
+            found = "the training data differs from the finished run's, which this start does not train on"
+            self._print_on_rank_zero("\n  ".join([f"{found}:", *differences]))
+
     def _fit(self, fit: Callable[[], None]) -> None:
         activity = self.control_channel.monitor.activity
         try:
@@ -230,6 +245,8 @@ class Attempt:
             not self.outcome.has_trained and isinstance(error, Exception) and user_message(error) is not None
         )
         self._rank_log.close()
+        if error and is_impossible:
+            mark_refusal(error)
         if self.launch.rank != 0 or self.run.is_taken_over:
             return None
         if is_impossible:

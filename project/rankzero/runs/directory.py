@@ -132,12 +132,13 @@ class RunDirectory:
 
         If another Trainer, such as a copy, has begun or continued this run, an unnamed one gets another directory.
         """
-        if self.attempt and (self.title is None or not self.is_taken_over):
-            self.title, self.is_new, self.archived_paths = None, False, []
+        is_unnamed = self.title is not None or self.job_title is not None
+        if self.attempt and not (is_unnamed and self.is_taken_over):
+            self.title, self.job_title, self.is_new, self.archived_paths = None, None, False, []
         elif self.job_title is not None:
             if _job_runs.get(self.path):
-                self.path = next_job_path(self.path.parent, self.job_title)
-            _job_runs[self.path], self.job_title = True, None
+                self.path, self.attempt, self.part = reserve_job_path(self.path.parent, self.job_title), 0, 1
+            _job_runs[self.path] = True
         elif self.title is not None and self.is_kept and not self._is_claimed:
             self.path = next_free_path(self.path.parent, self.title)
             self.attempt, self.part, self.is_new, self.archived_paths = 0, 1, False, []
@@ -335,7 +336,7 @@ def choose_run(root: str, name: str | None, title: str, job_id: str | None) -> R
         if name:
             return RunDirectory(folder / name)
         job_title = f"{title}-{job_id}"
-        return RunDirectory(next_job_path(folder, job_title), job_title=job_title)
+        return RunDirectory(reserve_job_path(folder, job_title), job_title=job_title)
     except OSError as error:
         raise cannot_write_error(folder, error) from None
 
@@ -357,8 +358,8 @@ _job_runs: dict[Path, bool] = {}
 """Directory of an unnamed run of this process, in a job -> whether a `fit` has begun to use it."""
 
 
-def next_job_path(folder: Path, title: str) -> Path:
-    """Returns the path of the next unnamed run of this process; the same one after a restart of the job."""
+def reserve_job_path(folder: Path, title: str) -> Path:
+    """Reserves the path of the next unnamed run of this process; the same one after a restart of the job."""
     paths = (folder / f"{title}{f'-{number}' * (number > 1)}" for number in itertools.count(1))
     path = next(path for path in paths if path not in _job_runs)
     _job_runs[path] = False

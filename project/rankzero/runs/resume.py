@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.messages import CannotStart, RequestError, Stopped, nearest
+from rankzero.messages import CannotStart, RequestError, Stopped, is_quiet, nearest
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import (
     VerifiedState,
@@ -201,7 +201,8 @@ def _choose_resume_point(
         found = f"run {run.name} has trained {epochs} epochs"
         raise RequestError(f"--epochs {trainer.max_epochs}", found, f"--epochs {epochs}, or --name ANOTHER-NAME")
     if plan.already_finished:
-        plan.notes.append(already_finished_note(run, trainer))
+        note = already_finished_note(run, trainer)
+        plan.notes.append(note.partition("\n")[0] if is_quiet() else note)
     else:
         if is_finished:
             next_start = "it resumes from the newest" if plan.checkpoint else "it starts from the beginning"

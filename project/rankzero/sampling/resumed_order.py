@@ -24,7 +24,7 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
     Raises:
         RequestError: Another order was requested and not accepted, or the checkpoint's order is invalid.
     """
-    stored_order = (manifest.get("rankzero") or {}).get("order")
+    stored_order = order_in(manifest)
     if not stored_order:
         plan.start_positions = [Position(manifest["epoch"])] if manifest.get("epoch") else []
         return None
@@ -42,8 +42,7 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         found = f"its stored sample order is damaged ({error!r})"
         raise RequestError("to resume from this checkpoint", found, f"another checkpoint, or {_NEW_RUN}") from None
-    if plan.is_seeded and plan.seed != seed:
-        raise RequestError(f"--seed {plan.seed}", f"run {run} keeps its seed, {seed}", f"--seed {seed}, or {_NEW_RUN}")
+    check_seed(plan, seed, run)
     plan.seed = seed
     if accepts_batch_size_change:
         if len(sizes) > 1:  # several loaders would get out of step, so the epoch restarts
@@ -63,6 +62,18 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
         f"--batch_size {plan.batch_size} would be {requested_size:,} samples a step; "
         f"run {run} resumes with {kept_size:,}; --accept_changed global_batch_size changes it"
     )
+
+
+def order_in(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Returns the order of samples that a checkpoint's manifest stores; empty if there is none."""
+    return (manifest.get("rankzero") or {}).get("order") or {}
+
+
+def check_seed(plan: SamplingPlan, seed: int | None, run: str) -> None:
+    """Raises a RequestError if the user has set another seed than that of the run."""
+    if plan.is_seeded and seed not in (None, plan.seed):
+        found = f"run {run} keeps its seed, {seed}"
+        raise RequestError(f"--seed {plan.seed}", found, f"--seed {seed}, --name ANOTHER-NAME, or {_NEW_RUN}")
 
 
 def _checked_number(value: object, minimum: int = 0) -> int:

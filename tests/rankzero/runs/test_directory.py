@@ -37,6 +37,11 @@ def test_unnamed_and_archived_runs_are_numbered_and_a_restarted_job_finds_its_ru
             run.begin_attempt("a: 1")
         assert [run.name for run in runs] == ["MLP-Toy-4711", "MLP-Toy-4711-2", "MLP-Toy-4711-3"]
         assert {run.attempt for run in runs} == {start}
+    first_copy, second_copy = copy.deepcopy(runs[0]), copy.deepcopy(runs[0])
+    for run in (first_copy, second_copy):
+        run.continue_in_process()
+        run.begin_attempt("a: 1")
+    assert [first_copy.name, second_copy.name] == ["MLP-Toy-4711", "MLP-Toy-4711-4"]
     for _ in range(2):
         begin(tmp_path).archive()
     assert sorted(path.name for path in tmp_path.glob("x*")) == ["x.before-1", "x.before-2"]

@@ -134,7 +134,7 @@ class ChosenCheckpoint(_CheckpointConnector):
             return None
         path = self.resolve(str(ckpt_path or "best"), state_fn)
         if path is not None and self.trainer.is_global_zero:
-            print_notice(f"{state_fn.value} uses {'the best checkpoint, ' * (ckpt_path is None)}{path}")
+            print_notice(f"{state_fn.value} uses the checkpoint {path}")
         io = self.trainer.strategy.checkpoint_io
         if path is not None and isinstance(io, DirectoryCheckpointIO):
             io.trusted_sha256 = self.coordinator.run_on_rank_zero(lambda: signed_sha256_of(Path(path)))

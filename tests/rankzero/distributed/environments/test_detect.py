@@ -141,5 +141,5 @@ def test_without_variables_the_launch_is_one_local_process_and_two_nodes_are_ref
     assert commands == [
         "srun --nodes=2 --ntasks-per-node=D python train.py ...",
         "or torchrun --nnodes 2 --nproc-per-node D ... train.py ... on each machine",
-        "or the same command on each machine with node_rank=0 (then 1, ...) master_addr=HOST master_port=PORT",
+        "or the same script on each machine with node_rank=0 (then 1, ...) master_addr=HOST master_port=PORT",
     ]

@@ -78,7 +78,7 @@ def test_evaluation_without_a_model_prints_and_loads_the_best_checkpoint(script_
             model.layer.weight.zero_()
         without_model = trainer.test(dataloaders=samples(), verbose=False)
         path = trainer.checkpoint_callback.best_model_path
-        assert f"rankzero: test uses the best checkpoint, {path}\n" in capfd.readouterr().out
+        assert f"rankzero: test uses the checkpoint {path}\n" in capfd.readouterr().out
         assert without_model == trainer.test(Net(), samples(), ckpt_path="best", verbose=False)
         assert (without_model != newest_result) is bool(settings)
 
