@@ -15,14 +15,14 @@ from rankzero.tracking.figures.class_names import class_names
 from rankzero.tracking.figures.collection import Collection, CollectionError, Validation
 from rankzero.tracking.figures.outputs import find_classes, find_images
 from rankzero.tracking.figures.publishing import Publisher
-from rankzero.tracking.figures.schedule import DrawingSchedule, is_last_validation
+from rankzero.tracking.figures.schedule import is_last_validation
 from rankzero.tracking.figures.worst_samples import MAX_SAMPLES
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.strategies import strategy_of
 
-SKIP, DRAW, DISABLE = range(3)
-"""What rank zero decides at the start of a validation; `DISABLE` is final for the attempt."""
+PAUSE_FACTOR = 100.0
+"""Shortest time between two drawings, in durations of a drawing: drawing takes at most 1 % of the time."""
 
 
 class RunFigures(LoopCallback):
@@ -48,13 +48,14 @@ class RunFigures(LoopCallback):
     ) -> None:
         self.run, self.throughput, self.activity = run, throughput, activity
         self.logger, self.log_system = logger, log_system
-        self.schedule = DrawingSchedule()
         self._is_enabled = self._draws_inputs = False
         self._has_failed = False
-        """Whether drawing has failed on rank zero, which the other ranks learn at the next validation."""
+        """Whether drawing has failed; only on rank zero."""
         self._collection: Collection | None = None
         self._seconds = 0.0
         """Time spent in this callback since the start of the validation."""
+        self._pause_ends = 0.0
+        """Time from which on a validation that is not the last one is drawn."""
 
     def on_ready(self, trainer: Trainer) -> None:
         self._is_enabled = not (trainer.barebones or trainer.fast_dev_run)  # type: ignore[attr-defined]
@@ -75,12 +76,8 @@ class RunFigures(LoopCallback):
         self._collection = None
         if not self._is_enabled or trainer.sanity_checking or trainer.state.fn is not TrainerFn.FITTING:
             return
-        decision = SKIP
-        if trainer.is_global_zero:
-            decision = DISABLE if self._has_failed else self._decide(trainer)
-        decision = strategy_of(trainer).broadcast(decision)
-        self._is_enabled = decision != DISABLE
-        if decision == DRAW:
+        is_due = monotonic() >= self._pause_ends or is_last_validation(trainer)
+        if strategy_of(trainer).broadcast(is_due and not self._has_failed):
             self._seconds = 0.0
             self._collection = Collection(trainer.world_size, trainer.global_rank)
 
@@ -114,14 +111,8 @@ class RunFigures(LoopCallback):
         elif trainer.is_global_zero:
             began = monotonic()
             self._guarded(lambda: self._draw(trainer, validation))
-            self.schedule.record(self._seconds + monotonic() - began)
-
-    def _decide(self, trainer: Trainer) -> int:
-        try:
-            return DRAW if self.schedule.is_due(is_last_validation(trainer)) else SKIP
-        except Exception as error:
-            _warn(error)
-            return DISABLE
+            ended = monotonic()
+            self._pause_ends = ended + PAUSE_FACTOR * (self._seconds + ended - began)
 
     def _guarded(self, draw: Callable[[], None]) -> None:
         """Draws, without counting the time as training; an error disables figures in this attempt."""

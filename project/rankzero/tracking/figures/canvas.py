@@ -3,9 +3,7 @@
 import io
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -16,18 +14,6 @@ COLOR_MAP = "Blues"
 """Color map of one hue whose lightness decreases steadily, so that it can be read with any color vision."""
 
 DOTS_PER_INCH = 110
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """Returns an empty figure.
-
-    Args:
-        width: Width in inches.
-        height: Height in inches.
-    """
-    figure = Figure(figsize=(width, height))
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def png(figure: Figure) -> bytes:
@@ -54,9 +40,3 @@ def distinct_labels(names: Sequence[str], indices: Iterable[int], width: int) ->
     if len(set(labels)) == len(labels):
         return labels
     return [f"{index} {shortened(names[index], width - len(str(index)) - 1)}" for index in chosen]
-
-
-def without_frame(axes: Any, sides: Iterable[str] = ("top", "right")) -> None:
-    """Removes some sides of the frame around axes."""
-    for side in sides:
-        axes.spines[side].set_visible(False)

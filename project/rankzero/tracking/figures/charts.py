@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rankzero.runs.reports.palette import BRIGHT_COLORS
 from rankzero.runs.reports.text import shortened
-from rankzero.tracking.figures.canvas import COLOR_MAP, STYLES, distinct_labels, new_figure, without_frame
+from rankzero.tracking.figures.canvas import COLOR_MAP, STYLES, distinct_labels
 from rankzero.tracking.figures.class_counts import Curve
 from rankzero.tracking.figures.value_pairs import Pairs
 
@@ -38,7 +38,7 @@ def draw_confusion(matrix: Tensor, names: Sequence[str]) -> Figure:
     part = matrix[shown][:, shown]
     fractions = part / matrix.sum(1)[shown, None].clamp(min=1)
     side = max(3.0, 0.62 * count if count <= _MAX_COUNTED else 0.26 * count)
-    figure = new_figure(side + 2.4, side + 1.6)
+    figure = Figure(figsize=(side + 2.4, side + 1.6))
     axes = figure.add_subplot()
     image = axes.imshow(fractions.numpy(), cmap=COLOR_MAP, vmin=0, vmax=1)
     labels = distinct_labels(names, shown.tolist(), MAX_NAME)
@@ -82,7 +82,7 @@ def draw_accuracy(samples: Tensor, correct: Tensor, names: Sequence[str]) -> Fig
     accuracies = correct[present] / samples[present]
     order = accuracies.argsort(stable=True)[:MAX_BARS]
     count = len(order)
-    figure = new_figure(5.6, 1.3 + 0.24 * max(count, 4))
+    figure = Figure(figsize=(5.6, 1.3 + 0.24 * max(count, 4)))
     axes = figure.add_subplot()
     values = accuracies[order].tolist()
     axes.barh(range(count), values, color=BRIGHT_COLORS[0], height=0.72)
@@ -97,7 +97,7 @@ def draw_accuracy(samples: Tensor, correct: Tensor, names: Sequence[str]) -> Fig
     axes.set_xlabel("fraction of correct predictions")
     axes.set_xlim(0, 1)
     axes.set_ylim(count - 0.4, -0.6)
-    without_frame(axes)
+    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -109,7 +109,7 @@ def draw_precision_recall(curves: Sequence[Curve], micro_average: Curve, names: 
         micro_average: Curve of all pairs.
         names: Names of the classes.
     """
-    figure = new_figure(6.2, 5.0)
+    figure = Figure(figsize=(6.2, 5.0))
     axes = figure.add_subplot()
     for number, (curve, name) in enumerate(zip(curves, names, strict=False)):
         if curve.positives:
@@ -123,7 +123,7 @@ def draw_precision_recall(curves: Sequence[Curve], micro_average: Curve, names: 
     axes.set_ylabel("precision")
     axes.set_title("Precision and recall", fontsize=11)
     axes.grid(True, color="#dddddd", linewidth=0.6)
-    without_frame(axes)
+    axes.spines[["top", "right"]].set_visible(False)
     title = "average precision"
     axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0, fontsize=9, frameon=False, title=title)
     return figure
@@ -137,7 +137,7 @@ def average_precision(curve: Curve) -> float:
 
 def draw_pairs(pairs: Pairs) -> Figure:
     """Draws predicted values over true values, with the diagonal on which they are equal."""
-    figure = new_figure(5.6, 5.4)
+    figure = Figure(figsize=(5.6, 5.4))
     axes = figure.add_subplot()
     is_finite = pairs.true.isfinite() & pairs.predicted.isfinite()
     true, predicted = pairs.true[is_finite], pairs.predicted[is_finite]

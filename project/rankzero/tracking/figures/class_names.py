@@ -9,8 +9,6 @@ from lightning.pytorch import Trainer
 MAX_WRAPPERS = 10
 """Number of nested data sets (such as torch's `Subset`) that are searched for names."""
 
-_MAX_NAME = 200
-
 
 def class_names(trainer: Trainer, classes: int | None) -> list[str]:
     """Returns the name of each class; without known names, the numbers of the classes.
@@ -23,7 +21,7 @@ def class_names(trainer: Trainer, classes: int | None) -> list[str]:
     """
     for names in _candidates(trainer):
         if isinstance(names, Iterable) and not isinstance(names, str | bytes):
-            cleaned = [_cleaned(name) for name in names]
+            cleaned = [" ".join(str(name).split()) for name in names]
             if classes is None or len(cleaned) == classes:
                 return cleaned
     return [str(number) for number in range(classes or 0)]
@@ -48,10 +46,3 @@ def _candidates(trainer: Trainer) -> Iterator[Any]:
                 yield getattr(dataset, "classes", None)
                 parts = getattr(dataset, "datasets", None)  # torch's ConcatDataset
                 dataset = parts[0] if isinstance(parts, list | tuple) and parts else getattr(dataset, "dataset", None)
-
-
-def _cleaned(name: object) -> str:
-    """Returns a name in one line that can be encoded as UTF-8."""
-    text = str(name)[:_MAX_NAME].encode("utf-8", "replace").decode()
-    text = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-    return text or "?"

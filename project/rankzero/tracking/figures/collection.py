@@ -89,11 +89,6 @@ class Collection:
         Raises:
             CollectionError: There are outputs that cannot be combined; raised on all ranks.
         """
-        packed: torch.Tensor | None = None
-        try:
-            packed = self._counts.packed() if self._counts else None
-        except Exception as error:
-            self.error = error
         if self.error is not None:
             logging.getLogger("rankzero").warning("figures: %r", self.error)
         classes = self._counts.classes if self._counts else 0
@@ -112,10 +107,8 @@ class Collection:
         kind, classes, *_ = with_outputs[0]
         if kind != CLASSIFICATION:
             return Validation(pairs=PairSelection.gather(strategy, self._pairs.row()))
-        counts = ClassCounts(classes)
-        total = (counts.packed() if packed is None else packed).to(strategy.root_device)
-        strategy.reduce_in_place(total, "sum")
-        counts.unpack(total.cpu())
+        counts = self._counts or ClassCounts(classes)
+        counts.add_other_ranks(strategy)
         shapes = {tuple(shape) for _, _, *shape in with_outputs}
         worst: list[WorstSample] = []
         if len(shapes) == 1 and all(shape := shapes.pop()):

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from rankzero.runs.reports.text import shortened
-from rankzero.tracking.figures.canvas import new_figure, png
+from rankzero.tracking.figures.canvas import png
 from rankzero.tracking.figures.charts import draw_accuracy, draw_confusion, draw_pairs, draw_precision_recall
 from rankzero.tracking.figures.collection import Validation
 from rankzero.tracking.figures.publishing import Publisher
@@ -84,7 +84,7 @@ def draw_grid(title: str, images: Tensor, labels: Sequence[str]) -> Figure:
     image_height = _CELL_INCHES * min(max(height / width, 0.25), 4.0)
     cell_height = image_height + _LINE_INCHES * lines + _GAP_INCHES
     total_width, total_height = columns * (_CELL_INCHES + _GAP_INCHES), _TITLE_INCHES + rows * cell_height
-    figure = new_figure(total_width, total_height)
+    figure = Figure(figsize=(total_width, total_height))
     axes = figure.add_axes((0, 0, 1, 1))  # coordinates are inches; one axis per image would take a second to draw
     axes.set_axis_off()
     axes.text(total_width / 2, _TITLE_INCHES / 2, title, ha="center", va="center", fontsize=11)

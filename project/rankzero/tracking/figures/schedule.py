@@ -1,39 +1,10 @@
-"""Which validations are drawn."""
+"""Which validation is the last."""
 
 import math
-from collections.abc import Callable
-from time import monotonic
 
 from lightning.pytorch import Trainer
 
 from rankzero.training.fit_loop import fit_loop_of
-
-PAUSE_FACTOR = 100.0
-"""Shortest time between two drawings, in durations of a drawing: drawing takes at most 1 % of the time."""
-
-
-class DrawingSchedule:
-    """Allows the first drawing, and others that take at most 1 % of the time since the last one.
-
-    Args:
-        clock: Returns the time in seconds.
-    """
-
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self.clock = clock
-        self._pause_ends = -math.inf
-
-    def is_due(self, is_last: bool) -> bool:
-        """Returns whether to draw a validation that begins now.
-
-        Args:
-            is_last: Whether this is the last validation of the run.
-        """
-        return is_last or self.clock() >= self._pause_ends
-
-    def record(self, seconds: float) -> None:
-        """Records that a drawing has ended which took this many seconds."""
-        self._pause_ends = self.clock() + PAUSE_FACTOR * seconds
 
 
 def is_last_validation(trainer: Trainer) -> bool:

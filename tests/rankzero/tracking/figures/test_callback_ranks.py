@@ -48,7 +48,7 @@ def fail(*_):
 
 
 def train(coordinator, folder, samples, failure=None):
-    """Trains for three epochs; returns drawn samples, whether figures are enabled, epochs, and number of warnings."""
+    """Trains for three epochs; returns drawn samples, epochs, and number of warnings."""
     launch, drawn = coordinator.launch, []
 
     def draw(publisher, validation, names):
@@ -70,7 +70,7 @@ def train(coordinator, folder, samples, failure=None):
         warnings.simplefilter("always")
         trainer.fit(Net(failure), loader(8), loader(samples))
     count = sum("figures" in str(warning.message) for warning in caught)
-    return drawn, figures._is_enabled, trainer.current_epoch, count
+    return drawn, trainer.current_epoch, count
 
 
 def train_all(coordinator, folder, cases):
@@ -82,6 +82,6 @@ def test_each_sample_of_all_ranks_counts_once_and_an_error_on_any_rank_ends_figu
     cases = [(1,), (7,), *((7, *failure) for failure in expected)]
     first, second = on_ranks(train_all, 2, tmp_path, cases)
     for samples, (drawn, *_), other in zip((1, 7), first, second, strict=False):
-        assert set(drawn) == {samples} and len(drawn) >= 2 and other == ([], True, 3, 0)
-    assert first[2:] == [(drawn, False, 3, 1) for drawn in expected.values()]
-    assert second[2:] == [([], False, 3, 0)] * len(expected)
+        assert set(drawn) == {samples} and len(drawn) >= 2 and other == ([], 3, 0)
+    assert first[2:] == [(drawn, 3, 1) for drawn in expected.values()]
+    assert second[2:] == [([], 3, 0)] * len(expected)

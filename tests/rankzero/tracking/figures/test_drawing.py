@@ -14,7 +14,7 @@ from rankzero.tracking.figures.canvas import distinct_labels, png
 from rankzero.tracking.figures.class_counts import ClassCounts
 from rankzero.tracking.figures.class_names import class_names, tags_of
 from rankzero.tracking.figures.collection import Validation
-from rankzero.tracking.figures.schedule import DrawingSchedule, is_last_validation
+from rankzero.tracking.figures.schedule import is_last_validation
 from rankzero.tracking.figures.value_pairs import Pairs
 from rankzero.tracking.figures.worst_samples import WorstSample
 from running import train_in_process
@@ -135,10 +135,9 @@ def test_classes_without_names_have_numbers(names):
     assert class_names(trainer(names, Named(names)), 3) == ["0", "1", "2"]
 
 
-def test_without_data_classes_have_numbers_and_names_are_one_line_of_valid_text():
+def test_without_data_classes_have_numbers_and_names_are_text_in_one_line():
     assert class_names(trainer(), 2) == ["0", "1"] and class_names(trainer(), None) == []
-    names = class_names(trainer(["a\n\tb", "", "\ud800x", "y" * 5000, None, 7]), 6)
-    assert names == ["a b", "?", "?x", "y" * 200, "None", "7"]
+    assert class_names(trainer(["a\n\tb", None, 7]), 3) == ["a b", "None", "7"]
 
 
 def test_tags_are_distinct_and_have_no_separators():
@@ -148,16 +147,6 @@ def test_tags_are_distinct_and_have_no_separators():
 def test_included_data_modules_have_names():
     for module in (Digits, FashionMNIST, CIFAR10):
         assert len(module.class_names) == module.num_classes == len(set(module.class_names))
-
-
-def test_first_and_last_validations_are_drawn_and_others_if_drawing_takes_one_percent():
-    clock = SimpleNamespace(now=1000.0)
-    schedule = DrawingSchedule(lambda: clock.now)
-    assert schedule.is_due(is_last=False)
-    schedule.record(2.0)
-    for now, is_due in ((1001, False), (1199, False), (1200, True)):
-        clock.now = now
-        assert schedule.is_due(is_last=False) == is_due and schedule.is_due(is_last=True)
 
 
 def fit(*callbacks, **settings):
