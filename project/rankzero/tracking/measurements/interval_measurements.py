@@ -1,22 +1,24 @@
 """Logs the loss, the speed and the resources of training at the logging interval."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from time import monotonic
 from typing import Any, NamedTuple
 
+import psutil
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
+from torch.optim import Optimizer
 
 from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
+from rankzero.sampling.loader import ManagedLoader
 from rankzero.tracking.measurements.exchange import Exchange
 from rankzero.tracking.measurements.flop_count import FlopCount, can_count, peak_flops_per_second
-from rankzero.tracking.measurements.learning_rate import learning_rates
-from rankzero.tracking.measurements.resources import memory_in_use, prepared_batches
 from rankzero.tracking.measurements.series import (
     DETAILS_REQUESTED,
     FIRST_GRADIENT,
@@ -175,27 +177,12 @@ class IntervalMeasurements(LoopCallback):
         if exchange.is_complete or (self.log_system and self._is_rank_zero):
             self._finish_exchange(trainer)
 
-    def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        self._finish_exchange(trainer)
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish_exchange(trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish_exchange(trainer)
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._finish_exchange(trainer)  # an attempt that resumes from this checkpoint does not log the interval again
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish_exchange(trainer)
-
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._exchange is not None and self._exchange.is_complete:  # otherwise, a rank may be lost
             with suppress(Exception):  # the exception that ends training is the one to report
                 self._finish_exchange(trainer)
 
-    def _finish_exchange(self, trainer: Trainer) -> None:
+    def _finish_exchange(self, trainer: Trainer, *_: Any, **__: Any) -> None:
         """Logs the values of the last interval, after those of all ranks have arrived."""
         if self._exchange is None or not self._exchange.is_begun:
             return
@@ -222,6 +209,9 @@ class IntervalMeasurements(LoopCallback):
         if self.log_system:
             prefixed = {f"{PREFIX}{tag}": value for tag, value in known.items()}
             logger_connector_of(trainer).complete_row(prefixed, interval.step)
+
+    on_tick = on_validation_start = on_train_epoch_end = on_train_end = _finish_exchange
+    on_save_checkpoint = _finish_exchange  # an attempt that resumes from the checkpoint does not log the interval again
 
     def _details(self, trainer: Trainer) -> dict[str, float | Tensor]:
         """Returns this rank's values of the series that are not logged at every logging step."""
@@ -280,6 +270,32 @@ class IntervalMeasurements(LoopCallback):
         if not self._has_warned:
             self._has_warned = True
             rank_zero_warn(f"rankzero: {text}; training continues: {error!r}")
+
+
+def learning_rates(optimizers: Iterable[Optimizer]) -> dict[str, float]:
+    """Returns `train/lr`, and `train/lr-1`, ... for further parameter groups and optimizers.
+
+    Unlike Lightning's LearningRateMonitor, this needs no schedule, and does not add the rates to the run's metrics.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    rates = [group["lr"] for group in groups if group.get("lr") is not None]  # an optimizer may choose its own rate
+    return {f"train/lr-{number}" if number else "train/lr": float(rate) for number, rate in enumerate(rates)}
+
+
+def memory_in_use(device: torch.device) -> dict[str, float]:
+    """Returns the memory of this process in GiB, by tag: on the device, the largest amount since the start."""
+    on_device = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else math.nan
+    on_host = psutil.Process().memory_info().rss / 2**30
+    return {"workload/device_memory_gib": on_device, "workload/host_memory_gib": on_host}
+
+
+def prepared_batches(trainer: Trainer) -> float:
+    """Returns the number of batches that this rank's loader processes hold ready; NaN without loader processes."""
+    combined = trainer.fit_loop._combined_loader
+    loaders = combined.flattened if combined is not None else []
+    counts = [loader.prepared_batches for loader in loaders if isinstance(loader, ManagedLoader)]
+    known = [count for count in counts if count is not None]
+    return float(sum(known)) if known else math.nan
 
 
 def _loss_tag(epoch_loop: EpochLoop, tags_of_module: frozenset[str]) -> str:

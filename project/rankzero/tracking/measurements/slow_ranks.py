@@ -50,24 +50,17 @@ class SlowRanks(LoopCallback):
             self._step = _MeasuredStep(self._parameter, self.monitor)
         self._log(trainer)
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._cancel_step()
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._cancel_step()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._cancel_step()
-
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._cancel_step()
         self._log(trainer)
 
-    def _cancel_step(self) -> None:
+    def _cancel_step(self, *_: Any, **__: Any) -> None:
         """Drops the measurement in progress, which would include a validation or the end of an epoch."""
         if self._step is not None:
-            self._step.remove_hook()
+            self._step.handle.remove()
             self._step = None
+
+    on_validation_start = on_train_epoch_end = on_exception = _cancel_step
 
     def _finish_step(self) -> None:
         if self._step is None:
@@ -105,7 +98,7 @@ class _MeasuredStep:
         if parameter.is_cuda:
             self._events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             self._events[0].record()
-        self._handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(self._record)
+        self.handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(self._record)
 
     @property
     def is_complete(self) -> bool:
@@ -119,10 +112,6 @@ class _MeasuredStep:
             return self._host_seconds
         start, end = self._events
         return max(self._host_seconds, float(start.elapsed_time(end)) / 1e3)
-
-    def remove_hook(self) -> None:
-        """Removes the hook from the parameter."""
-        self._handle.remove()
 
     def _record(self, _: Tensor) -> None:
         if self._host_seconds is None and not (self._events and torch.cuda.is_current_stream_capturing()):

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from rankzero import Trainer
 from rankzero.distributed.monitoring import activity
 from rankzero.tracking.measurements import interval_measurements
-from rankzero.tracking.measurements.learning_rate import learning_rates
+from rankzero.tracking.measurements.interval_measurements import learning_rates
 from running import script_process
 from stock import QUIET, Curves
 

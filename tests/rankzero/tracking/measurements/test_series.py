@@ -12,7 +12,7 @@ from rankzero.sampling.batch_sampler import ElasticBatchSampler
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements import series
 from rankzero.tracking.measurements.exchange import Exchange
-from rankzero.tracking.measurements.resources import memory_in_use, prepared_batches
+from rankzero.tracking.measurements.interval_measurements import memory_in_use, prepared_batches
 from rankzero.tracking.measurements.series import (
     ALWAYS_EXCHANGED,
     DATA_WAIT,
