@@ -53,16 +53,7 @@ def listen(ip: str, port: int) -> socket.socket:
     Raises:
         OSError: The port is in use, or the process may not listen on it.
     """
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((ip, port))
-        listener.listen(4096)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+    return socket.create_server((ip, port), family=socket.AF_INET6 if ":" in ip else socket.AF_INET, backlog=4096)
 
 
 def reachable_address(listener: socket.socket) -> str:

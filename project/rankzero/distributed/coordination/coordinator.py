@@ -1,6 +1,5 @@
 """Coordinates the processes of a run: they exchange objects, start only if all of them can, and exit together."""
 
-import json
 import socket
 from collections.abc import Callable
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from typing_extensions import Self
 
 from rankzero.distributed import network
@@ -66,26 +65,19 @@ class Coordinator:
     def __init__(self, rendezvous_result: RendezvousResult, requested: RequestedWorld) -> None:
         self.timeout = max(requested.start_timeout, TIMERS.work)
         self.launch, self.members = rendezvous_result.launch, rendezvous_result.members
-        self._store: Store | None = None
         self._agent_store: Store | None = None
-        self._exchange: StoreExchange | None = None
-        self._refusals = Refusals(None, self.launch.world_size)
         self._serves_store = rendezvous_result.listener is not None
+        self._store = self._open_store(rendezvous_result)
+        if self._agent_store and self._agent_store.check([_STOPPED]):
+            raise Stopped("torchrun restarted a run that was stopped at a safe point; it stays stopped")
+        self._refusals = Refusals(self._store, self.launch.world_size, self._own_name)
+        self._exchange = StoreExchange(self._store, self.launch.rank or 0, self.launch.world_size, self._name_of)
         if self.launch.world_size == 1:
-            if self.launch.uses_agent_store:
-                self._connect_to_store(rendezvous_result.ip)
-                self._check_not_stopped()
             self.control_channel = ControlChannel(self.launch, self.members, self.broadcast_object)
             self.hosts = [member.host for member in self.members]
             return
-        ip, listener = rendezvous_result.ip, rendezvous_result.listener
-        self._store = serve_store(ip, listener, self.timeout) if listener else self._connect_to_store(ip)
-        assert self.launch.rank is not None
-        self._refusals = Refusals(self._store, self.launch.world_size, self._own_name)
-        self._exchange = StoreExchange(self._store, self.launch.rank, self.launch.world_size, self._name_of)
         key, key_problem = find_key(), rendezvous_result.key_problem
         if self.launch.uses_agent_store:
-            self._check_not_stopped()
             self.launch, self.members, key_problem = find_ranks_through_store(
                 self._exchange, self.launch, next(iter(self.members)), key, self.timeout
             )
@@ -99,14 +91,8 @@ class Coordinator:
         if key_problem and self.launch.rank == 0:
             print_error(f"the control channel is not authenticated: {key_problem}; {UNAUTHENTICATED_ADVICE}")
         # Until the control channel exists, a killed rank goes unnoticed. So wait for `start_timeout` at most.
-        broadcast_until_start_timeout = partial(self.broadcast_object, seconds=requested.start_timeout)
-        self.control_channel = ControlChannel(
-            self.launch,
-            self.members,
-            broadcast_until_start_timeout,
-            requested.interface,
-            secret,
-        )
+        broadcast = partial(self.broadcast_object, seconds=requested.start_timeout)
+        self.control_channel = ControlChannel(self.launch, self.members, broadcast, requested.interface, secret)
         network.use_interface(requested.interface, self._find_interface())
 
     @property
@@ -116,11 +102,12 @@ class Coordinator:
     def _name_of(self, rank: int) -> str:
         return self.members.name_of(rank)  # torchrun's processes are known only after an exchange
 
-    def _check_not_stopped(self) -> None:
-        if self._agent_store and self._agent_store.check([_STOPPED]):
-            raise Stopped("torchrun restarted a run that was stopped at a safe point; it stays stopped")
-
-    def _connect_to_store(self, ip: str) -> Store:
+    def _open_store(self, rendezvous_result: RendezvousResult) -> Store:
+        ip, listener = rendezvous_result.ip, rendezvous_result.listener
+        if listener:
+            return serve_store(ip, listener, self.timeout)
+        if self.launch.world_size == 1 and not self.launch.uses_agent_store:
+            return HashStore()
         server = "torchrun" if self.launch.uses_agent_store else self.members.name_of(0)
         store = connect_to_store(ip, self.launch.port, self.timeout, server)
         if not self.launch.uses_agent_store:
@@ -157,8 +144,6 @@ class Coordinator:
             RequestError: On all ranks, if `choose` raised it.
             AnotherRankFailed: A rank did not provide its value in time.
         """
-        if self._exchange is None:
-            return json.loads(json.dumps(choose([json.loads(json.dumps(value))])))
         return self._exchange.decide(value, choose, self.timeout if seconds is None else seconds)
 
     def all_gather_object(self, value: Any, seconds: float | None = None) -> list[Any]:
@@ -245,7 +230,6 @@ class Coordinator:
         """Creates torch's process group if none exists. All ranks must call."""
         if torch.distributed.is_initialized():
             return
-        assert self._store is not None
         init_process_group(self._store, self.launch, backend, device, timeout)
 
     def __enter__(self) -> Self:

@@ -78,16 +78,7 @@ class StoreExchange:
         self.store.set(prefix, answer)
 
     def _wait(self, keys: list[str], seconds: float, name: str | None) -> None:
-        """Waits until all keys exist.
-
-        Args:
-            keys: The keys; if `name` is None, those of all ranks.
-            seconds: How long to wait.
-            name: Name of the rank that sets the key.
-
-        Raises:
-            AnotherRankFailed: A key does not exist in time.
-        """
+        """Waits until all keys exist: those of all ranks if `name` is None, else the key that this rank sets."""
         deadline, progress = time.monotonic() + seconds, Progress(seconds)
         while True:
             remaining = deadline - time.monotonic()

@@ -13,9 +13,6 @@ from typing_extensions import override
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import CannotStart
 
-MAX_REFUSALS = 8
-"""How many different refusals are reported; the ranks with other refusals are counted."""
-
 
 class Reporter(NamedTuple):
     """The rank that reports a refusal.
@@ -58,16 +55,14 @@ class Outcomes:
     """How a piece of work ended on all ranks.
 
     Args:
-        refusals: Text of each refusal -> the lowest rank with this text; at most `MAX_REFUSALS`.
+        refusals: Text of each refusal -> the lowest rank with this text.
         all_refuse: Whether all ranks refuse.
-        more: Number of ranks with other refusals.
         failed_name: Name of the lowest rank on which the work failed with another error; empty if there is none.
         failure: The error of that rank.
     """
 
     refusals: dict[str, Reporter]
     all_refuse: bool
-    more: int
     failed_name: str
     failure: str
 
@@ -81,16 +76,12 @@ class Outcomes:
             name_of: Returns the name of a rank for messages.
         """
         refusals: dict[str, Reporter] = {}
-        more = 0
         for rank, outcome in enumerate(outcomes):
-            text = outcome.get("refused", "")
-            if text and text not in refusals and len(refusals) == MAX_REFUSALS:
-                more += 1
-            elif text:
+            if text := outcome.get("refused"):
                 refusals.setdefault(text, Reporter(rank, name_of(rank), outcome["summary"]))
         failed = next((rank for rank, outcome in enumerate(outcomes) if "failed" in outcome), None)
         name, failure = ("", "") if failed is None else (name_of(failed), outcomes[failed]["failed"])
-        return cls(refusals, all("refused" in outcome for outcome in outcomes), more, name, failure)
+        return cls(refusals, all("refused" in outcome for outcome in outcomes), name, failure)
 
     def refusal(self, own_error: CannotStart | None, own_rank: int) -> CannotStart:
         """Returns the refusal that this rank raises: its own, or the first one by rank.
@@ -98,11 +89,10 @@ class Outcomes:
         Of several ranks with the same refusal, the lowest reports it.
         """
         text = str(own_error) if own_error else next(iter(self.refusals))
-        reporter = Reporter(*self.refusals.get(text, next(iter(self.refusals.values()))))
+        reporter = Reporter(*self.refusals[text])
         is_reporter = own_error is not None and own_rank == reporter.rank
         if own_error and is_reporter and not self.all_refuse:
-            is_first = own_rank == min(rank for rank, *_ in self.refusals.values())
-            return refusal_reported_here(own_error, own_rank, self.more if is_first else 0)
+            return refusal_reported_here(own_error, own_rank)
         refusal = own_error or RankRefusal(reporter.name, text, reporter.summary)
         refusal.reported_elsewhere = not is_reporter
         refusal.is_remote = not is_reporter and _is_remote(reporter.name)
@@ -113,19 +103,16 @@ class Refusals:
     """The refusals of all ranks, in the store that they share.
 
     Args:
-        store: The store; None in a single process.
+        store: The store.
         size: Number of processes.
         name: Rank and host of this process.
     """
 
-    def __init__(self, store: Store | None, size: int, name: str = "") -> None:
+    def __init__(self, store: Store, size: int, name: str) -> None:
         self._store, self._size, self._name = store, size, name
 
     def choose_reporter(self, refusal: CannotStart) -> None:
         """Notes in a refusal whether another rank reports the same text; the first rank that calls this reports it."""
-        refusal.reported_elsewhere = False
-        if self._store is None:
-            return
         try:
             self._store.compare_set("refused", "", self._name)
             key = f"refusal {sha256(str(refusal).encode()).hexdigest()}"
@@ -139,16 +126,12 @@ class Refusals:
     def refusing_rank(self) -> str | None:
         """Returns the name of a rank that has refused to start; None if there is none."""
         try:
-            if self._store is None or not self._store.check(["refused"]):
-                return None
-            return self._store.get("refused").decode()
+            return self._store.get("refused").decode() if self._store.check(["refused"]) else None
         except RuntimeError:
             return None
 
     def wait_for_ranks_to_leave(self, serves_store: bool) -> None:
         """Makes the rank that serves the store exit last, so that the other ranks can still read from it."""
-        if self._store is None:
-            return
         deadline = time.monotonic() + TIMERS.refuse
         try:
             left_count = self._store.add("left", 1)
@@ -159,35 +142,20 @@ class Refusals:
             pass  # the rank that serves the store has exited
 
 
-def refusal_reported_here(refusal: CannotStart, rank: int, more: int = 0) -> CannotStart:
-    """Returns a copy of a refusal that names this rank, for this rank to report.
-
-    Args:
-        refusal: The refusal.
-        rank: This rank.
-        more: Number of ranks that refuse for reasons that no rank reports.
-    """
-    others = f"\n  {more} more rank{'s' * (more > 1)} cannot start for other reasons" if more else ""
-    named = RankRefusal(f"rank {rank} on {socket.gethostname()}", f"{refusal}{others}", refusal.summary)
+def refusal_reported_here(refusal: CannotStart, rank: int) -> CannotStart:
+    """Returns a copy of a refusal that names this rank, for this rank to report."""
+    named = RankRefusal(f"rank {rank} on {socket.gethostname()}", str(refusal), refusal.summary)
     named.reported_elsewhere = False
     return named
 
 
 def refusal_reported_by(name: str) -> CannotStart:
-    """Returns a refusal that another rank reports.
-
-    Args:
-        name: Rank and host of that rank.
-    """
+    """Returns a refusal that the rank with this name reports."""
     refusal = RankRefusal(name, "  see its output", "see its output")
     refusal.reported_elsewhere, refusal.is_remote = True, _is_remote(name)
     return refusal
 
 
 def _is_remote(name: str) -> bool:
-    """Returns whether a rank is on another machine.
-
-    Args:
-        name: Rank and host of that rank.
-    """
+    """Returns whether the rank with this name is on another machine."""
     return not name.endswith(f" on {socket.gethostname()}")

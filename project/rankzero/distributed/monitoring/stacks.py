@@ -4,7 +4,6 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -31,7 +30,7 @@ WAITING_FUNCTIONS = {
 def main_thread_frames() -> list[FrameType]:
     """Returns the frames of the main thread, innermost first."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return list(_outward(frame))
+    return [outer for outer, _ in traceback.walk_stack(frame)] if frame else []
 
 
 def current_user_position(frames: list[FrameType]) -> str:
@@ -89,12 +88,6 @@ def all_stacks() -> str:
         for thread in threads
         if thread.ident in frames
     )
-
-
-def _outward(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _any_file_contains(frames: list[FrameType], parts: tuple[str, ...]) -> bool:

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from rankzero.distributed.process.process_state import process_state
 from rankzero.distributed.process.user_traceback import is_user_file
 from rankzero.distributed.timers import TIMERS
 
@@ -31,7 +32,8 @@ def worker_stacks() -> dict[int, str]:
 
     The call lasts up to `TIMERS.worker` if a loader process does not respond.
     """
-    files = {pid: file for pid in _child_processes() if (file := _stack_file(pid))}
+    pids = [child.pid for child in multiprocessing.active_children() if child.pid is not None]
+    files = {pid: file for pid in pids if (file := _stack_file(pid))}
     sizes: dict[int, int] = {}
     for pid, file in files.items():
         with contextlib.suppress(OSError):  # the process has ended
@@ -49,7 +51,8 @@ def worker_stacks() -> dict[int, str]:
             if text.endswith("\n"):
                 stacks[pid] = text
             elif is_last_round:
-                stacks[pid] = f"no response, process state {_process_state(pid)}\n"
+                state, _ = process_state(pid) or ("unknown", "")  # such as `D` while it waits for a disk, see proc(5)
+                stacks[pid] = f"no response, process state {state}\n"
     return stacks
 
 
@@ -68,10 +71,6 @@ def _stack_signal() -> int:
     return int(signal.SIGRTMIN) + 7
 
 
-def _child_processes() -> list[int]:
-    return [child.pid for child in multiprocessing.active_children() if child.pid is not None]
-
-
 def _stack_file(pid: int) -> Path | None:
     """Returns the path of the file to which a process writes its stacks; None if it has none."""
     try:
@@ -79,11 +78,3 @@ def _stack_file(pid: int) -> Path | None:
         return next((path for path in descriptors if _FILE_NAME in path.readlink().name), None)
     except OSError:
         return None
-
-
-def _process_state(pid: int) -> str:
-    """Returns the state of a process as in proc(5), such as `D` while it waits for a disk."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "unknown"

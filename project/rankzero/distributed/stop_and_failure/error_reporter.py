@@ -7,9 +7,8 @@ import os
 import signal
 import socket
 import time
-from hashlib import sha256
 
-from rankzero.distributed.connections.local_socket import is_supported
+from rankzero.distributed.connections.local_socket import is_supported, listen_locally
 from rankzero.distributed.environments.launch import Launch, Variables
 from rankzero.distributed.environments.launchers import LAUNCHERS, slurm
 from rankzero.distributed.monitoring.activity import SANITY_CHECK
@@ -84,16 +83,9 @@ def acquire_host_lock(name: str) -> bool:
 
     Always True on systems without the sockets that represent the names.
     """
-    if not is_supported():
-        return True
-    lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    try:
-        lock.bind(f"\0rankzero {os.getuid()} {sha256(name.encode()).hexdigest()}")  # at most 107 bytes
-    except OSError:
-        lock.close()
-        return False
-    _host_locks.append(lock)
-    return True
+    if lock := listen_locally(f"lock {name}"):
+        _host_locks.append(lock)
+    return lock is not None or not is_supported()
 
 
 def exit_after_reporter(code: int, has_printed: bool) -> None:

@@ -5,7 +5,6 @@ from dataclasses import asdict
 
 import pytest
 
-from rankzero.distributed.coordination import refusals
 from rankzero.distributed.coordination.refusals import Outcomes
 from rankzero.messages import CannotStart
 
@@ -36,13 +35,3 @@ def test_a_refusal_of_another_rank_has_its_name_and_whether_it_is_on_another_mac
         refusal = pickle.loads(pickle.dumps(refusal))
         assert str(refusal) == f"  rank 1 on {host}:\n  a\n  b"
         assert refusal.summary == f"rank 1 on {host} cannot start: a"
-
-
-def test_more_refusals_than_can_be_shown_are_counted(monkeypatch):
-    monkeypatch.setattr(refusals, "MAX_REFUSALS", 2)
-    texts = ["a", "b", "c", "d", "a", ""]
-    outcomes = refused(*texts)
-    raised = [outcomes.refusal(CannotStart(text) if text else None, rank) for rank, text in enumerate(texts)]
-    assert [refusal.reported_elsewhere for refusal in raised] == [False, False, True, True, True, True]
-    assert "2 more ranks cannot start for other reasons" in str(raised[0])
-    assert "more rank" not in str(raised[1])
