@@ -43,13 +43,13 @@ class DrawnOrder:
         self.draws_batches = not self._is_batched or self._sampler is loader.batch_sampler
         self._draws: list[Any] = []
         self._epoch = self._pass_index = -1
-        inner = getattr(self._sampler, "sampler", None)  # of a batch sampler
         # As in Lightning, a batch sampler of the user's receives no epoch.
         with_epoch: tuple[Any, ...] = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
         self._with_epoch = {id(sampler): sampler for sampler in with_epoch if hasattr(sampler, "set_epoch")}
-        self._generator: Any = getattr(self._sampler, "generator", None) or getattr(inner, "generator", None)
+        inner = getattr(self._sampler, "sampler", None)  # of a batch sampler
+        generator = getattr(self._sampler, "generator", None) or getattr(inner, "generator", None)
+        self._generator = generator if isinstance(generator, torch.Generator) else None
         self._kept: dict[str, Any] | None = None
-
         self._length = sum(gather(len(self._sampler))) if self._is_divided else len(self._sampler)
 
     def __len__(self) -> int:
@@ -80,7 +80,7 @@ class DrawnOrder:
             draws = [_plain(draw) for draw in islice(self._sampler, count)]
         finally:
             generators.set_states(states)
-        self._draws = _in_turn(self._gather(draws)) if self._is_divided else self._broadcast(draws)
+        self._draws = interleave(self._gather(draws)) if self._is_divided else self._broadcast(draws)
         if len(self._draws) < count:
             requested = f"{count:,} {self.name}, its length at the start"
             raise RequestError(requested, f"{len(self._draws):,}", "a sampler whose length does not change")
@@ -99,25 +99,28 @@ class DrawnOrder:
             numbers = [numbers[0] * BATCH + sample for sample in range(len(draws))]
         return Indices(draws, key, numbers)
 
-    def load_state(self, state: dict[str, Any] | None) -> None:
-        """Restores the `state` of a checkpoint."""
+    def load_state(self, state: dict[str, Any] | None, rank: int) -> None:
+        """Restores the `state` of a checkpoint on this rank."""
         self._kept = state
-        if state and state["generator"] is not None and isinstance(self._generator, torch.Generator):
-            self._generator.set_state(state["generator"])
+        if state and self._generator and (states := state["generators"]):
+            self._generator.set_state(states[rank % len(states)])
 
     def state(self) -> dict[str, Any]:
-        """Returns what a resumed run needs: the draws of this epoch and the state of the sampler's own generator."""
+        """Returns what a resumed run needs: this epoch's draws, and the sampler's generator on each rank.
+
+        All ranks must call.
+        """
         draws: Any = self._draws
         if all(isinstance(draw, int) for draw in draws):
             draws = torch.tensor(draws, dtype=torch.int64)  # a list takes longer to save
-        own = self._generator.get_state() if isinstance(self._generator, torch.Generator) else None
-        return {"epoch": self._epoch, "pass_index": self._pass_index, "draws": draws, "generator": own}
+        states = self._gather(self._generator.get_state()) if self._generator else []
+        return {"epoch": self._epoch, "pass_index": self._pass_index, "draws": draws, "generators": states}
 
 
-def _in_turn(ranks: list[list[Any]]) -> list[Any]:
+def interleave(draws_of_ranks: list[list[Any]]) -> list[Any]:
     """Returns the first draw of each rank, then the second, and so on."""
     end = object()
-    return [draw for draws in zip_longest(*ranks, fillvalue=end) for draw in draws if draw is not end]
+    return [draw for draws in zip_longest(*draws_of_ranks, fillvalue=end) for draw in draws if draw is not end]
 
 
 def _plain(draw: Any) -> Any:

@@ -80,11 +80,7 @@ class SamplingPlan:
     @property
     def only_order(self) -> ElasticBatchSampler | None:
         """The order of the only training loader; None if there are several, or if Rankzero does not manage it."""
-        return (
-            self.training_orders[0]
-            if len(self.training_orders) + self.unmanaged_loaders == 1 and self.training_orders
-            else None
-        )
+        return self.order if len(self.training_orders) + self.unmanaged_loaders == 1 else None
 
     def forget_loaders(self) -> None:
         """Forgets the loaders of an earlier `fit`, before the loaders of the next one are wrapped."""
@@ -160,18 +156,20 @@ class SamplingPlan:
             return None
         sampler = draws_from(loader)
         name = f"the {'batch ' * (sampler is loader.batch_sampler)}sampler {type(sampler).__name__}"
-        shares, is_alone = divided_by(sampler), self.world_size == 1
-        if shares not in (1, self.world_size) or not (is_alone or self.divides_samplers or shares > 1):
+        parts = divided_by(sampler)
+        is_divided = parts == self.world_size
+        can_be_divided = parts == 1 and self.divides_samplers
+        if not (is_divided or can_be_divided):
             return name
         if isinstance(sampler, Sized):
-            return name if is_alone and not training else None
-        if shares < self.world_size:
-            raise RequestError(
-                f"{name} on {self.world_size} processes",
-                "it has no length (`__len__`), so its samples cannot be divided among the processes",
-                "a sampler with a length, or use_distributed_sampler=False if it draws other samples on each rank",
-            )
-        return name
+            return name if self.world_size == 1 and not training else None
+        if is_divided:
+            return name
+        raise RequestError(
+            f"{name} on {self.world_size} processes",
+            "it has no length (`__len__`), so its samples cannot be divided among the processes",
+            "a sampler with a length, or use_distributed_sampler=False if it draws other samples on each rank",
+        )
 
     def _add_training_order(self, loader: "DataLoader[Any]", drawn: DrawnOrder | None) -> ElasticBatchSampler:
         count = len(drawn or loader.dataset)  # type: ignore[arg-type]
@@ -183,7 +181,7 @@ class SamplingPlan:
             self.data = fingerprint(loader.dataset, count) | ({"order": drawn.name} if drawn else {})
             self._check_data()
         if drawn and len(self.training_orders) < len(self.kept_draws):
-            drawn.load_state(self.kept_draws[len(self.training_orders)])
+            drawn.load_state(self.kept_draws[len(self.training_orders)], self.rank)
         batches = ElasticBatchSampler(
             count,
             self._global_batch_size(loader, count, drawn),
@@ -210,9 +208,12 @@ class SamplingPlan:
         """Makes every rank read a sample in every step, for a feature or several loaders that need one."""
         if len(self.training_orders) + self.unmanaged_loaders > 1:
             padded_for = "several training loaders"
+        if not padded_for:
+            return
+        has_empty_batches = any(order.has_empty_batches() for order in self.training_orders)
         for order in self.training_orders:
-            order.is_padded = bool(padded_for)
-        if padded_for and any(order.has_empty_batches() for order in self.training_orders):
+            order.is_padded = True
+        if has_empty_batches:
             rank_zero_warn(
                 "rankzero: some steps have fewer samples than there are processes, but each process needs a "
                 f"sample for {padded_for}: in these steps some samples are read more than once. To avoid this, drop a "
@@ -242,13 +243,10 @@ class SamplingPlan:
 
     def _next_start_position(self) -> Position | None:
         """Returns the start position of the next training loader; None for a run that does not resume."""
-        if not self.start_positions:
-            return None
-        return (
-            self.start_positions[len(self.training_orders)]
-            if len(self.training_orders) < len(self.start_positions)
-            else Position(self.start_positions[0].epoch)
-        )
+        loader_index = len(self.training_orders)
+        if loader_index < len(self.start_positions):
+            return self.start_positions[loader_index]
+        return Position(self.start_positions[0].epoch) if self.start_positions else None
 
     def _add_evaluation_order(self, loader: "DataLoader[Any]", drawn: DrawnOrder | None) -> EvaluationBatchSampler:
         count = len(drawn or loader.dataset)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from torch.utils.data import (
 
 from rankzero import Trainer
 from rankzero.messages import RequestError
-from rankzero.sampling.drawn_order import draws_from
+from rankzero.sampling.drawn_order import DrawnOrder, draws_from
 from rankzero.sampling.plan import SamplingPlan
 from stock import QUIET
 
@@ -91,6 +91,35 @@ def test_a_sampler_that_divides_the_samples_keeps_what_each_rank_draws(world, tr
         wrapped = SamplingPlan(rank, world).wrap(loader, training, gather=lambda value, by=gathered: by[str(value)])
         read = [list(indices) for indices in wrapped.batch_sampler]
         assert read == (draws[rank] if in_batches else [draws[rank][n : n + 4] for n in range(0, len(draws[rank]), 4)])
+
+
+class Shuffled(EveryOther):
+    """Draws from a generator of its own on each rank."""
+
+    def __init__(self, rank):
+        super().__init__(Numbers(), 2, rank)
+        self.generator = torch.Generator().manual_seed(rank)
+
+    def __iter__(self):
+        return iter(torch.randperm(len(self), generator=self.generator).tolist())
+
+
+def test_each_rank_resumes_with_its_own_generator():
+    def order(rank):
+        return DrawnOrder(DataLoader(Numbers(), 4, sampler=Shuffled(rank)), None, lambda value: [value])
+
+    def draws(orders, epoch):
+        for drawn in orders:
+            drawn.draw(15, 0, epoch, 0)
+        return [drawn.state()["draws"].tolist() for drawn in orders]
+
+    orders, resumed = ([order(rank) for rank in range(2)] for _ in range(2))
+    draws(orders, 0)
+    saved = {**orders[0].state(), "generators": [drawn.state()["generators"][0] for drawn in orders]}
+    for rank, drawn in enumerate(resumed):
+        drawn.load_state(saved, rank)
+    (first, second), expected = draws(resumed, 1), draws(orders, 1)
+    assert [first, second] == expected and first != second
 
 
 def read(world, loader, training=True, **settings):
