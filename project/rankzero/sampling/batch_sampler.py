@@ -208,14 +208,8 @@ class ElasticBatchSampler(Sampler[Indices]):
         return [self.global_batch_size] * (full_steps > 0) + [remainder] * (remainder > 0 and not self.drop_last)
 
     def has_empty_batches(self) -> bool:
-        """Returns whether some batch of an epoch is empty on some rank, or would be without padding."""
-        device = self.device_batch_size
-        for size in self._sizes():
-            active_ranks = self._active_ranks(size)
-            most, least = -(-size // active_ranks), size // active_ranks if active_ranks == self.world_size else 0
-            if least <= (most - 1) // device * device:
-                return True
-        return False
+        """Returns whether some batch of an epoch is empty on some rank."""
+        return any(share.has_empty_rank for size in self._sizes() for share in self._shares(size))
 
     def has_single_samples(self) -> bool:
         """Returns whether some batch of an epoch has a single sample on some rank."""

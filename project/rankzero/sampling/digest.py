@@ -1,6 +1,6 @@
-"""Sample ledger: digests of the samples that an epoch has used and of those that it should have used."""
+"""Sample ledger: sums over the samples that an epoch has used and over those that it should have used."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -17,49 +17,15 @@ _MODULUS = 2**64
 _BLOCK = 1 << 16
 
 
-class Digest:
-    """Sums of powers of sample indices, modulo 2^64.
-
-    Args:
-        sums: One sum per power; all 0 by default.
-    """
-
-    def __init__(self, sums: list[int] | None = None) -> None:
-        self.sums = sums or [0] * POWERS
-
-    @classmethod
-    def of_all(cls, count: int) -> "Digest":
-        """Returns the digest of 0, 1, ..., count - 1."""
-        last = count - 1
-        linear, squares = count * last // 2, last * count * (2 * last + 1) // 6
-        return cls([total % _MODULUS for total in (count, linear, squares, linear**2)])
-
-    def add(self, samples: Positions) -> None:
-        """Adds samples to the sums."""
-        numbers = samples.astype(np.uint64)
-        power = np.ones_like(numbers)
-        for exponent in range(POWERS):
-            self.sums[exponent] = (self.sums[exponent] + int(power.sum(dtype=np.uint64))) % _MODULUS
-            power = power * numbers
-
-    def __sub__(self, other: "Digest") -> "Digest":
-        return Digest([(own - subtracted) % _MODULUS for own, subtracted in zip(self.sums, other.sums, strict=True)])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Digest) and self.sums == other.sums
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 class Ledger:
-    """Sample ledger of one rank for one epoch. The sum of all ranks' digests does not depend on the world size.
+    """Sample ledger of one rank for one epoch. Its sums over all ranks do not depend on the world size.
 
     Args:
-        digest: Digest of samples used earlier in the epoch, for a resumed run.
+        sums: Sums over samples used earlier in the epoch, for a resumed run.
     """
 
-    def __init__(self, digest: Digest | None = None) -> None:
-        self._digest = digest or Digest()
+    def __init__(self, sums: Sequence[int] = (0,) * POWERS) -> None:
+        self._sums = list(sums)
         self._pending: list[Positions] = []
         self._pending_samples = 0
 
@@ -71,20 +37,34 @@ class Ledger:
             self._sum_up()
 
     def _sum_up(self) -> None:
-        self._digest.add(np.concatenate([np.empty(0, np.int64), *self._pending]))
+        numbers = np.concatenate([np.empty(0, np.int64), *self._pending]).astype(np.uint64)
+        power = np.ones_like(numbers)
+        for exponent in range(POWERS):
+            self._sums[exponent] = (self._sums[exponent] + int(power.sum(dtype=np.uint64))) % _MODULUS
+            power = power * numbers
         self._pending, self._pending_samples = [], 0
 
-    def digest(self) -> Digest:
-        """Returns the digest of all samples that this rank has used."""
+    @property
+    def sums(self) -> list[int]:
+        """One sum per power over all samples that this rank has used."""
         self._sum_up()
-        return self._digest
+        return list(self._sums)
 
 
-def expected_digest(order: Callable[[Positions], Positions], count: int, consumed: int) -> Digest:
-    """Returns the digest of the samples at the first `consumed` positions of an order of `count` samples."""
+def sums_of_all(count: int) -> list[int]:
+    """Returns the sums over 0, 1, ..., count - 1."""
+    last = count - 1
+    linear, squares = count * last // 2, last * count * (2 * last + 1) // 6
+    return [total % _MODULUS for total in (count, linear, squares, linear**2)]
+
+
+def expected_sums(order: Callable[[Positions], Positions], count: int, consumed: int) -> list[int]:
+    """Returns the sums over the samples at the first `consumed` positions of an order of `count` samples."""
     is_second_half = consumed > count // 2
-    digest = Digest()
     bounds = (consumed, count) if is_second_half else (0, consumed)
+    ledger = Ledger()
     for start in range(*bounds, _BLOCK):
-        digest.add(order(np.arange(start, min(start + _BLOCK, bounds[1]))))
-    return Digest.of_all(count) - digest if is_second_half else digest
+        ledger.use(order(np.arange(start, min(start + _BLOCK, bounds[1]))))
+    if not is_second_half:
+        return ledger.sums
+    return [(total - unused) % _MODULUS for total, unused in zip(sums_of_all(count), ledger.sums, strict=True)]

@@ -43,11 +43,6 @@ class EvaluationBatchSampler(Sampler[Indices]):
         in_full_batches = count // (batch_size * world_size) * batch_size * world_size
         self.count = in_full_batches if drop_last else count
 
-    @property
-    def first_batch(self) -> int:
-        """Index of the first batch: always 0, because an evaluation does not resume in the middle."""
-        return 0
-
     def __len__(self) -> int:
         """Returns the number of batches, the same on every rank."""
         return -(-self.count // (self.world_size * self.batch_size))

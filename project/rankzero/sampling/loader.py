@@ -24,7 +24,7 @@ AHEAD_BYTES = 2**18
 """Approximate limit (bytes) for small batches that are read together: they fit in a processor's nearest caches."""
 
 
-_OWN = ("_user_loader", "_reader", "_broadcast", "_shares", "_reading", "batch_sampler", "_iterator", "__class__")
+_OWN = ("user_loader", "_reader", "_broadcast", "_shares", "_reading", "batch_sampler", "_iterator", "__class__")
 
 
 class ManagedLoader(DataLoader[Any]):
@@ -38,14 +38,12 @@ class ManagedLoader(DataLoader[Any]):
         loader: The user's loader.
         batches: The run's order of samples.
         broadcast: Sends an object from rank zero to all ranks. All ranks must call.
+
+    Attributes:
+        user_loader: The user's loader.
     """
 
     batch_sampler: ElasticBatchSampler | EvaluationBatchSampler
-    _user_loader: DataLoader[Any]
-    _reader: DataLoader[Any]
-    _broadcast: Callable[[Any], Any]
-    _shares: deque[Share]
-    _reading: Callable[[], Any]
 
     def __init__(
         self,
@@ -54,14 +52,10 @@ class ManagedLoader(DataLoader[Any]):
         broadcast: Callable[[Any], Any],
     ) -> None:
         # Does not call DataLoader.__init__: all attributes come from the user's loader.
-        attributes: dict[str, Any] = {
-            "_user_loader": loader,
-            "batch_sampler": batches,
-            "_broadcast": broadcast,
-            "_shares": deque(),
-            "_reading": lambda: None,
-        }
-        vars(self).update({**vars(loader), **attributes})
+        vars(self).update(vars(loader))
+        self.user_loader, self.batch_sampler, self._broadcast = loader, batches, broadcast
+        self._shares: deque[Share] = deque()
+        self._reading: Callable[[], Any] = lambda: None
         self.__class__ = _managed_class(type(loader))  # type: ignore[arg-type]
         is_batched = loader.batch_sampler is not None
         seeded_dataset = SeededDataset(loader.dataset, loader.collate_fn is default_collate, is_batched)
@@ -81,14 +75,9 @@ class ManagedLoader(DataLoader[Any]):
         )
 
     @property
-    def user_loader(self) -> "DataLoader[Any]":
-        """The user's loader."""
-        return self._user_loader
-
-    @property
     def sampler(self) -> Any:  # type: ignore[override]
         """The user's sampler if it draws the samples, else the run's order of samples."""
-        return self._user_loader.sampler if self.batch_sampler.drawn else self.batch_sampler
+        return self.user_loader.sampler if self.batch_sampler.drawn else self.batch_sampler
 
     @property
     def _iterator(self) -> Any:
@@ -101,17 +90,17 @@ class ManagedLoader(DataLoader[Any]):
 
     def __reduce__(self) -> Any:
         """Makes the copy of a Trainer contain the user's loader, from which its next fit creates its own."""
-        return identity, (self._user_loader,)
+        return identity, (self.user_loader,)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_user_loader":
+        if name == "user_loader":
             raise AttributeError(name)
-        return getattr(self._user_loader, name)
+        return getattr(self.user_loader, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
         if name not in _OWN:
-            setattr(self._user_loader, name, value)
+            setattr(self.user_loader, name, value)
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
@@ -143,7 +132,7 @@ class ManagedLoader(DataLoader[Any]):
     @property
     def _can_read_in_process(self) -> bool:
         """Whether batches can be read in this process, without torch's DataLoader."""
-        loader = self._user_loader
+        loader = self.user_loader
         pins_memory = loader.pin_memory and torch.cuda.is_available()
         return type(loader) is DataLoader and not loader.num_workers and not pins_memory and loader.generator is None
 
@@ -181,10 +170,7 @@ def _managed_class(loader_class: type["DataLoader[Any]"]) -> type[ManagedLoader]
     """Returns a subclass of both `ManagedLoader` and the loader class `loader_class`."""
     if loader_class is DataLoader:
         return ManagedLoader
-    try:
-        return type(f"Ordered{loader_class.__name__}", (ManagedLoader, loader_class), {})
-    except TypeError:  # a class that cannot be subclassed
-        return ManagedLoader
+    return type(f"Ordered{loader_class.__name__}", (ManagedLoader, loader_class), {})
 
 
 def read_ahead(dataset: SeededDataset, batches: Iterator[Positions], key: int) -> Iterator[Any]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankzero.sampling.digest import Digest, Ledger, expected_digest
+from rankzero.sampling.digest import Ledger, expected_sums, sums_of_all
 from rankzero.sampling.permutation import SMALL, Permutation, epoch_key, sample_keys
 
 SHUFFLES = 2000
@@ -81,23 +81,23 @@ def test_sample_keys_are_distinct_random_and_reproducible():
     assert np.array_equal(sample_keys(epoch_key(0, 0), samples[50:60]), keys[50:60])
 
 
-def digest(samples):
+def sums(samples):
     ledger = Ledger()
     for part in np.array_split(np.array(samples, dtype=np.int64), 3):
         ledger.use(part)
-    return ledger.digest()
+    return ledger.sums
 
 
 @given(st.integers(8, 2000), st.integers(0, 9), st.data())
-def test_the_digest_depends_on_each_sample_but_not_on_their_order(count, seed, data):
+def test_the_sums_depend_on_each_sample_but_not_on_their_order(count, seed, data):
     """Not even two samples can be replaced by two with the same sum."""
     samples = list(range(count))
-    assert digest(Permutation(count, seed, 0)(np.array(samples))) == Digest.of_all(count)
+    assert sums(Permutation(count, seed, 0)(np.array(samples))) == sums_of_all(count)
     lost, repeated = data.draw(st.lists(st.integers(0, count - 1), min_size=2, max_size=2, unique=True))
-    assert digest([*samples[:lost], repeated, *samples[lost + 1 :]]) != Digest.of_all(count)
+    assert sums([*samples[:lost], repeated, *samples[lost + 1 :]]) != sums_of_all(count)
     first = data.draw(st.integers(0, count - 4))
     samples[first : first + 4] = [first + 1, first + 1, first + 2, first + 2]
-    assert sum(samples) == sum(range(count)) and digest(samples) != Digest.of_all(count)
+    assert sum(samples) == sum(range(count)) and sums(samples) != sums_of_all(count)
 
 
 def test_sums_wrap_modulo_2_to_the_64():
@@ -105,17 +105,17 @@ def test_sums_wrap_modulo_2_to_the_64():
     last_samples = list(range(count - 1000, count))
     powers = [sum(sample**power for sample in range(1000)) for power in range(4)]
     shifted = [sum(sample**power for sample in last_samples) % 2**64 for power in range(4)]
-    assert digest(range(1000)).sums == powers and digest(last_samples).sums == shifted
-    assert Digest.of_all(count).sums[3] == (count * (count - 1) // 2) ** 2 % 2**64
+    assert sums(range(1000)) == powers and sums(last_samples) == shifted
+    assert sums_of_all(count)[3] == (count * (count - 1) // 2) ** 2 % 2**64
     for few in range(1, 8):
-        assert digest([*reversed(range(few))]) == Digest.of_all(few)
+        assert sums([*reversed(range(few))]) == sums_of_all(few)
 
 
 @pytest.mark.parametrize("consumed", [0, 1, 400, 600, 999, 1000])
-def test_a_ledger_continues_from_an_earlier_digest_and_expected_is_that_of_the_first_part_of_an_order(consumed):
+def test_a_ledger_continues_from_earlier_sums_and_the_expected_ones_are_those_of_the_first_part_of_an_order(consumed):
     order = Permutation(1000, 3, 4)
-    earlier = expected_digest(order, 1000, consumed)
-    assert earlier == digest(order(np.arange(consumed)))
-    ledger = Ledger(Digest(earlier.sums))
+    earlier = expected_sums(order, 1000, consumed)
+    assert earlier == sums(order(np.arange(consumed)))
+    ledger = Ledger(earlier)
     ledger.use(np.array([4, 5]))
-    assert ledger.digest() == digest([*order(np.arange(consumed)), 4, 5])
+    assert ledger.sums == sums([*order(np.arange(consumed)), 4, 5])

@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from rankzero.sampling.digest import Digest, Ledger, expected_digest
+from rankzero.sampling.digest import Ledger, expected_sums
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
@@ -47,7 +47,7 @@ class SampleLedger(LoopCallback):
             self._ledger = Ledger()  # the epoch starts from its beginning; earlier uses of its samples do not count
         elif not self._is_loaded and self.plan.rank == 0:
             # The checkpoint has no ledger: assume that each sample before its position was used once.
-            self._ledger = Ledger(expected_digest(order.order(), order.count, order.start_position.samples))
+            self._ledger = Ledger(expected_sums(order.order(), order.count, order.start_position.samples))
 
     def _count_steps(self) -> None:
         """Adds to the ledger the samples of the optimizer steps since the previous call.
@@ -81,11 +81,11 @@ class SampleLedger(LoopCallback):
             return
         self._count_steps()
         consumed = order.consumed(self._counted_batches)
-        used = Digest(strategy_of(trainer).sum_over_ranks(self._ledger.digest().sums))
-        if used != expected_digest(order.order(), order.count, consumed):
+        used = strategy_of(trainer).sum_over_ranks(self._ledger.sums)
+        if used != expected_sums(order.order(), order.count, consumed):
             raise SamplesDifferError(
                 f"epoch {order.epoch + 1}: {consumed:,} of {order.count:,} samples should have been used, each once, "
-                f"but {used.sums[0]:,} were drawn, and not those. This is a defect of Rankzero; please report it"
+                f"but {used[0]:,} were drawn, and not those. This is a defect of Rankzero; please report it"
             )
         noun = order.drawn.name if order.drawn else "samples"
         entry = f"epoch {order.epoch + 1}: {consumed:,} of {order.count:,} {noun}, each once"
@@ -100,7 +100,7 @@ class SampleLedger(LoopCallback):
         """Saves the ledger, summed over ranks. All ranks must call."""
         if self._trainer is not None and fit_loop_of(self._trainer).is_within_epoch:
             self._count_steps()
-        used = strategy_of(trainer).sum_over_ranks(self._ledger.digest().sums)
+        used = strategy_of(trainer).sum_over_ranks(self._ledger.sums)
         checkpoint["ledger"] = {"sums": used, "statements": list(self._entries)}
         if any(order.drawn for order in self.plan.training_orders):
             checkpoint["draws"] = [order.drawn and order.drawn.state() for order in self.plan.training_orders]
@@ -110,4 +110,4 @@ class SampleLedger(LoopCallback):
         saved = checkpoint.get("ledger")
         if saved:
             self._is_loaded, self._entries = True, list(saved["statements"])
-            self._ledger = Ledger(Digest(saved["sums"]) if self.plan.rank == 0 else None)
+            self._ledger = Ledger(saved["sums"]) if self.plan.rank == 0 else Ledger()
