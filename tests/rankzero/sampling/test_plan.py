@@ -157,7 +157,9 @@ def test_a_checkpoint_knows_the_data_of_the_last_reload_and_the_next_epoch_may_l
 
 def test_several_training_loaders_are_padded_keep_their_batch_sizes_and_replace_those_of_an_earlier_training():
     plan = SamplingPlan(0, 2)
+    plan.start_positions = [Position(3)]  # as after a checkpoint of stock Lightning
     loaders = [plan.wrap(DataLoader(DATA, batch_size=size), training=True) for size in (9, 33)]
+    assert [order.epoch for order in plan.training_orders] == [3, 3]
     assert plan.order.global_batch_size == 18 and [len(loader) for loader in loaders] == [6, 2]
     assert all(order.is_padded for order in plan.training_orders)
     plan = SamplingPlan()
