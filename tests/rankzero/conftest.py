@@ -13,7 +13,7 @@ import pytest
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.timers import TIMERS, Timers
 from rankzero.messages import is_peer_failure
 from running import TOY, as_rank, fit_in_folder, reserved_port, script_process, write_program
 
@@ -21,8 +21,14 @@ from running import TOY, as_rank, fit_in_folder, reserved_port, script_process, 
 @pytest.fixture
 def scale_timers():
     """Returns a function that multiplies all durations of `TIMERS` by a factor until the test ends."""
-    yield TIMERS.scale
-    TIMERS.scale(1)
+
+    def scale(factor):
+        for name, value in vars(Timers).items():
+            if isinstance(value, float):
+                setattr(TIMERS, name, value * factor)
+
+    yield scale
+    scale(1)
 
 
 @pytest.fixture

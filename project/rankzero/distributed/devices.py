@@ -61,10 +61,9 @@ def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> WorldI
     """
     launch = coordinator.launch
     assignment = coordinator.run_on_all_ranks(lambda: assign_device(requested, launch))
-    hosts = coordinator.hosts
 
     def choose(assignments: list[dict[str, Any]]) -> list[Any]:
-        return _choose_backend(requested, [DeviceAssignment(**fields) for fields in assignments], hosts)
+        return _choose_backend(requested, [DeviceAssignment(**fields) for fields in assignments], coordinator.hosts)
 
     backend, shares_gpu = coordinator.decide(asdict(assignment), choose)
     assert launch.local_world_size and launch.num_nodes
@@ -76,11 +75,7 @@ def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> WorldI
 def _choose_backend(
     requested: RequestedWorld, assignments: Sequence[DeviceAssignment], hosts: Sequence[str]
 ) -> list[Any]:
-    """Returns the backend, and whether processes share a GPU.
-
-    Raises:
-        RequestError: The processes have different accelerators, or the requested backend does not fit the devices.
-    """
+    """Returns the backend, and whether processes share a GPU."""
     host_by_accelerator = {device.accelerator: host for device, host in zip(assignments, hosts, strict=True)}
     if len(host_by_accelerator) > 1:
         raise RequestError(

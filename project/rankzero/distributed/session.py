@@ -187,14 +187,7 @@ def report_uncaught_errors() -> None:
 def _report_uncaught(
     previous: Callable[..., object], kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Reports an error that a script did not catch; a refusal is reported once per job, without traceback.
-
-    Args:
-        previous: The hook that reports all other errors.
-        kind: The class of the error.
-        error: The error.
-        trace: The traceback of the error.
-    """
+    """Reports an error that a script did not catch; `previous`, the script's own hook, prints a traceback."""
     launch = _coordinators[0].launch if _coordinators else None
     try:
         _close_coordinator(error)
@@ -223,11 +216,7 @@ def _close_coordinator(error: BaseException | None) -> None:
 
 
 def _check_can_start(count: int) -> None:
-    """Refuses to start processes if there is no script file for them to run.
-
-    Raises:
-        RequestError: This is a notebook, an interactive interpreter or a program read from standard input.
-    """
+    """Refuses to start processes if there is no script file for them to run."""
     main = sys.modules["__main__"]
     script = getattr(main, "__file__", None)
     if script is not None and Path(script).is_file() and not hasattr(sys, "ps1"):

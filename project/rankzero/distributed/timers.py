@@ -5,7 +5,7 @@ Users set two more time limits: `--start_timeout` and `--hang_timeout`.
 
 
 class Timers:
-    """Durations in seconds. Code reads them when it uses them, so that `scale` takes effect."""
+    """Durations in seconds. Code reads them when it uses them, so that tests can change them."""
 
     poll = 0.05
     """Pause between two looks at something that another process changes."""
@@ -95,35 +95,6 @@ class Timers:
     """A message or collective of the preflight has this long."""
     network_check = 180.0
     """The other ranks have this long to finish a check of the network, after one rank has finished it."""
-
-    def scale(self, factor: float) -> None:
-        """Multiplies the durations above by a factor, in this process and in those that it forks later."""
-        for name, value in vars(Timers).items():
-            if isinstance(value, float):
-                setattr(self, name, value * factor)
-
-    def order(self) -> list[tuple[float, float, str]]:
-        """Returns pairs of durations, the shorter one first, each with the reason for the order."""
-        return [
-            (self.poll, self.slow_poll, "cheap looks may be frequent"),
-            (self.first_answer / 3 + self.attempt, self.first_answer, "all ranks try rank zero's host in time"),
-            (self.make_room, self.identify, "unidentified connections are closed sooner if there are too many"),
-            (self.heartbeat, self.unreachable, "a connection in use is not idle"),
-            (self.attempt, self.connect, "the control server is tried again"),
-            (self.leader + self.connect, self.missing_rank, "a rank may connect without its leader"),
-            (self.refuse, self.late_answer, "a refusal arrives before the other ranks give up"),
-            (self.refuse + self.exit_of_reporter, self.exit_of_others, "rank zero reports a refusal and exits first"),
-            (self.exit_of_others + self.leave, self.grace, "local processes that are refused exit by themselves"),
-            (6 * self.store_attempt, self.work, "a rank that imports torch slowly is tried again"),
-            (self.heartbeat + self.worker, self.suspended, "a rank that reads stacks does not seem suspended"),
-            (2 * self.slow_poll, self.suspended, "the watchdog notices that it was suspended too"),
-            (self.heartbeat, self.longest_report_interval, "large runs report less often"),
-            (self.suspended + self.slow_poll + self.heartbeat, self.silence, "a suspended rank is named as such"),
-            (self.exit_after_loss + self.leave, self.teardown, "a rank that lost contact exits by itself"),
-            (self.notice + self.record, self.grace, "local processes record a failure before they are killed"),
-            (3 * self.lock_heartbeat, self.lock_stale, "the owner of a lock may miss two heartbeats"),
-            (self.message, self.network_check, "a check ends after its first message that fails"),
-        ]
 
 
 TIMERS = Timers()

@@ -9,17 +9,28 @@ NAMES = [name for name, value in vars(Timers).items() if isinstance(value, float
 SOURCES = "".join(file.read_text() for file in (REPOSITORY / "project" / "rankzero").rglob("*.py"))
 
 
-@pytest.mark.parametrize("factor", [1, 0.1, 1e-3, 10])
-def test_the_order_of_durations_holds_at_every_scale(scale_timers, factor):
-    scale_timers(factor)
-    assert [reason for shorter, longer, reason in TIMERS.order() if not shorter < longer] == []
-    assert TIMERS.heartbeat == 2.0 * factor
-
-
-def test_the_order_finds_a_duration_that_is_too_short(monkeypatch):
-    monkeypatch.setattr(TIMERS, "silence", 9.0)
-    reasons = [reason for shorter, longer, reason in TIMERS.order() if not shorter < longer]
-    assert reasons == ["a suspended rank is named as such"]
+def test_waits_of_which_one_must_exceed_the_other_are_in_order():
+    order = [
+        (TIMERS.poll, TIMERS.slow_poll, "cheap looks may be frequent"),
+        (TIMERS.first_answer / 3 + TIMERS.attempt, TIMERS.first_answer, "all ranks try rank zero's host in time"),
+        (TIMERS.make_room, TIMERS.identify, "unidentified connections are closed sooner if there are too many"),
+        (TIMERS.heartbeat, TIMERS.unreachable, "a connection in use is not idle"),
+        (TIMERS.attempt, TIMERS.connect, "the control server is tried again"),
+        (TIMERS.leader + TIMERS.connect, TIMERS.missing_rank, "a rank may connect without its leader"),
+        (TIMERS.refuse, TIMERS.late_answer, "a refusal arrives before the other ranks give up"),
+        (TIMERS.refuse + TIMERS.exit_of_reporter, TIMERS.exit_of_others, "rank zero reports a refusal and exits first"),
+        (TIMERS.exit_of_others + TIMERS.leave, TIMERS.grace, "local processes that are refused exit by themselves"),
+        (6 * TIMERS.store_attempt, TIMERS.work, "a rank that imports torch slowly is tried again"),
+        (TIMERS.heartbeat + TIMERS.worker, TIMERS.suspended, "a rank that reads stacks does not seem suspended"),
+        (2 * TIMERS.slow_poll, TIMERS.suspended, "the watchdog notices that it was suspended too"),
+        (TIMERS.heartbeat, TIMERS.longest_report_interval, "large runs report less often"),
+        (TIMERS.suspended + TIMERS.slow_poll + TIMERS.heartbeat, TIMERS.silence, "a suspended rank is named as such"),
+        (TIMERS.exit_after_loss + TIMERS.leave, TIMERS.teardown, "a rank that lost contact exits by itself"),
+        (TIMERS.notice + TIMERS.record, TIMERS.grace, "local processes record a failure before they are killed"),
+        (3 * TIMERS.lock_heartbeat, TIMERS.lock_stale, "the owner of a lock may miss two heartbeats"),
+        (TIMERS.message, TIMERS.network_check, "a check ends after its first message that fails"),
+    ]
+    assert [reason for shorter, longer, reason in order if not shorter < longer] == []
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,11 +15,6 @@ from collections.abc import Collection
 
 SO_ATTACH_FILTER = 26  # Linux: asm-generic/socket.h
 
-MAX_NETWORKS = 2000
-"""A filter has at most 4,096 instructions, two for each network."""
-
-_MASKS = (0xFFFFFFFF, 0xFFFFFF00, 0xFFFF0000)
-
 # Instructions of linux/bpf_common.h and linux/filter.h
 _LOAD_WORD, _AND, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06
 _SOURCE_ADDRESS = (-0x100000 + 12) & 0xFFFFFFFF  # SKF_NET_OFF, offset 12 of an IPv4 header
@@ -29,8 +24,7 @@ _ACCEPT, _DISCARD = 0xFFFFFFFF, 0
 def accept_only_from(listener: socket.socket, addresses: Collection[str]) -> bool:
     """Discards new connections from all other machines, and returns whether that is supported.
 
-    Loopback addresses remain accepted. If the kernel refuses so many addresses, the networks of 256 addresses that
-    contain the given ones are accepted; if it refuses these too, those of 65,536 addresses.
+    Loopback addresses remain accepted. The kernel refuses a filter for more than 2,000 addresses.
 
     Args:
         listener: A listening socket for IPv4.
@@ -38,38 +32,27 @@ def accept_only_from(listener: socket.socket, addresses: Collection[str]) -> boo
     """
     if sys.platform != "linux" or listener.family != socket.AF_INET:
         return False
-    for mask in _MASKS:
-        with contextlib.suppress(OSError, ValueError):
-            networks = sorted({int(ipaddress.IPv4Address(address)) & mask for address in addresses})
-            if len(networks) <= MAX_NETWORKS:
-                program = _program(networks, mask)
-                code = ctypes.create_string_buffer(b"".join(program))
-                option = struct.pack("HP", len(program), ctypes.addressof(code))  # struct sock_fprog
-                listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, option)
-                return True
+    with contextlib.suppress(OSError, ValueError):
+        program = _program({int(ipaddress.IPv4Address(address)) for address in addresses})
+        code = ctypes.create_string_buffer(b"".join(program))
+        option = struct.pack("HP", len(program), ctypes.addressof(code))  # struct sock_fprog
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, option)
+        return True
     return False
 
 
-def _program(networks: Collection[int], mask: int) -> list[bytes]:
+def _program(addresses: Collection[int]) -> list[bytes]:
     """Returns the instructions of the filter."""
-    loopback = int(ipaddress.IPv4Address("127.0.0.0"))
-    return [
+    program = [
         _instruction(_LOAD_WORD, _SOURCE_ADDRESS),
         _instruction(_AND, 0xFF000000),
-        _instruction(_JUMP_IF_EQUAL, loopback, otherwise=1),
+        _instruction(_JUMP_IF_EQUAL, int(ipaddress.IPv4Address("127.0.0.0")), otherwise=1),
         _instruction(_RETURN, _ACCEPT),
         _instruction(_LOAD_WORD, _SOURCE_ADDRESS),
-        _instruction(_AND, mask),
-        *(
-            instruction
-            for network in networks
-            for instruction in (
-                _instruction(_JUMP_IF_EQUAL, network, otherwise=1),
-                _instruction(_RETURN, _ACCEPT),
-            )
-        ),
-        _instruction(_RETURN, _DISCARD),
     ]
+    for address in addresses:
+        program += [_instruction(_JUMP_IF_EQUAL, address, otherwise=1), _instruction(_RETURN, _ACCEPT)]
+    return [*program, _instruction(_RETURN, _DISCARD)]
 
 
 def _instruction(code: int, value: int, otherwise: int = 0) -> bytes:

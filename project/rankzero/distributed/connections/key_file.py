@@ -1,6 +1,7 @@
 """Keys in files of the user's configuration folder that no other user can read or replace. Does not import torch."""
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -43,9 +44,8 @@ def load_key(name: str, create: bool) -> tuple[bytes, Path]:
             _create(folder_descriptor, name)
             return _read(folder_descriptor, path), path
     except OSError as error:
-        links = [place for place in (folder, path) if _is_link(place)]
-        reason = f"{links[0]} is a symbolic link; replace it with a real file or folder" if links else error.strerror
-        raise NoKeyError(f"the key {path} cannot be used: {reason}") from error
+        links = "; it and its folder must not be symbolic links" * (error.errno in (errno.ELOOP, errno.ENOTDIR))
+        raise NoKeyError(f"the key {path} cannot be used: {error.strerror}{links}") from error
 
 
 @contextmanager
@@ -74,23 +74,11 @@ def _read(folder_descriptor: int, path: Path) -> bytes:
     return key
 
 
-def _is_link(place: Path) -> bool:
-    """Returns whether a path is a symbolic link, if this process may know that."""
-    try:
-        return place.is_symlink()
-    except OSError:
-        return False
-
-
 def _check_owner(status: os.stat_result, path: Path, forbidden: int) -> None:
     if status.st_uid != os.geteuid():
         raise NoKeyError(f"{path} belongs to another user (id {status.st_uid})")
-    if mode := stat.S_IMODE(status.st_mode) & forbidden:
-        raise NoKeyError(f"{path} is open to other users; to close it: chmod go-{_permission_letters(mode)} {path}")
-
-
-def _permission_letters(mode: int) -> str:
-    return "".join(letter for letter, bits in (("r", 0o044), ("w", 0o022), ("x", 0o011)) if mode & bits)
+    if status.st_mode & forbidden:
+        raise NoKeyError(f"{path} is open to other users; to close it: chmod go-rwx {path}")
 
 
 def _create(folder_descriptor: int, name: str) -> None:

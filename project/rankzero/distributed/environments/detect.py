@@ -51,11 +51,7 @@ def detect(requested: RequestedWorld | None = None, environ: Mapping[str, str] |
 
 
 def _find_launcher(requested: str, environ: Mapping[str, str]) -> str | None:
-    """Returns the most specific launcher whose variables are set; None without one.
-
-    Raises:
-        RequestError: A specific launcher was requested, and its variables are not set.
-    """
+    """Returns the most specific launcher whose variables are set; None without one."""
     for name, launcher in LAUNCHERS.items():
         if (requested in ("auto", name) or name == "local") and launcher.found(Variables(environ)):
             return name

@@ -55,12 +55,8 @@ class Heartbeat:
         collective_in_flight: CollectiveInFlight,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.activity, self.timeout, self.collective_in_flight, self._clock = (
-            activity,
-            timeout,
-            collective_in_flight,
-            clock,
-        )
+        self.activity, self.timeout, self._clock = activity, timeout, clock
+        self.collective_in_flight = collective_in_flight
         self._pauses = PauseDetector(clock)
         self._longest = 0.0
         self._last_visit, self._last_age = activity.since, 0.0
@@ -82,14 +78,8 @@ class Heartbeat:
             return None
         may_take_longer = activity.batches < 2 or phase in (SANITY_CHECK, VALIDATION)
         needs_details = self._last_age >= min(DETAIL_SECONDS, self.timeout / 2)
-        status = Status(
-            activity.step,
-            phase,
-            self._last_age,
-            self.limit,
-            may_take_longer,
-            first_gradient=activity.first_gradient,
-        )
+        gradient = activity.first_gradient
+        status = Status(activity.step, phase, self._last_age, self.limit, may_take_longer, first_gradient=gradient)
         if not needs_details:
             return status
         try:

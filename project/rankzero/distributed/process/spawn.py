@@ -6,6 +6,7 @@ other processes if one fails. It does not import torch, so it starts quickly and
 
 import ctypes
 import json
+import math
 import os
 import secrets
 import signal
@@ -146,16 +147,16 @@ class _Process(subprocess.Popen[bytes]):
     def __init__(
         self, command: Sequence[str], variables: Mapping[str, str], *inherited_fds: int, secret: bytes = b""
     ) -> None:
-        self._report = ExitHandshake()
+        self.report = ExitHandshake()
         key_fd, key_variables = pass_key(secret)
         try:
-            pass_fds = (*inherited_fds, self._report.write_end, key_fd)
-            environment = {**variables, **self._report.variables, **key_variables}
+            pass_fds = (*inherited_fds, self.report.write_end, key_fd)
+            environment = {**variables, **self.report.variables, **key_variables}
             hydra = _hydra_config()
             folder = hydra.runtime.cwd if hydra else START_FOLDER  # Hydra may change the folder and import this later
             super().__init__(command, env=environment, pass_fds=pass_fds, cwd=folder)
         except BaseException:
-            self._report.close()
+            self.report.close()
             raise
         finally:
             os.close(key_fd)
@@ -163,11 +164,7 @@ class _Process(subprocess.Popen[bytes]):
     @cached_property
     def has_reported(self) -> bool:
         """Whether this process chose its exit code. To be read only after it has exited."""
-        return self._report.was_received()
-
-    def close(self) -> None:
-        """Closes the pipe of the exit report."""
-        self._report.close()
+        return self.report.was_received()
 
 
 class _Processes:
@@ -175,7 +172,6 @@ class _Processes:
 
     def __init__(self, processes: Sequence[_Process], first_rank: int) -> None:
         self.processes, self.first_rank = processes, first_rank
-        self.deadline = float("inf")
 
     def forward(self, signum: signal.Signals) -> None:
         """Forwards a signal to all processes, without a deadline: the time that a save takes is unknown here."""
@@ -184,11 +180,11 @@ class _Processes:
 
     def wait(self) -> int:
         """Waits for all processes, at most `TIMERS.grace` after a failure; returns the failure's exit code, or 0."""
-        exit_code: int | None = None
+        exit_code, deadline = None, math.inf
         while any(process.poll() is None for process in self.processes):
             if exit_code is None and (exit_code := self._first_failure()) is not None:
-                self._start_grace_period()
-            if time.monotonic() > self.deadline:
+                deadline = time.monotonic() + TIMERS.grace
+            if time.monotonic() > deadline:
                 self.kill()
             time.sleep(TIMERS.poll)
         return (self._first_failure() or 0) if exit_code is None else exit_code
@@ -203,10 +199,7 @@ class _Processes:
         """Kills the processes that are still running, and closes the pipes of all."""
         self.kill()
         for process in self.processes:
-            process.close()
-
-    def _start_grace_period(self) -> None:
-        self.deadline = min(self.deadline, time.monotonic() + TIMERS.grace)
+            process.report.close()
 
     def _first_failure(self) -> int | None:
         for rank, process in enumerate(self.processes):

@@ -88,11 +88,7 @@ class RankZeroSearch:
         return result
 
     def _ask_rank_zero(self, leader: NodeLeader | None = None) -> tuple[Message, str]:
-        """Connects to rank zero, with retries; returns its answer, and the address at which it answered.
-
-        Raises:
-            RequestError: Rank zero is unreachable, or this process and rank zero have different keys.
-        """
+        """Connects to rank zero, with retries; returns its answer, and the address at which it answered."""
         launch = self.launch
         ips, started = network.resolve(launch.address), time.monotonic()
         first_host = launch.hosts[0] if launch.hosts and launch.hosts[0] != launch.address else None
@@ -138,13 +134,7 @@ class RankZeroSearch:
     ) -> Message | None:
         """Sends the description of this process; returns rank zero's answer, or None if the call can be retried.
 
-        Args:
-            connection: A new connection to rank zero, or to the leader of this node.
-            leader: The leader, if this process is the leader of its node.
-            is_local: Whether the connection is one to the leader.
-
-        Raises:
-            RequestError: The listener is not rank zero of this world, or rank zero has another key or does not answer.
+        A leader also sends the descriptions of the other processes of its node.
         """
         launch, secret = self.launch, None if is_local else self.key.secret
         # Local processes on one machine know that the port is rank zero's, so a late greeting is no error.
@@ -180,14 +170,9 @@ class RankZeroSearch:
         raise missing_processes_error(launch, [self.this_peer], self.timeout)
 
     def _accepted(self, answer: Message) -> RendezvousResult:
-        """Returns the result in rank zero's answer.
+        """Returns the result in rank zero's answer, with `ip`, the address at which it answered.
 
-        Args:
-            answer: The answer, with `ip`, the address at which rank zero answered. A refusal that another process of
-                this machine has sent or passed on has no address.
-
-        Raises:
-            RequestError: Rank zero answers that the run cannot start.
+        A refusal that another process of this machine has sent or passed on has no address.
         """
         ip = str(answer.get("ip", ""))
         match answer:
@@ -204,11 +189,7 @@ class RankZeroSearch:
         raise wrong_listener_error(self.launch, "")
 
     def _check_address(self, ips: Sequence[str]) -> None:
-        """Checks that the given address is not an address of this machine if rank zero cannot be on it.
-
-        Raises:
-            RequestError: It is. The other ranks that connect to this machine receive the same error.
-        """
+        """Refuses an address of this machine if rank zero cannot be on it, also to ranks that connect here."""
         launch = self.launch
         is_other_machine = bool(launch.node_rank) or (launch.launcher == "mpi" and launch.rank != launch.local_rank)
         is_own_address = any(network.is_local_address(ip) and not network.is_loopback(ip) for ip in ips)

@@ -128,9 +128,6 @@ class RendezvousServer:
         """Leaves the listening socket open only to the machines of the run, with no connection that waits on it.
 
         torch's store, which serves on the same socket next, accepts any connection.
-
-        Args:
-            addresses: IP addresses of the other processes.
         """
         accept_only_from(self.listeners[0], addresses | own_addresses())
         self._server.stop_accepting()
@@ -231,12 +228,9 @@ class RendezvousServer:
         return None
 
     def _require_key(self) -> None:
-        """Refuses all processes without the key, now that another machine is known to have it.
-
-        Raises:
-            RequestError: A process of this user has another key, in a container with another home directory.
-        """
+        """Refuses all processes without the key, now that another machine is known to have it."""
         self._server.requires_key = True
+        # Processes of this user may have another key, in a container with another home directory.
         trusted = [claim.peer for claim in self._claims.values() if claim.connection.is_trusted]
         if others := [peer for peer in trusted if not peer.has_key_of(self.this_peer)]:
             raise another_key_error(self.launch, self.key, self.this_peer, others)

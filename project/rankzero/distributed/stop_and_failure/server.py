@@ -66,12 +66,8 @@ class ControlServer:
         secret: bytes | None,
         interval: float,
     ) -> None:
-        self.listeners, self.members, self.parent_reports_lost_ranks, self.describe_exit = (
-            listeners,
-            members,
-            parent_reports_lost_ranks,
-            describe_exit,
-        )
+        self.listeners, self.members = listeners, members
+        self.parent_reports_lost_ranks, self.describe_exit = parent_reports_lost_ranks, describe_exit
         self.on_hang: Callable[[str], bool] = lambda description: False
         self.interval, self.size = interval, len(members)
         hosts = [members[rank].host for rank in range(self.size)]
@@ -90,11 +86,6 @@ class ControlServer:
         self._failure: Message | None = None
         self._thread = threading.Thread(target=self._serve, name="control server", daemon=True)
         self._thread.start()
-
-    @property
-    def connected(self) -> int:
-        """Number of ranks that have connected."""
-        return len(self._ranks)
 
     def finish(self) -> None:
         """Announces that rank zero exits, and waits up to `TIMERS.leave` for the other ranks to leave."""

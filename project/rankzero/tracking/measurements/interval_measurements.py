@@ -263,13 +263,11 @@ class IntervalMeasurements(LoopCallback):
         try:
             return dict(measure())
         except Exception as error:
-            self._warn("some values cannot be measured, and are missing in the charts", error)
+            if not self._has_warned:
+                self._has_warned = True
+                text = "some values cannot be measured, and are missing in the charts; training continues"
+                rank_zero_warn(f"rankzero: {text}: {error!r}")
             return {}
-
-    def _warn(self, text: str, error: Exception) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            rank_zero_warn(f"rankzero: {text}; training continues: {error!r}")
 
 
 def learning_rates(optimizers: Iterable[Optimizer]) -> dict[str, float]:

@@ -84,12 +84,7 @@ class SlowRanks(LoopCallback):
 
 
 class _MeasuredStep:
-    """Measures the next step; the time on a CUDA device is measured by events, without waiting for the device.
-
-    Args:
-        parameter: The parameter that receives its gradient first.
-        monitor: Has the time at which the step began.
-    """
+    """Measures the next step; the time on a CUDA device is measured by events, without waiting for the device."""
 
     def __init__(self, parameter: Parameter, monitor: Monitor) -> None:
         self._monitor = monitor

@@ -98,12 +98,7 @@ class Profile(LoopCallback):
             self._recording.end()
 
     def _close(self, trainer: Trainer, warns_if_empty: bool = True) -> None:
-        """Ends the recording and writes its files; does nothing if that is done, or if this rank is not profiled.
-
-        Args:
-            trainer: The trainer.
-            warns_if_empty: Whether to print a warning if no step was profiled.
-        """
+        """Ends the recording and writes its files; does nothing if that is done, or if this rank is not profiled."""
         if not self._is_pending:
             return
         with self._errors_printed():

@@ -114,8 +114,8 @@ def _summary(recording: Recording) -> str:
     milliseconds = dict.fromkeys(STEP_PHASES.values(), 0.0)
     for part in recording.parts:
         if part.phase != VALIDATION:
-            milliseconds[STEP_PHASES.get(part.phase, "other")] += part.milliseconds
-    steps = max(1, len(recording.steps))
+            milliseconds[STEP_PHASES.get(part.phase, "other")] += 1e-6 * (part.end - part.begin)
+    steps = max(1, len({part.step for part in recording.parts}))
     rows = [f"  {name.replace('_', ' '):<12}{value / steps:12.3f} ms" for name, value in milliseconds.items()]
     return "\n".join(
         [

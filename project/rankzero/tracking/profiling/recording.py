@@ -28,11 +28,6 @@ class Part(NamedTuple):
     begin: int
     end: int
 
-    @property
-    def milliseconds(self) -> float:
-        """Duration of the part."""
-        return 1e-6 * (self.end - self.begin)
-
 
 class Recording:
     """Records operators with torch's profiler from the beginning of a step on.
@@ -114,11 +109,6 @@ class Recording:
         for (step, begin, phase), (_, end, _) in pairwise(self._entered):
             if phase not in UNMONITORED:
                 yield Part(step, phase, begin, end)
-
-    @property
-    def steps(self) -> list[int]:
-        """Numbers of the recorded steps, from 1; with several optimizers, not every number belongs to a batch."""
-        return sorted({step for step, _, phase in self._entered if phase})
 
 
 def _check_unused() -> None:

@@ -7,14 +7,9 @@ ENTRY_SECONDS = 0.5
 
 
 class RecentRate:
-    """Rate at which a count has grown within the last `window_seconds`, or between the last two records if longer ago.
+    """Rate at which a count has grown within `WINDOW_SECONDS`, or between the last two records if longer ago."""
 
-    Args:
-        window_seconds: Length of the interval.
-    """
-
-    def __init__(self, window_seconds: float = WINDOW_SECONDS) -> None:
-        self.window_seconds = window_seconds
+    def __init__(self) -> None:
         self._records: deque[tuple[float, float]] = deque()
         self._last: tuple[float, float] | None = None
 
@@ -24,7 +19,7 @@ class RecentRate:
         records = self._records
         if not records or seconds - records[-1][0] >= ENTRY_SECONDS:
             records.append(self._last)
-            while len(records) > 2 and seconds - records[1][0] >= self.window_seconds:
+            while len(records) > 2 and seconds - records[1][0] >= WINDOW_SECONDS:
                 records.popleft()
 
     @property

@@ -79,7 +79,7 @@ def test_there_is_no_key_without_a_usable_folder(home, tmp_path, monkeypatch):
     home.unlink()
     (tmp_path / "elsewhere").mkdir()
     home.symlink_to(tmp_path / "elsewhere")
-    assert found().secret is None and f"{home} is a symbolic link" in found().origin
+    assert found().secret is None and "must not be symbolic links" in found().origin
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.delenv("HOME")
     assert found() == Key(None, "the user has no home directory (HOME is not set)")
@@ -88,8 +88,7 @@ def test_there_is_no_key_without_a_usable_folder(home, tmp_path, monkeypatch):
 def test_there_is_no_key_if_a_parent_folder_cannot_be_searched(home, monkeypatch):
     """As in a container whose user is not the one that HOME belongs to. Root may search any folder, hence the mock."""
     error = PermissionError(13, "Permission denied")
-    for name in ("mkdir", "is_symlink"):
-        monkeypatch.setattr(Path, name, Mock(side_effect=error))
+    monkeypatch.setattr(Path, "mkdir", Mock(side_effect=error))
     assert found() == Key(None, f"the key {home / 'key'} cannot be used: Permission denied")
 
 

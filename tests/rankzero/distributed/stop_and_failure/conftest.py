@@ -60,7 +60,7 @@ class TwoNodes:
         self.relay = NodeRelay(listen_locally(self.relay_name), rank_zero, "w", 2)
         names = [f"{name} first"] * 2 + [self.relay_name] * 2
         self.ranks = [RankOfTest.connected_locally(rank, names[rank]) for rank in range(4)]
-        wait_until(lambda: self.server.connected == 4)
+        wait_until(lambda: len(self.server._ranks) == 4)
 
     def close(self):
         for rank in self.ranks:

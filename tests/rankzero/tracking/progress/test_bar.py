@@ -265,7 +265,7 @@ def test_the_bar_is_filled_in_proportion_and_left_out_without_a_fraction():
     ids=["faster after 50 s", "records further apart than the interval"],
 )
 def test_only_the_recent_interval_counts(records, per_second):
-    rate = RecentRate(window_seconds=10)
+    rate = RecentRate()
     for seconds, count in records:
         rate.record(seconds, count)
     assert rate.per_second == pytest.approx(per_second)
