@@ -2,7 +2,7 @@
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.scheduler.job import current_job
-from rankzero.distributed.scheduler.requeue import Requeue, requeue
+from rankzero.distributed.scheduler.requeue import requeue
 from rankzero.messages import TIME_LIMIT_REACHED, Stopped
 from rankzero.runs.checkpoints.manifest import checkpoints_in, step_of
 from rankzero.runs.directory import RunDirectory
@@ -54,5 +54,4 @@ def request_next_attempt(run: RunDirectory, launch: Launch, objection: str) -> s
         return ""
     if objection:
         return f"not requeued: {objection}"
-    outcome = requeue(launch, run.name)
-    return f"not requeued\n{outcome.message}" if outcome.requeue is Requeue.REFUSED else outcome.message
+    return requeue(launch, run.name)

@@ -2,8 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.scheduler.job import Job, current_job, qstat_attributes
@@ -11,81 +9,57 @@ from rankzero.distributed.scheduler.query import run_program
 from rankzero.messages import RequestError
 
 
-class Requeue(Enum):
-    """The result of a requeue request."""
-
-    DONE = "requeued"
-    """The scheduler terminates this attempt now, beginning with SIGTERM, and starts the next one."""
-
-    NO_JOB = "no job"
-    """Nothing to do: there is no job, or the job is interactive and the user types the next command."""
-
-    ENDING = "ending"
-    """Nothing to do: the job is already ending, because it was canceled or because the scheduler requeues it."""
-
-    REFUSED = "refused"
-    """The scheduler refused the request; the message states what the user can type."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a requeue request, with a message for the user.
-
-    Args:
-        requeue: The kind of result.
-        message: Text for the user; empty if there is nothing to do or report.
-    """
-
-    requeue: Requeue
-    message: str = ""
-
-
-def requeue(launch: Launch, run: str = "NAME", environ: Mapping[str, str] | None = None) -> Outcome:
+def requeue(launch: Launch, run: str = "NAME", environ: Mapping[str, str] | None = None) -> str:
     """Requests that the scheduler run this job again; never raises. Only rank zero may call, once all is saved.
+
+    After a successful request, the scheduler terminates this attempt, beginning with SIGTERM, and starts the next one.
 
     Args:
         launch: How this process was launched.
         run: The run's name, for the command that the user types if the scheduler refuses.
         environ: The environment variables; by default, this process's own.
+
+    Returns:
+        A message for the user; empty outside a job, and in an interactive job, where the user types the next command.
     """
     job = current_job(launch, environ)
     if job is None:
-        return Outcome(Requeue.NO_JOB)
+        return ""
     return _requeue_slurm(job, run) if job.scheduler == "slurm" else _requeue_pbs(job, run)
 
 
-def _requeue_slurm(job: Job, run: str) -> Outcome:
+def _requeue_slurm(job: Job, run: str) -> str:
     """Requeues a Slurm batch job, unless it is ending."""
     job_record = run_program("scontrol", "show", "job", job.id, "--oneliner")
     if not job_record.ok:
         return _refused(job, "scontrol show job", job_record.text, "sbatch JOB_SCRIPT", run)
     if _field(job_record.text, "BatchFlag") == "0":
-        return Outcome(Requeue.NO_JOB)
+        return ""
     state, reason = _field(job_record.text, "JobState"), _field(job_record.text, "Reason")
     attempts = job.variables.find("SLURM_RESTART_COUNT") or "0"
     if _field(job_record.text, "Restarts") != attempts:
-        return Outcome(Requeue.ENDING, f"Slurm has already requeued job {job.id}")
+        return f"Slurm has already requeued job {job.id}"
     # A canceled job is COMPLETING, and `scontrol requeue` would start it again against the user's will (Slurm 22.05).
     # A job at its time limit is COMPLETING too, but it was not canceled.
     if state != "RUNNING" and reason != "TimeLimit":
-        return Outcome(Requeue.ENDING, f"job {job.id} is {state}, so it was probably canceled: it is not requeued")
+        return f"job {job.id} is {state}, so it was probably canceled: it is not requeued"
     answer = run_program("scontrol", "requeue", job.id)
     if answer.ok:
-        return Outcome(Requeue.DONE, f"job {job.id} is requeued")
+        return f"job {job.id} is requeued"
     script = re.search(r" Command=(/.*?) WorkDir=", job_record.text)
     return _refused(job, "scontrol requeue", answer.text, f"sbatch {script[1] if script else 'JOB_SCRIPT'}", run)
 
 
-def _requeue_pbs(job: Job, run: str) -> Outcome:
+def _requeue_pbs(job: Job, run: str) -> str:
     """Reruns a PBS job; most servers permit this only to operators."""
     if job.variables.find("PBS_ENVIRONMENT") == "PBS_INTERACTIVE":
-        return Outcome(Requeue.NO_JOB)
+        return ""
     state = qstat_attributes(job).get("job_state", "R")
     if state != "R":
-        return Outcome(Requeue.ENDING, f"job {job.id} is in state {state}: it is about to end, and is not requeued")
+        return f"job {job.id} is in state {state}: it is about to end, and is not requeued"
     answer = run_program("qrerun", job.id)
     if answer.ok:
-        return Outcome(Requeue.DONE, f"job {job.id} is requeued")
+        return f"job {job.id} is requeued"
     return _refused(job, "qrerun", answer.text, "qsub JOB_SCRIPT", run)
 
 
@@ -95,11 +69,11 @@ def _field(job_record: str, name: str) -> str:
     return match[1] if match else ""
 
 
-def _refused(job: Job, command: str, reason: str, submit: str, run: str) -> Outcome:
-    """Returns the outcome of a refused request, with the command that the user can type instead."""
+def _refused(job: Job, command: str, reason: str, submit: str, run: str) -> str:
+    """Returns the message of a refused request, with the command that the user can type instead."""
     message = RequestError(
         f"to requeue job {job.id}, whose run was stopped before its end",
         f"{command} {job.id}: {reason}",
         f"{submit}\nThe run resumes from its last checkpoint if the job's command has --name {run}.",
     )
-    return Outcome(Requeue.REFUSED, str(message))
+    return f"not requeued\n{message}"

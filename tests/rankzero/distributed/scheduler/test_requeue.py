@@ -6,7 +6,7 @@ tests/system/test_slurm_stops.py tests the other states. qrerun is a replacement
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.scheduler.requeue import Requeue, requeue
+from rankzero.distributed.scheduler.requeue import requeue
 from rankzero.distributed.timers import TIMERS
 from recorded import PBS_TASK, SBATCH, STEP, TORCHRUN
 from system.qstat import qstat
@@ -21,7 +21,8 @@ JOB_RECORD = (
     " Command=/home/tester/job.sh WorkDir=/home/tester StdErr=/home/tester/12.out StdIn=/dev/null Power="
 )
 SLURM, PBS = Launch(launcher="slurm"), Launch(launcher="pbs")
-REQUEUED = [(state, 1) for state in ("COMPLETING", "PENDING", "RUNNING")]
+REQUEUED = "job 12 is requeued"
+REQUEUED_BY_SLURM = [(state, 1) for state in ("COMPLETING", "PENDING", "RUNNING")]
 """Slurm requeues after preemption, a node failure or a user's command; tasks on a lost node see RUNNING."""
 
 
@@ -49,7 +50,7 @@ def test_nothing_is_requeued_outside_a_job_or_in_an_interactive_one(scontrol):
     requests = scontrol(batch=0)
     torchrun, interactive = Launch(launcher="torchrun"), PBS_TASK | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}
     for launch, variables in ((Launch(), {}), (torchrun, TORCHRUN), (PBS, interactive), (SLURM, STEP)):
-        assert requeue(launch, environ=variables).requeue is Requeue.NO_JOB
+        assert requeue(launch, environ=variables) == ""
     assert not requests.exists()
 
 
@@ -65,33 +66,32 @@ def test_nothing_is_requeued_outside_a_job_or_in_an_interactive_one(scontrol):
 )
 def test_slurm_requeues_running_preempted_and_timed_out_jobs(scontrol, fields):
     requests = scontrol(**fields)
-    assert requeue(SLURM, environ=STEP).requeue is Requeue.DONE
+    assert requeue(SLURM, environ=STEP) == REQUEUED
     assert requests.read_text() == "requeue 12\n"
 
 
 @pytest.mark.parametrize(
-    ("state", "restarts"), [*((state, 0) for state in ("CANCELLED", "COMPLETING", "PENDING")), *REQUEUED]
+    ("state", "restarts"), [*((state, 0) for state in ("CANCELLED", "COMPLETING", "PENDING")), *REQUEUED_BY_SLURM]
 )
 def test_a_job_that_is_canceled_or_that_slurm_has_requeued_itself_is_not_requeued(scontrol, state, restarts):
     requests = scontrol(state, restarts=restarts)
-    outcome = requeue(SLURM, environ=STEP)
-    assert outcome.requeue is Requeue.ENDING and ("canceled" in outcome.message or restarts)
+    message = requeue(SLURM, environ=STEP)
+    assert ("Slurm has already requeued job 12" if restarts else "it was probably canceled") in message
     assert not requests.exists()
 
 
 def test_a_later_attempt_and_a_batch_job_under_torchrun_are_requeued(scontrol):
     scontrol(restarts=2)
-    assert requeue(SLURM, environ=STEP | {"SLURM_RESTART_COUNT": "2"}).requeue is Requeue.DONE
+    assert requeue(SLURM, environ=STEP | {"SLURM_RESTART_COUNT": "2"}) == REQUEUED
     scontrol()
-    assert requeue(Launch(launcher="torchrun"), environ=TORCHRUN | SBATCH).requeue is Requeue.DONE
+    assert requeue(Launch(launcher="torchrun"), environ=TORCHRUN | SBATCH) == REQUEUED
 
 
 def test_a_refusal_states_the_command_to_type_and_a_missing_or_silent_scontrol_is_one(scontrol, programs, monkeypatch):
-    assert requeue(SLURM, environ=STEP).requeue is Requeue.REFUSED
+    assert requeue(SLURM, environ=STEP).startswith("not requeued\n")
     scontrol(requeue="echo 'Requested operation is presently disabled for job 12' >&2; exit 1")
-    outcome = requeue(SLURM, "my-run", STEP)
-    assert outcome.requeue is Requeue.REFUSED
-    assert outcome.message.splitlines() == [
+    assert requeue(SLURM, "my-run", STEP).splitlines() == [
+        "not requeued",
         "  asked  to requeue job 12, whose run was stopped before its end",
         "  found  scontrol requeue 12: Requested operation is presently disabled for job 12",
         "  type   sbatch /home/tester/job.sh",
@@ -99,18 +99,17 @@ def test_a_refusal_states_the_command_to_type_and_a_missing_or_silent_scontrol_i
     ]
     monkeypatch.setattr(TIMERS, "scheduler", 0.2)
     programs(scontrol="exec sleep 60")
-    outcome = requeue(SLURM, environ=STEP)
-    assert outcome.requeue is Requeue.REFUSED and "no answer within 0.2 s" in outcome.message
+    assert "no answer within 0.2 s" in requeue(SLURM, environ=STEP)
 
 
 def test_a_pbs_job_is_requeued_if_it_is_not_ending_and_a_refusal_states_the_command_to_type(programs, tmp_path):
     programs(qstat=qstat("15[3].pbs1"), qrerun='[ "$*" = "15[3].pbs1" ]')
-    assert requeue(PBS, environ=PBS_TASK | {"PBS_JOBID": "15[3].pbs1"}).requeue is Requeue.DONE
+    assert requeue(PBS, environ=PBS_TASK | {"PBS_JOBID": "15[3].pbs1"}) == "job 15[3].pbs1 is requeued"
     programs(qstat=qstat("0.pbs1", state="E"), qrerun=f"touch {tmp_path}/requests")
-    assert requeue(PBS, environ=PBS_TASK).requeue is Requeue.ENDING
+    assert "is about to end" in requeue(PBS, environ=PBS_TASK)
     assert not (tmp_path / "requests").exists()
     programs(qstat=qstat("0.pbs1"), qrerun='echo "qrerun: Unauthorized Request $1" >&2; exit 159')
-    outcome = requeue(PBS, "my-run", PBS_TASK)
-    assert outcome.requeue is Requeue.REFUSED
-    assert "found  qrerun 0.pbs1: qrerun: Unauthorized Request 0.pbs1" in outcome.message
-    assert "type   qsub JOB_SCRIPT" in outcome.message and "--name my-run" in outcome.message
+    message = requeue(PBS, "my-run", PBS_TASK)
+    assert message.startswith("not requeued\n")
+    assert "found  qrerun 0.pbs1: qrerun: Unauthorized Request 0.pbs1" in message
+    assert "type   qsub JOB_SCRIPT" in message and "--name my-run" in message
