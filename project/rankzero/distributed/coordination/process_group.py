@@ -76,17 +76,6 @@ def collective_in_flight(backend: str) -> tuple[int, str] | None:
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
-    collectives = _collectives_in_flight(backend)
-    if not collectives:
-        return None
-    name = collectives[0]["profiling_name"].removeprefix(f"{backend}:")
-    count = sum(map(math.prod, collectives[0]["input_sizes"]))
-    description = f"{name} of {count:,} value{'s' * (count != 1)}" if count else name
-    return int(collectives[0]["collective_seq_id"]), description
-
-
-def _collectives_in_flight(backend: str) -> list[dict[str, Any]]:
-    """Returns torch's records of the collectives that have not completed, oldest first."""
     module: Any = torch._C._distributed_c10d
     try:
         if backend == "gloo":
@@ -95,4 +84,10 @@ def _collectives_in_flight(backend: str) -> list[dict[str, Any]]:
             record = module._dump_nccl_trace_json(onlyActive=True)
     except (AttributeError, RuntimeError, TypeError) as error:
         raise NotImplementedError(f"torch {torch.__version__} does not record the collectives of {backend}") from error
-    return [entry for entry in json.loads(record).get("entries", []) if not entry["retired"]]
+    collectives = [entry for entry in json.loads(record).get("entries", []) if not entry["retired"]]
+    if not collectives:
+        return None
+    name = collectives[0]["profiling_name"].removeprefix(f"{backend}:")
+    count = sum(map(math.prod, collectives[0]["input_sizes"]))
+    description = f"{name} of {count:,} value{'s' * (count != 1)}" if count else name
+    return int(collectives[0]["collective_seq_id"]), description

@@ -56,13 +56,11 @@ class HangDetector:
         silent = {rank: silence for rank, silence in seconds.items() if silence > self.silence_seconds}
         for rank in [rank for rank in silent if self._leader_of(rank) != rank and self._leader_of(rank) in silent]:
             del silent[rank], seconds[rank]  # its reports do not arrive, so its status is unknown
-        statuses = {
-            rank: status.older_by(seconds[rank] if rank in silent else min(seconds[rank], TIMERS.heartbeat))
-            if status.is_urgent or rank in silent
-            else status
-            for rank, (status, _) in self._statuses.items()
-            if rank in seconds
-        }
+        statuses = {rank: self._statuses[rank][0] for rank in seconds}
+        for rank, status in statuses.items():  # as if they made no progress since their reports
+            if status.is_urgent or rank in silent:
+                older = seconds[rank] if rank in silent else min(seconds[rank], TIMERS.heartbeat)
+                statuses[rank] = status._replace(age=status.age + older)
         description = describe_hang(statuses, silent, self.hosts)
         is_new = bool(description) and not self._is_reported
         self._is_reported = bool(description)

@@ -39,17 +39,17 @@ def describe_hang(statuses: Mapping[int, Status], silent: Mapping[int, float], h
     is_waiting_too_long = any(status.is_overdue() for status in waiting.values())
     if not working:
         return _describe_waiting(waiting, hosts) if is_waiting_too_long else ""
-    causes = [rank for rank, status in working.items() if _is_stuck(status, is_waiting_too_long)]
+    causes = [
+        rank
+        for rank, status in working.items()
+        if status.is_overdue(PATIENCE if status.may_take_longer and not is_waiting_too_long else 1)
+    ]
     if not causes:
         return ""
     named = [_describe_cause(rank, working[rank], silent, hosts) for rank in causes[:MAX_NAMED_RANKS]]
     uncounted = len(causes) - len(named)
     others = [f"and {uncounted} more rank{'s' * (uncounted > 1)}"] if uncounted else []
     return "; ".join([*named, *others, *_waiting_parts(waiting)])
-
-
-def _is_stuck(status: Status, others_wait_too_long: bool) -> bool:
-    return status.is_overdue(PATIENCE if status.may_take_longer and not others_wait_too_long else 1)
 
 
 def _describe_cause(rank: int, status: Status, silent: Mapping[int, float], hosts: Sequence[str]) -> str:

@@ -53,10 +53,6 @@ class Status(NamedTuple):
         """Phase and step, such as `data wait at step 812`."""
         return place_of_step(self.phase, self.step)
 
-    def older_by(self, seconds: float) -> "Status":
-        """Returns the status that the rank has `seconds` later if it makes no progress."""
-        return self._replace(age=self.age + seconds)
-
     def is_overdue(self, factor: float = 1) -> bool:
         """Whether the phase has taken longer than its limit, multiplied by `factor`."""
         return self.limit is not None and self.age > self.limit * factor

@@ -119,22 +119,14 @@ class RendezvousServer:
         own, peers = self.this_peer, [(claim.peer, claim.connection.is_trusted) for claim in claims]
         if others := [peer for peer, is_trusted in peers if not is_trusted or not peer.has_key_of(own)]:
             self.key_problem = describe_key_problem(self.key, self.this_peer, others)
-        self._close_to_other_machines({claim.connection.address for claim in claims if not claim.connection.is_local})
-        assigned = assign_ranks([self.this_peer, *(claim.peer for claim in claims)])
-        self._answer(self._views(claims, assigned), {"refused": self._too_many, "is_single": True})
-        return assigned
-
-    def _close_to_other_machines(self, addresses: set[str]) -> None:
-        """Leaves the listening socket open only to the machines of the run, with no connection that waits on it.
-
-        torch's store, which serves on the same socket next, accepts any connection.
-        """
+        # torch's store, which serves on the same socket next, accepts any connection.
+        addresses = {claim.connection.address for claim in claims if not claim.connection.is_local}
         accept_only_from(self.listeners[0], addresses | own_addresses())
         self._server.stop_accepting()
-
-    @property
-    def _too_many(self) -> list[str]:
-        return [f"a world of {self.launch.world_size}", "more processes than that", "fewer of them"]
+        assigned = assign_ranks([self.this_peer, *(claim.peer for claim in claims)])
+        too_many = [f"a world of {self.launch.world_size}", "more processes than that", "fewer of them"]
+        self._answer(self._views(claims, assigned), {"refused": too_many, "is_single": True})
+        return assigned
 
     def _views(self, claims: Sequence[Claim], assigned: Sequence[Peer]) -> dict[ServedConnection, bytes]:
         """Returns the answer to each connection: the views of the nodes of its processes, each encoded once."""

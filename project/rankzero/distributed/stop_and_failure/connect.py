@@ -75,10 +75,8 @@ def listen_for_control(
         address = listening_address(launch, own_addresses, interface)
     listener = network.listen(address, 0)
     host, port = listener.getsockname()[:2]
-    return endpoint._replace(host=host, port=port, has_local_socket=local is not None), [
-        listener,
-        *([local] if local else []),
-    ]
+    endpoint = endpoint._replace(host=host, port=port, has_local_socket=local is not None)
+    return endpoint, [listener, *([local] if local else [])]
 
 
 def connect_rank(launch: Launch, endpoint: Endpoint, secret: bytes | None, first_rank: int) -> RankConnection:

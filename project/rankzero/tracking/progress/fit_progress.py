@@ -45,9 +45,7 @@ class FitProgress:
         """Called in `on_tick`."""
         if self._progress.is_last_batch:
             self._epoch_batches = self._progress.current.processed  # type: ignore[attr-defined]
-            self._pace.end_batches(self._position)
-        else:
-            self._pace.record(self._position)
+        self._pace.record(self._position, self._progress.is_last_batch)
         if self._throughput is not None:
             self._samples.record(self._throughput.training_seconds, self._throughput.attempt_samples)
 

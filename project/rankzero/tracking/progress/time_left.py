@@ -45,11 +45,6 @@ class Limits:
     validation_batches: float = inf
     seconds: float = inf
 
-    @property
-    def has_end(self) -> bool:
-        """Whether the number of epochs or steps is limited."""
-        return isfinite(min(self.epochs, self.steps))
-
 
 @dataclass(frozen=True)
 class Position:
@@ -90,8 +85,8 @@ class Pace:
         self._seconds = dict.fromkeys(Phase, 0.0)
         self._counts = dict.fromkeys(Phase, 0.0)
 
-    def record(self, position: Position) -> None:
-        """Measures the batches since the last call."""
+    def record(self, position: Position, is_last_batch: bool = False) -> None:
+        """Measures the batches since the last call; after the last batch of an epoch, its end begins."""
         if self._phase is None:
             self._phase = Phase.BATCHES
         else:
@@ -99,11 +94,8 @@ class Pace:
         if position.steps > self._last_step.steps:
             self._last_step = position
         self._last, self._since = position, self._clock()
-
-    def end_batches(self, position: Position) -> None:
-        """Begins the end of an epoch, after its last batch."""
-        self.record(position)
-        self._phase = Phase.EPOCH_END
+        if is_last_batch:
+            self._phase = Phase.EPOCH_END
 
     def begin_epoch(self) -> None:
         """Begins the next epoch."""
@@ -126,7 +118,7 @@ class Pace:
 
     def seconds_left(self, position: Position, limits: Limits) -> float | None:
         """Returns the seconds until the run ends; None if the run has no end, or if too little is known."""
-        if not limits.has_end:
+        if not isfinite(min(limits.epochs, limits.steps)):
             return max(0.0, limits.seconds) if isfinite(limits.seconds) else None
         batches, batch_seconds = self._batches_left(position, limits), self._mean(Phase.BATCHES)
         if batches is None or batch_seconds is None:

@@ -178,7 +178,7 @@ class SteadyRun:
                 self.now += self.batch_seconds * (1 if total else 100)
                 total += 1
                 position = Position(epoch, batch, total, total, has_validated=False)
-                (pace.end_batches if batch == batches else pace.record)(position)
+                pace.record(position, is_last_batch=batch == batches)
                 estimates.append((self.now, pace.seconds_left(position, limits)))
             if limits.validates:
                 pace.begin_validation(position)

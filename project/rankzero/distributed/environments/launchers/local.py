@@ -8,7 +8,6 @@ SUPERVISOR_PID = "RANKZERO_LOCAL"
 LISTENING_FD = "RANKZERO_LISTENING"
 """Variable set for rank zero of a single machine: file descriptor of a socket that already listens on the port."""
 
-
 EVIDENCE = "RANKZERO_EVIDENCE"
 """Variable set for local processes: the evidence that the parent process detected."""
 
