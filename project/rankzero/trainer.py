@@ -40,7 +40,6 @@ from rankzero.training.callbacks.held_checkpoint import HeldCheckpoint
 from rankzero.training.callbacks.sample_ledger import SampleLedger
 from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
 from rankzero.training.callbacks.time_limit import TimeLimit, attempt_deadline
-from rankzero.training.callbacks.wall_time import WallTime
 from rankzero.training.ddp import strategy_for
 from rankzero.training.fast import layout
 from rankzero.training.metrics import epoch_averages
@@ -50,7 +49,6 @@ from rankzero.training.saved_state.checkpoint_choice import ChosenCheckpoint, as
 from rankzero.training.saved_state.live_settings import LiveSettings
 from rankzero.training.saved_state.optimizer_overrides import OptimizerOverrides
 from rankzero.training.saved_state.rank_states import RankStates
-from rankzero.training.saved_state.sample_order import order_of
 
 
 class Trainer(TrainerArguments):
@@ -171,9 +169,9 @@ class Trainer(TrainerArguments):
         ]
         fit_loop.fit_loop_of(self).extra_subscribers += [
             RankAgreements(channel),
-            TimeLimit(channel, WallTime(attempt_deadline(arguments["time_limit"], launch)), self._checkpointing),
+            TimeLimit(channel, attempt_deadline(arguments["time_limit"], launch), self._checkpointing),
             StopAtSafePoint(channel, self._checkpointing),
-            HeldCheckpoint(channel, self._checkpointing),
+            *([HeldCheckpoint(channel, self._checkpointing)] if self._checkpointing else []),
         ]
         epoch_averages.install(self, run_logger)
 
@@ -281,7 +279,7 @@ class Trainer(TrainerArguments):
             "attempt": self.run.attempt,
             "metrics": metrics_of(self),
             "config": as_json(self._stored_config),
-            "order": order_of(self, self.plan),
+            "order": fit_loop.fit_loop_of(self).stored_order,
         }
 
 

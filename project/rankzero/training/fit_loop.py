@@ -96,8 +96,28 @@ class FitLoop(_FitLoop):
         return Position(self.epochs_done)
 
     @property
+    def stored_order(self) -> dict[str, Any] | None:
+        """The order of samples and the position in it, as a checkpoint stores it; None if the order is the user's.
+
+        It does not depend on the rank. `rankzero.sampling.resumed_order` reads it.
+        """
+        orders = self.plan.training_orders
+        if not orders:
+            return None
+        return {
+            "positions": [vars(self.position_of(order)) for order in orders],
+            "seed": self.plan.seed,
+            "global_batch_sizes": [order.global_batch_size for order in orders],
+            "data": self.plan.data,
+        }
+
+    @property
     def skip(self) -> bool:
-        if self._resumed_order is not None and not self.only_restores:  # Lightning asks before the loop
+        """Whether nothing is to be trained; also sets the epoch counters to those of the checkpoint.
+
+        Lightning reads this property before the loop, so no later place could set the counters in time.
+        """
+        if self._resumed_order is not None and not self.only_restores:
             self._restore_epochs(self._resumed_order)
         return super().skip or self.only_restores
 

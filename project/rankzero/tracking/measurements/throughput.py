@@ -11,7 +11,7 @@ from rankzero.sampling.batch_sampler import EVEN_SHARE
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
-from rankzero.training.metrics.batch_size import batch_size
+from rankzero.training.metrics.interval_record import batch_size
 
 
 class Throughput(LoopCallback):

@@ -103,7 +103,7 @@ class FitProgress:
     def _seconds_to_time_limits(self) -> list[float]:
         """Returns the seconds until `max_time` and until the run must stop for its time limit; infinity without any."""
         timers = [timer.time_remaining() for timer in self._timers]
-        limits = [limit.seconds_left - limit.save_seconds - limit.margin_seconds for limit in self._time_limits]
+        limits = [limit.seconds_for_steps for limit in self._time_limits]
         return [inf, *limits, *(seconds for seconds in timers if seconds is not None)]
 
 

@@ -7,8 +7,7 @@ from lightning.pytorch import Trainer
 
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
-from rankzero.training.callbacks.time_limit import next_steps
-from rankzero.training.callbacks.wall_time import StepKind
+from rankzero.training.callbacks.time_limit import StepKind, next_steps
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopHooks
 
@@ -34,10 +33,10 @@ class HeldCheckpoint(LoopHooks):
 
     Args:
         control_channel: Reports a stop request to rank zero.
-        checkpoint_callback: Holds and writes the checkpoints; None if checkpoints are disabled.
+        checkpoint_callback: Holds and writes the checkpoints.
     """
 
-    def __init__(self, control_channel: ControlChannel, checkpoint_callback: CheckpointCallback | None) -> None:
+    def __init__(self, control_channel: ControlChannel, checkpoint_callback: CheckpointCallback) -> None:
         self.control_channel, self.checkpoint_callback = control_channel, checkpoint_callback
         self._started_at = self._step_seconds = math.inf
         self._measured: dict[StepKind, float] = {}
@@ -47,13 +46,9 @@ class HeldCheckpoint(LoopHooks):
         self._seconds_between_copies = self._seconds_since_copy = 0.0  # of slow steps; the same on all ranks
         self._steps_to_check = 3  # the first step may compile; a safe point precedes it
 
-    def needs(self, hook: str) -> bool:
-        return self.checkpoint_callback is not None
-
     def on_ready(self, trainer: Trainer) -> None:
         self._started_at = math.inf
-        if self.checkpoint_callback:
-            self.control_channel.on_stop = self.checkpoint_callback.write_held
+        self.control_channel.on_stop = self.checkpoint_callback.write_held
 
     def on_epoch_done(self, trainer: Trainer) -> None:
         has_validated = fit_loop_of(trainer).epoch_loop.has_validated
@@ -72,7 +67,7 @@ class HeldCheckpoint(LoopHooks):
         self._steps_to_check -= 1
         if self._steps_to_check <= 0 or self._epoch_kind:
             self._agree(trainer)
-        if self._slow and self.checkpoint_callback and not fit_loop_of(trainer).done:
+        if self._slow and not fit_loop_of(trainer).done:
             # Every kind of step includes a plain step.
             step_seconds = self._slow.get(next_steps(trainer)[0]) or self._slow.get(StepKind.PLAIN, 0.0)
             self._seconds_since_copy += step_seconds
@@ -85,8 +80,8 @@ class HeldCheckpoint(LoopHooks):
     def _agree(self, trainer: Trainer) -> None:
         """Broadcasts which kinds of steps are slow on rank zero, and after how many steps to do so again."""
         self._epoch_kind = None
-        slow = {kind.name: seconds for kind, seconds in self._measured.items() if seconds >= SLOW_SECONDS}
+        slow = {kind: seconds for kind, seconds in self._measured.items() if seconds >= SLOW_SECONDS}
         steps = min(MAX_CHECK_STEPS, max(1, int(CHECK_SECONDS / max(self._step_seconds, 1e-6))))
-        slow, copy_seconds, self._steps_to_check = trainer.strategy.broadcast((slow, self._copy_seconds, steps))
-        self._slow = {StepKind[name]: seconds for name, seconds in slow.items()}
+        own = slow, self._copy_seconds, steps
+        self._slow, copy_seconds, self._steps_to_check = trainer.strategy.broadcast(own)
         self._seconds_between_copies = copy_seconds / COPY_SHARE

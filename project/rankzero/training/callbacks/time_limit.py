@@ -2,6 +2,9 @@
 
 import math
 import time
+from collections import deque
+from collections.abc import Sequence
+from enum import IntEnum
 
 import psutil
 from lightning.pytorch import Trainer
@@ -12,12 +15,70 @@ from rankzero.distributed.scheduler.job import end_of_allocation
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import TIME_LIMIT_REACHED, Stopped, print_error
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
-from rankzero.training.callbacks.wall_time import StepKind, WallTime
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopHooks
 
 MEASURED_STEP = 10
 """Step after which a run with a time limit saves in order to measure a save, whatever `--save_every` specifies."""
+
+REMEMBERED_STEPS = 32
+"""Number of recent steps of each kind to remember. The slowest is the estimate, until it is no longer among them."""
+
+UNMEASURED_SAVE_SECONDS = 5.0
+"""Estimate for a save before one has been measured."""
+
+MARGIN_SECONDS = 10.0
+"""Seconds that must remain."""
+
+
+class StepKind(IntEnum):
+    """What a step includes in addition to its batches: nothing, the end of an epoch, or a validation."""
+
+    PLAIN = 0
+    EPOCH = 1
+    VALIDATION = 2  # and perhaps the end of an epoch
+
+
+class WallTime:
+    """Decides from measured durations whether the next steps and a save fit into the time left.
+
+    Args:
+        end: Time of `time.monotonic` at which the limit is reached, in seconds.
+
+    Attributes:
+        validation_guess: Estimate for a validation before one has been measured, in seconds.
+    """
+
+    def __init__(self, end: float) -> None:
+        self.end = end
+        self.validation_guess = 0.0
+        self._steps: dict[StepKind, deque[float]] = {kind: deque(maxlen=REMEMBERED_STEPS) for kind in StepKind}
+        self._longest_save = 0.0
+
+    def note_step(self, seconds: float, kind: StepKind) -> None:
+        """Records the seconds of a step, including everything that belongs to its kind, but no save."""
+        self._steps[kind].append(seconds)
+
+    def note_save(self, seconds: float) -> None:
+        """Records the seconds of a save."""
+        self._longest_save = max(seconds, self._longest_save)
+
+    @property
+    def seconds_for_steps(self) -> float:
+        """Seconds until a save must begin. Twice the longest is reserved, since file systems are slow at times."""
+        return self.end - time.monotonic() - (2 * self._longest_save or UNMEASURED_SAVE_SECONDS) - MARGIN_SECONDS
+
+    def is_over(self, next_steps: Sequence[StepKind]) -> bool:
+        """Whether the next steps and a save after them may take longer than the time left."""
+        return self.seconds_for_steps < sum(map(self._step, next_steps))
+
+    def _step(self, kind: StepKind) -> float:
+        """Returns the estimated seconds of a step."""
+        if self._steps[kind]:
+            return max(self._steps[kind])
+        if kind is StepKind.VALIDATION:
+            return self._step(StepKind.EPOCH) + self.validation_guess
+        return self._step(StepKind.PLAIN) if kind is StepKind.EPOCH else 0.0
 
 
 def attempt_deadline(time_limit: str | None, launch: Launch) -> float:
@@ -45,14 +106,15 @@ class TimeLimit(LoopHooks):
 
     Args:
         control_channel: Transmits the request to stop to all ranks.
-        wall_time: Decides whether the time left suffices; only rank zero has a limit.
+        end: Time of `time.monotonic` at which the limit is reached, see `attempt_deadline`.
         checkpoint_callback: The checkpoint callback; None if checkpoints are disabled.
     """
 
     def __init__(
-        self, control_channel: ControlChannel, wall_time: WallTime, checkpoint_callback: CheckpointCallback | None
+        self, control_channel: ControlChannel, end: float, checkpoint_callback: CheckpointCallback | None
     ) -> None:
-        self.control_channel, self.wall_time, self.checkpoint_callback = control_channel, wall_time, checkpoint_callback
+        self.control_channel, self.checkpoint_callback = control_channel, checkpoint_callback
+        self.wall_time = WallTime(end)
         self._step_started_at = time.monotonic()
         self._plain_seconds = 0.0
         self._steps, self._has_limit = 0, False
@@ -120,7 +182,7 @@ def next_steps(trainer: Trainer) -> list[StepKind]:
         steps = (batches_done - epoch_start) // batches_per_step
         end = epoch_start + int(min(steps * batches_per_step + batches_per_step, epoch_batches))
         batches = range(batches_done + 1, end + 1)
-        kinds.append(max((_kind(trainer, batch) for batch in batches), key=list(StepKind).index))
+        kinds.append(max(_kind(trainer, batch) for batch in batches))
         batches_done = end
     return kinds
 

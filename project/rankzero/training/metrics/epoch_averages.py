@@ -8,6 +8,7 @@ ranks exchange all gathered values once, at the end of an epoch. Sums and counts
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from sys import getrefcount
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from rankzero.training.metrics.failing_metrics import TolerantResults, compute_metric
+from rankzero.training.metrics.failing_metrics import TolerantResults
 from rankzero.training.strategies import strategy_of
 
 GatheredValues = dict[str, dict[str, Any]]
@@ -164,12 +165,7 @@ trainer_metrics_of = attrgetter("_callback_metrics", "_logged_metrics", "_progre
 """Function that returns the dictionaries of a connector that Lightning updates in every batch."""
 
 
-class _RefcountProbe:
-    def __init__(self) -> None:
-        self.metrics: dict[str, Any] = {}
-
-
-_refcount_probe = _RefcountProbe()
+_refcount_probe = SimpleNamespace(metrics={})
 UNSHARED_REFCOUNT = max(map(getrefcount, attrgetter("metrics", "metrics")(_refcount_probe))) - 1
 """The `getrefcount` of a dictionary that is referenced only by its object and by one tuple."""
 
@@ -218,7 +214,8 @@ def _combine_over_ranks(trainer: Trainer) -> None:
         if metric is None or metric.has_reset:
             metric = results[key] = _restored_metric(entry, trainer)
         if not metric.is_tensor:
-            compute_metric(results, metric)  # torchmetrics reduces over ranks itself
+            compute = results.compute if isinstance(results, TolerantResults) else _ResultMetric.compute
+            compute(metric)  # torchmetrics reduces over ranks itself
             continue
         value = entry["exact"] / entry["weight"] if metric.meta.is_mean_reduction else entry["exact"]
         metric._computed = value.to(entry["value"].dtype).to(trainer.strategy.root_device)

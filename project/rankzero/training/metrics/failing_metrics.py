@@ -78,11 +78,3 @@ class TolerantResults(_ResultCollection):
             self.compute(result_metric)
         cache: Any = super()._get_cache(result_metric, on_step)
         return cache  # type: ignore[no-any-return]
-
-
-def compute_metric(results: _ResultCollection, metric: _ResultMetric) -> None:
-    """Computes a torchmetrics metric of a result collection over all ranks. All ranks must call."""
-    if isinstance(results, TolerantResults):
-        results.compute(metric)
-    else:
-        metric.compute()

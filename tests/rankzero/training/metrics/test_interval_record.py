@@ -7,9 +7,8 @@ import torch
 from lightning.pytorch.utilities.data import extract_batch_size
 
 from rankzero.sampling.batch_sampler import EVEN_SHARE, Share
-from rankzero.training.metrics.batch_size import batch_size
 from rankzero.training.metrics.epoch_averages import Results, gathered_values, merge
-from rankzero.training.metrics.interval_record import IntervalRecord, samples_in
+from rankzero.training.metrics.interval_record import IntervalRecord, batch_size, samples_in
 from stock import differences
 
 

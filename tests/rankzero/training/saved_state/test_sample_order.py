@@ -15,22 +15,21 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.resumed_order import resume_order
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.saved_state.rank_states import load_generators, load_metrics, save_generators, save_metrics
-from rankzero.training.saved_state.sample_order import order_of
 from running import train_in_process
 
 
 class RecordOrders(LoopCallback):
     """Records the order at each safe point, as a checkpoint stores it."""
 
-    def __init__(self, plan):
-        self.plan, self.orders = plan, []
+    def __init__(self):
+        self.orders = []
 
     def on_safe_point(self, trainer):
-        self.orders.append(json.loads(json.dumps(order_of(trainer, self.plan))))
+        self.orders.append(json.loads(json.dumps(trainer.fit_loop.stored_order)))
 
 
 def orders(plan, *loaders, **settings):
-    recorder = RecordOrders(plan)
+    recorder = RecordOrders()
     settings = {"max_epochs": 2, "limit_val_batches": 0, **settings}
     train_in_process(recorder, model=ShuffledNet(*loaders), plan=plan, **settings)
     return recorder.orders
