@@ -123,19 +123,14 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         return cls(run, Interval.read(arguments["save_every"]), record, retention, request_stop)
 
     @property
-    def folder(self) -> Path:
-        """The folder that contains the checkpoints."""
-        return self.run.checkpoints
-
-    @property
     def _newest(self) -> Path | None:
         self._io.wait()
-        return next(reversed(checkpoints_in(self.folder)), None)
+        return next(reversed(checkpoints_in(self.run.checkpoints)), None)
 
     @property
     def _best(self) -> Path | None:
         newest = self._newest
-        return self.retention.best_in(self.folder) if self.monitor else newest
+        return self.retention.best_in(self.run.checkpoints) if self.monitor else newest
 
     @property
     def _scores(self) -> dict[str, Tensor]:
@@ -146,7 +141,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
     def _score_or(self, default: Any) -> Any:
         return next(iter(self._scores.values()), default)
 
-    dirpath = _computed(lambda self: str(self.folder.absolute()))
+    dirpath = _computed(lambda self: str(self.run.checkpoints.absolute()))
     last_model_path = _computed(lambda self: _file_in(self._newest))
     best_model_path = _computed(lambda self: _file_in(self._best))
     best_model_score = current_score = _computed(lambda self: self._score_or(None))
@@ -161,7 +156,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         io = trainer.strategy.checkpoint_io
         assert isinstance(io, DirectoryCheckpointIO)
-        io.folder, io.on_committed, io.on_error = self.folder, self._prune, self._report_error
+        io.folder, io.on_committed, io.on_error = self.run.checkpoints, self._prune, self._report_error
         self._io = io
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -291,7 +286,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         try:
             self.last_bytes = sum(file.stat().st_size for file in saved.iterdir())
             self.run.assert_owner()
-            for path in self.retention.surplus(self.folder):
+            for path in self.retention.surplus(self.run.checkpoints):
                 if path != saved:
                     remove_directory(path)
         except (OSError, RunError) as error:
@@ -305,7 +300,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         """Reports a failed save; called in the writer thread."""
         self.error, kept = f"{path.name} could not be saved: {error}", []
         with suppress(OSError):
-            kept = checkpoints_in(self.folder)
+            kept = checkpoints_in(self.run.checkpoints)
         text = f"{self.error}; the newest checkpoint is {kept[-1] if kept else 'none'}"
         if self.request_stop:
             self.request_stop("a failed save")

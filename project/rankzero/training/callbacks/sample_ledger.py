@@ -27,7 +27,7 @@ class SampleLedger(LoopCallback):
         self.plan = plan
         self._entries: list[str] = []
         self._partial_entry: str | None = None
-        self._ledger, self._counted_batches, self._is_loaded = Ledger(), 0, False
+        self._ledger, self._counted_batches = Ledger(), 0
         self._trainer: Trainer | None = None
         self._log = logging.getLogger("rankzero")
 
@@ -45,9 +45,6 @@ class SampleLedger(LoopCallback):
         if not order.start_position.samples:
             self._entries, self._partial_entry = self.entries, None
             self._ledger = Ledger()  # the epoch starts from its beginning; earlier uses of its samples do not count
-        elif not self._is_loaded and self.plan.rank == 0:
-            # The checkpoint has no ledger: assume that each sample before its position was used once.
-            self._ledger = Ledger(expected_sums(order.order(), order.count, order.start_position.samples))
 
     def _count_steps(self) -> None:
         """Adds to the ledger the samples of the optimizer steps since the previous call.
@@ -109,5 +106,5 @@ class SampleLedger(LoopCallback):
         self.plan.kept_draws = checkpoint.get("draws", [])
         saved = checkpoint.get("ledger")
         if saved:
-            self._is_loaded, self._entries = True, list(saved["statements"])
+            self._entries = list(saved["statements"])
             self._ledger = Ledger(saved["sums"]) if self.plan.rank == 0 else Ledger()

@@ -34,10 +34,12 @@ from rankzero.training.strategies import strategy_of
 GatheredValues = dict[str, dict[str, Any]]
 """Key -> the arguments with which it was logged; except for a torchmetrics metric, also `value` and `weight`."""
 
-_LOG_SETTINGS = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph")
-_SOURCE_SETTINGS = ("add_dataloader_idx", "dataloader_idx", "metric_attribute")
-_REDUCTIONS = {"mean": torch.mean, "sum": torch.sum, "max": torch.max, "min": torch.min}
-_BUILT_IN = {"built-in sum": sum, "built-in max": max, "built-in min": min}
+_LOG_SETTINGS = (
+    *("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph"),
+    *("add_dataloader_idx", "dataloader_idx", "metric_attribute"),
+)
+_REDUCTIONS: dict[str, Any] = {"mean": torch.mean, "sum": torch.sum, "max": torch.max, "min": torch.min}
+_REDUCTIONS |= {"built-in sum": sum, "built-in max": max, "built-in min": min}
 
 
 class Results(TolerantResults):
@@ -238,8 +240,8 @@ def _gather_states(state: Tensor, group: Any = None) -> list[Tensor]:
 
 def _description(metric: _ResultMetric) -> dict[str, Any]:
     meta = metric.meta
-    names = {function: name for name, function in {**_REDUCTIONS, **_BUILT_IN}.items()}
-    description = {name: getattr(meta, name) for name in (*_LOG_SETTINGS, *_SOURCE_SETTINGS)}
+    names = {function: name for name, function in _REDUCTIONS.items()}
+    description = {name: getattr(meta, name) for name in _LOG_SETTINGS}
     description |= {"reduction": names[meta.reduce_fx], "sync": meta.sync.should}
     if metric.is_tensor:
         weight = metric.cumulated_batch_size if meta.is_mean_reduction else torch.tensor(0)
@@ -250,8 +252,8 @@ def _description(metric: _ResultMetric) -> dict[str, Any]:
 def _restored_metric(description: Mapping[str, Any], trainer: Trainer) -> _ResultMetric:
     """Returns a new metric with the described settings, as if this rank had logged it."""
     meta = _Metadata(
-        **{name: description[name] for name in (*_LOG_SETTINGS, *_SOURCE_SETTINGS)},
-        reduce_fx={**_REDUCTIONS, **_BUILT_IN}[description["reduction"]],  # type: ignore[arg-type]
+        **{name: description[name] for name in _LOG_SETTINGS},
+        reduce_fx=_REDUCTIONS[description["reduction"]],
     )
     meta.sync = _Sync(_should=description["sync"], fn=trainer.strategy.reduce)
     metric = _ResultMetric(meta, is_tensor="value" in description).to(trainer.strategy.root_device)

@@ -52,19 +52,13 @@ class OptimizerOverrides(LoopCallback):
         saved, self._saved = self._saved, None
         if not saved:
             return
-        for optimizer, saved_groups, current_groups in zip(
-            trainer.optimizers, saved["optimizers"], self._group_settings, strict=False
-        ):
-            for group, saved_group, current_group in zip(
-                optimizer.param_groups, saved_groups, current_groups, strict=False
-            ):
-                _change_group(group, saved_group, current_group)
+        for optimizer, *settings in zip(trainer.optimizers, saved["optimizers"], self._group_settings, strict=False):
+            for group, old, new in zip(optimizer.param_groups, *settings, strict=False):
+                _change_group(group, old, new)
         active_schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
-        for schedule, saved_settings, current_settings in zip(
-            self._schedules, saved["schedules"], self._schedule_settings, strict=False
-        ):
+        for schedule, old, new in zip(self._schedules, saved["schedules"], self._schedule_settings, strict=False):
             if schedule in active_schedules:  # a callback may have replaced the schedule
-                _change_schedule(schedule, saved_settings, current_settings)
+                _change_schedule(schedule, old, new)
 
 
 def _change_group(group: Settings, saved: Settings, current: Settings) -> None:
@@ -78,18 +72,14 @@ def _change_group(group: Settings, saved: Settings, current: Settings) -> None:
 def _change_schedule(schedule: Any, saved: Settings, current: Settings) -> None:
     """Applies changed settings to a schedule; an object within the schedule is its state in `saved` and `current`."""
     for key in _changed(saved, _plain(current)):
-        attribute = vars(schedule).get(key)
-        items, saved_items, current_items = (
-            value if isinstance(value, list) else [value] for value in (attribute, saved[key], current[key])
-        )
-        are_objects = [hasattr(item, "__dict__") and not isinstance(item, dict) for item in items]
-        if not any(are_objects) and (isinstance(attribute, dict) or not isinstance(current[key], dict)):
+        values = vars(schedule).get(key), saved[key], current[key]
+        parts = zip(*(value if isinstance(value, list) else [value] for value in values), strict=False)
+        objects = [part for part in parts if hasattr(part[0], "__dict__") and not isinstance(part[0], dict)]
+        if not objects and (isinstance(values[0], dict) or not isinstance(current[key], dict)):
             setattr(schedule, key, current[key])
-        for item, saved_item, current_item, is_object in zip(
-            items, saved_items, current_items, are_objects, strict=False
-        ):
-            if is_object and isinstance(saved_item, dict) and isinstance(current_item, dict):
-                _change_schedule(item, saved_item, current_item)
+        for part, saved_part, current_part in objects:
+            if isinstance(saved_part, dict) and isinstance(current_part, dict):
+                _change_schedule(part, saved_part, current_part)
     if hasattr(schedule, "_last_lr") and hasattr(schedule, "optimizer"):
         schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
 

@@ -9,11 +9,7 @@ from torch.optim import Optimizer
 
 def group_names(module: nn.Module, optimizer: Optimizer) -> list[list[str]]:
     """Returns the names of the parameters in each group, without the suffix that pruning adds."""
-    buffers = dict(module.named_buffers())
-    names = {}
-    for name, parameter in module.named_parameters():
-        unpruned = name.removesuffix("_orig")
-        names[parameter] = unpruned if f"{unpruned}_mask" in buffers else name
+    names = {parameter: name.removesuffix("_orig") for name, parameter in module.named_parameters()}
     return [[names.get(parameter, "") for parameter in group["params"]] for group in optimizer.param_groups]
 
 
@@ -28,5 +24,5 @@ def add_missing_groups(module: nn.Module, optimizers: Sequence[Optimizer], saved
     parameters = dict(module.named_parameters())
     for optimizer, groups in zip(optimizers, saved, strict=False):
         for names in groups[len(optimizer.param_groups) :]:
-            if names and all(name in parameters for name in names):
+            if all(name in parameters for name in names):
                 optimizer.add_param_group({"params": [parameters[name] for name in names]})

@@ -131,22 +131,20 @@ def load_metrics(module: LightningModule, saved: Sequence[Mapping[str, State]]) 
     """Restores the states of metrics and merges the states of several ranks."""
     for name, metric in _metrics(module).items():
         states = [rank_metrics[name] for rank_metrics in saved if name in rank_metrics]
-        for number, state in enumerate(states):
-            if number == 0:
-                for key, value in state["state"].items():
-                    # Metrics of one group share a saved state, and each metric updates its own in place: copy it.
-                    setattr(metric, key, value.clone() if isinstance(value, Tensor) else list(value))
-                metric._update_count = state["updates"]
-            else:
-                try:
-                    metric.merge_state(state["state"])
-                except (RuntimeError, ValueError) as error:
-                    rank_zero_warn(
-                        f"rankzero: the state of the metric {name} could not be restored ({error}); "
-                        "its value of this epoch covers only the samples after the resume"
-                    )
-                    metric.reset()
-                    break
+        for state in states[:1]:
+            for key, value in state["state"].items():
+                # Metrics of one group share a saved state, and each metric updates its own in place: copy it.
+                setattr(metric, key, value.clone() if isinstance(value, Tensor) else list(value))
+            metric._update_count = state["updates"]
+        try:
+            for state in states[1:]:
+                metric.merge_state(state["state"])
+        except (RuntimeError, ValueError) as error:
+            rank_zero_warn(
+                f"rankzero: the state of the metric {name} could not be restored ({error}); "
+                "its value of this epoch covers only the samples after the resume"
+            )
+            metric.reset()
         metric.to(module.device)
 
 

@@ -64,7 +64,7 @@ def train(channel, checkpoints, hook="", occurrence=0, **settings):
 
 
 def saved_steps(checkpoints):
-    return [int(path.name.removeprefix("step-")) for path in checkpoints_in(checkpoints.folder)]
+    return [int(path.name.removeprefix("step-")) for path in checkpoints_in(checkpoints.run.checkpoints)]
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_run_without_checkpoints_stops_after_the_current_step(channel):
 
 
 def test_run_that_cannot_save_raises_a_save_error(channel, checkpoints, capsys):
-    checkpoints.folder.parent.mkdir()
-    checkpoints.folder.write_text("a file")
+    checkpoints.run.checkpoints.parent.mkdir()
+    checkpoints.run.checkpoints.write_text("a file")
     with pytest.raises(SaveError, match="step-00000002 could not be saved"):
         train(channel, checkpoints, "on_train_batch_end", 1)
     assert "step-00000002 could not be saved" in capsys.readouterr().err

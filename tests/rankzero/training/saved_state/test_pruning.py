@@ -72,45 +72,19 @@ def net():
 
 
 HEAD = ["2.weight", "2.bias"]
-BACKBONE = ["0.weight", "0.bias"]
 
 
-def head_only(module, **settings):
-    return SGD(module[2].parameters(), **{"lr": 0.1, "momentum": 0.9, **settings})
-
-
-def names_of(module, optimizer):
-    """Returns parameter names by identity, independently of the tested function."""
-    names = {id(parameter): name for name, parameter in module.named_parameters()}
-    return [[names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
-
-
-def test_groups_list_known_unknown_shared_and_unusual_parameters_in_the_order_of_the_optimizer():
+def test_groups_list_known_unknown_and_shared_parameters_in_the_order_of_the_optimizer():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     module[1].weight = module[0].weight
-    module.register_parameter("scale_orig", nn.Parameter(torch.ones(1)))
-    groups = [[*net()[2].parameters()], [module[1].weight, module[1].bias], [module.scale_orig], [module[0].bias]]
+    groups = [[*net()[2].parameters()], [module[1].weight, module[1].bias], [module[0].bias]]
     optimizer = SGD([{"params": parameters} for parameters in groups], lr=0.1)
-    assert group_names(module, optimizer) == [["", ""], ["0.weight", "1.bias"], ["scale_orig"], ["0.bias"]]
+    assert group_names(module, optimizer) == [["", ""], ["0.weight", "1.bias"], ["0.bias"]]
 
 
-@pytest.mark.parametrize(
-    "saved",
-    [
-        *([], [[]], [[HEAD]], [[["other"]]]),  # no group is missing
-        *([[HEAD, []]], [[HEAD, [""]]], [[HEAD, ["0.weight", "other"]]]),  # the missing group is empty or unknown
-    ],
-)
-def test_no_group_is_added_without_the_name_of_every_parameter(saved):
+def test_each_optimizer_gets_its_own_groups_without_unknown_parameters():
     module = net()
-    optimizer = head_only(module)
-    add_missing_groups(module, [optimizer], saved)
-    assert names_of(module, optimizer) == [HEAD]
-
-
-def test_each_optimizer_gets_its_own_groups_and_others_are_ignored():
-    module = net()
-    optimizers = [head_only(module), SGD([module[0].bias], lr=0.1)]
-    add_missing_groups(module, optimizers, [[HEAD], [["0.bias"], ["0.weight"]], [BACKBONE]])
-    assert [names_of(module, optimizer) for optimizer in optimizers] == [[HEAD], [["0.bias"], ["0.weight"]]]
-    add_missing_groups(module, [], [[HEAD]])
+    optimizers = [SGD(module[2].parameters(), lr=0.1), SGD([module[0].bias], lr=0.1)]
+    saved = [[HEAD, ["0.weight", "other"], [""]], [["0.bias"], ["0.weight"]], [["0.weight", "0.bias"]]]
+    add_missing_groups(module, optimizers, saved)
+    assert [group_names(module, optimizer) for optimizer in optimizers] == [[HEAD], [["0.bias"], ["0.weight"]]]
