@@ -100,7 +100,7 @@ class Paused(BoringModel):
         self.clock, self.slow_steps, self.validation = clock, slow_steps, validation
 
     def training_step(self, batch, batch_idx):
-        self.clock.now += SLOW if self.trainer.global_step in self.slow_steps else 0.0
+        self.clock.now += SLOW if self.trainer.global_step in self.slow_steps else 0.001
         return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch, batch_idx):
