@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 
 from rankzero.distributed.environments.launch import Allocation, Launch, RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import LAUNCHERS, env, local, mpi, pbs, slurm, torchrun
@@ -126,13 +127,10 @@ def _refuse_separate_runs(environ: Mapping[str, str], requested: RequestedWorld)
 
 def _outer_launch(name: str, environ: Mapping[str, str]) -> Launch | None:
     """Returns the launch that a launcher's variables describe; None if they are unset or incomplete."""
-    try:
-        if not LAUNCHERS[name].found(Variables(environ)):
-            return None
-        launch = LAUNCHERS[name].read(Variables(environ), RequestedWorld(address="anywhere", port=1))
-    except (KeyError, ValueError):
-        return None
-    return launch
+    with suppress(KeyError, ValueError):
+        if LAUNCHERS[name].found(Variables(environ)):
+            return LAUNCHERS[name].read(Variables(environ), RequestedWorld(address="anywhere", port=1))
+    return None
 
 
 def _check_ranks(launch: Launch) -> None:

@@ -81,7 +81,9 @@ def check_world(requested: RequestedWorld, launch: Launch) -> None:
         if process_counts
         else launch.world_size % requested.devices != 0
     )
-    has_wrong_product = None not in (requested.nodes, requested.devices) and _product(requested) != launch.world_size
+    has_wrong_product = (
+        requested.nodes and requested.devices and requested.nodes * requested.devices != launch.world_size
+    )
     if (
         not process_counts
         and launch.num_nodes
@@ -118,10 +120,6 @@ def processes_to_start(requested: RequestedWorld, launch: Launch) -> int:
             f"--devices {count}", f"{os.cpu_count()} cores on this machine", f"--devices {maximum} or fewer"
         )
     return 0 if count == 1 else count
-
-
-def _product(requested: RequestedWorld) -> int:
-    return (requested.nodes or 1) * (requested.devices or 1)
 
 
 def _suggestion(requested: RequestedWorld, launch: Launch) -> str:

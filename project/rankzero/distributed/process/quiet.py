@@ -76,17 +76,14 @@ def silenced_kineto(silences: bool) -> Iterator[None]:
     Args:
         silences: False changes nothing. On a GPU, its errors matter: they explain why a trace lacks the GPU.
     """
-    if not silences or _KINETO_LEVEL in os.environ:
+    if not silences or "KINETO_LOG_LEVEL" in os.environ:
         yield
         return
-    os.environ[_KINETO_LEVEL] = "99"
+    os.environ["KINETO_LOG_LEVEL"] = "99"
     try:
         yield
     finally:
-        del os.environ[_KINETO_LEVEL]
-
-
-_KINETO_LEVEL = "KINETO_LOG_LEVEL"
+        del os.environ["KINETO_LOG_LEVEL"]
 
 
 _replaced_formatters: list[Callable[..., str]] = []

@@ -44,6 +44,8 @@ def exchange(strategy, collection):
         return None
     if found.pairs is not None:
         return sorted(zip(found.pairs.true.tolist(), found.pairs.predicted.tolist(), strict=True)), found.pairs.total
+    assert torch.equal(found.counts.correct, found.counts.matrix.diagonal())
+    assert torch.equal(found.counts.samples, found.counts.matrix.sum(1))
     worst = [(int(one.image[0, 0, 0]), one.true, one.predicted, round(one.loss, 4)) for one in found.worst]
     return found.counts.matrix.tolist(), found.counts.micro_average.true_positives.tolist(), worst
 

@@ -41,7 +41,7 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     families = [
         family
         for family, names in VARIABLES_BY_FAMILY.items()
-        if names[0] in variables and _is_complete(family, variables)
+        if names[0] in variables and (family != "hydra" or "MPI_LOCALNRANKS" in variables)
     ]
     if not families:
         raise KeyError("OMPI_COMM_WORLD_RANK or PMI_RANK")
@@ -81,10 +81,6 @@ def runs_within_step(variables: Variables) -> bool:
     """
     uri = variables.find("OMPI_MCA_orte_hnp_uri")
     return uri is not None and uri == variables.find("OMPI_MCA_orte_local_daemon_uri")
-
-
-def _is_complete(family: str, variables: Variables) -> bool:
-    return family != "hydra" or "MPI_LOCALNRANKS" in variables
 
 
 def _mpirun_id_and_host(variables: Variables) -> tuple[str, str | None]:

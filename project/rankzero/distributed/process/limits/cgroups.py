@@ -20,19 +20,14 @@ def cgroup_folders(process_folder: Path, controller: str) -> list[Path]:
     folders: list[Path] = []
     for _, controllers, path in memberships:
         for mount in mounts:
-            root, mount_point, file_system_type, options = mount[3], mount[4], *_type_and_options(mount)
+            root, mount_point, options = mount[3], mount[4], mount[-1].split(",")  # see proc(5)
+            file_system_type = mount[mount.index("-") + 1]
             is_version_1 = (
                 file_system_type == "cgroup" and controller in options and controller in controllers.split(",")
             )
             if is_version_1 or (file_system_type == "cgroup2" and not controllers):
                 folders += _folders_on_path(Path(mount_point), path, root)
     return folders
-
-
-def _type_and_options(mount: list[str]) -> tuple[str, list[str]]:
-    """Returns file system type and super options of a mountinfo line; both come after the `-` (proc(5))."""
-    separator = mount.index("-")
-    return mount[separator + 1], mount[-1].split(",")
 
 
 def _folders_on_path(mount_point: Path, path: str, root: str) -> list[Path]:
