@@ -55,10 +55,8 @@ class OptimizerOverrides(LoopCallback):
         for optimizer, *settings in zip(trainer.optimizers, saved["optimizers"], self._group_settings, strict=False):
             for group, old, new in zip(optimizer.param_groups, *settings, strict=False):
                 _change_group(group, old, new)
-        active_schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
         for schedule, old, new in zip(self._schedules, saved["schedules"], self._schedule_settings, strict=False):
-            if schedule in active_schedules:  # a callback may have replaced the schedule
-                _change_schedule(schedule, old, new)
+            _change_schedule(schedule, old, new)
 
 
 def _change_group(group: Settings, saved: Settings, current: Settings) -> None:

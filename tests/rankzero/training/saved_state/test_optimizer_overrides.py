@@ -63,7 +63,7 @@ def sequential(optimizer, decay):
 
 NESTED = {
     "phases": (lambda optimizer, steps: schedules.OneCycleLR(optimizer, 0.1, total_steps=steps), 4, 8),
-    "milestones": (lambda optimizer, milestone: schedules.MultiStepLR(optimizer, [milestone]), 3, 5),
+    "milestones": (lambda optimizer, milestone: schedules.MultiStepLR(optimizer, [milestone]), 3, 9),
     "an object": (lambda optimizer, steps: schedules.LambdaLR(optimizer, Warmup(steps)), 3, 9),
     "an object within": (lambda optimizer, n: schedules.CyclicLR(optimizer, 0.1, 0.2, 2, scale_fn=Warmup(n)), 3, 9),
     "within another": (sequential, 0.5, 0.1),
