@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankzero.sampling.digest import Ledger, expected_sums, sums_of_all
+from rankzero.sampling.ledger import Ledger, expected_sums, sums_of_all
 from rankzero.sampling.permutation import SMALL, Permutation, epoch_key, sample_keys
 
 SHUFFLES = 2000

@@ -98,12 +98,9 @@ class ChosenCheckpoint(_CheckpointConnector):
         paths = [callback.best_model_path for callback in candidates if hasattr(callback, "best_model_path")]
         if paths and paths[0]:
             return str(paths[0])
-        reasons = {
-            "fast_dev_run saves no checkpoints": self.trainer.fast_dev_run,  # type: ignore[attr-defined]
-            "the Trainer has no checkpoint callback": not paths,
-            "no best checkpoint was saved": True,
-        }
-        found = next(reason for reason, is_true in reasons.items() if is_true)
+        found = "no best checkpoint was saved" if paths else "the Trainer has no checkpoint callback"
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            found = "fast_dev_run saves no checkpoints"
         instead = f"trainer.{state_fn.value}(model) for the model as it is, or the path of a checkpoint as ckpt_path"
         raise RequestError(f"{state_fn.value} with the best checkpoint, the default without a model", found, instead)
 
