@@ -36,12 +36,8 @@ def load_key(name: str, create: bool) -> tuple[bytes, Path]:
     path = folder / name
     try:
         with _open_folder(folder, create) as folder_descriptor:
-            try:
-                return _read(folder_descriptor, path), path
-            except FileNotFoundError:
-                if not create:
-                    raise
-            _create(folder_descriptor, name)
+            if create and not path.exists():
+                _create(folder_descriptor, name)
             return _read(folder_descriptor, path), path
     except OSError as error:
         links = "; it and its folder must not be symbolic links" * (error.errno in (errno.ELOOP, errno.ENOTDIR))

@@ -4,6 +4,7 @@ import sys
 import sysconfig
 import threading
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -65,7 +66,7 @@ def waiting_function(frames: list[FrameType]) -> str:
 
 def is_in_debugger(frames: list[FrameType]) -> bool:
     """Whether a Python debugger has stopped the main thread, or another process traces this one (strace)."""
-    return _any_file_contains(frames, _DEBUGGERS) or _tracer() != 0
+    return _any_file_contains(frames, _DEBUGGERS) or _has_tracer()
 
 
 def is_compiling(frames: list[FrameType]) -> bool:
@@ -94,10 +95,8 @@ def _any_file_contains(frames: list[FrameType], parts: tuple[str, ...]) -> bool:
     return any(part in frame.f_code.co_filename for frame in frames for part in parts)
 
 
-def _tracer() -> int:
-    """Returns the process id of the process that traces this one; 0 if there is none or on a system without `/proc`."""
-    try:
-        status = Path("/proc/self/status").read_text(errors="replace")
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in status.splitlines() if line.startswith("TracerPid:")), 0)
+def _has_tracer() -> bool:
+    """Returns whether another process traces this one; False on a system without `/proc`."""
+    with suppress(OSError):
+        return "TracerPid:\t0\n" not in Path("/proc/self/status").read_text(errors="replace")
+    return False

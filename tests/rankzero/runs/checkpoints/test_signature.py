@@ -81,7 +81,7 @@ def replace_by_link(path):
 
 UNSAFE_KEYS = {
     "open": (lambda key: key.chmod(0o640), r"checkpoint\.key is open to other users; to close it: chmod go-r"),
-    "open folder": (lambda key: key.parent.chmod(0o777), r"rankzero is open to other users; to close it: chmod go-w"),
+    "open folder": (lambda key: key.parent.chmod(0o777), r"rankzero is open to other users; to close it: chmod go-rwx"),
     "link": (replace_by_link, r"checkpoint\.key cannot be used"),
     "linked folder": (lambda key: replace_by_link(key.parent), "cannot be used"),
     "pipe": (lambda key: (key.unlink(), os.mkfifo(key, 0o600)), "is not a regular file"),
