@@ -71,7 +71,8 @@ class Coordinator:
         if self._agent_store and self._agent_store.check([_STOPPED]):
             raise Stopped("torchrun restarted a run that was stopped at a safe point; it stays stopped")
         self._refusals = Refusals(self._store, self.launch.world_size, self._own_name)
-        self._exchange = StoreExchange(self._store, self.launch.rank or 0, self.launch.world_size, self._name_of)
+        rank = self.launch.rank or 0 if self.launch.world_size > 1 else 0
+        self._exchange = StoreExchange(self._store, rank, self.launch.world_size, self._name_of)
         if self.launch.world_size == 1:
             self.control_channel = ControlChannel(self.launch, self.members, self.broadcast_object)
             self.hosts = [member.host for member in self.members]
