@@ -20,9 +20,6 @@ from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 
 
 class Net(BoringModel):
-    def __init__(self, width: int = 3):
-        super().__init__()
-
     def validation_step(self, batch, batch_idx):
         self.log("val/loss", self.step(batch))
 
@@ -100,7 +97,7 @@ def test_rankzero_is_imported_from_the_wheel_and_imports_no_torch(programs, fold
     ids=["rankzero", "python -m rankzero", "torchrun -m rankzero"],
 )
 def test_the_command_line_finds_the_users_classes(programs, folder, command):
-    arguments = ("--model", "models.Net", "--data", "data_modules.mine.Data", "--model.width", "5", "--epochs", "1")
+    arguments = ("--model", "models.Net", "--data", "data_modules.mine.Data", "--epochs", "1")
     program = [argument.format(bin=programs) for argument in command]
     run(*program, *arguments, "--name", "mine", "--accelerator", "cpu", folder=folder)
     assert last_ledger_line(folder, "mine") == "epoch 1: 64 of 64 samples, each once"
