@@ -231,7 +231,8 @@ def mark_refusal(error: BaseException) -> None:
 
 def as_refusal(error: BaseException) -> BaseException:
     """Returns the `CannotStart` for an error that `mark_refusal` has marked; any other error unchanged."""
-    return CannotStart(f"  {user_message(error)}") if getattr(error, "is_refusal", False) else error
+    is_marked = getattr(error, "is_refusal", False) and not isinstance(error, CannotStart)
+    return CannotStart(f"  {user_message(error)}") if is_marked else error
 
 
 def mark_place(error: BaseException, place: str) -> None:

@@ -10,19 +10,19 @@ from lightning.fabric.utilities.seed import seed_everything
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Callback, Checkpoint
 
+from rankzero.cli.call_arguments import refuses_wrong_arguments
 from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, explicit_arguments, read_arguments
 from rankzero.cli.trainer_arguments import TrainerArguments
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
-from rankzero.distributed.process.lightning_names import check_base
-from rankzero.distributed.session import Session, report_uncaught_errors
-from rankzero.messages import WrongArgumentError, is_quiet, print_notice, set_quiet, set_spelling
+from rankzero.distributed.session import Session
+from rankzero.messages import is_quiet, print_notice, set_quiet, set_spelling
 from rankzero.preflight.all_checks import PlannedRun, check_before_fit
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.resume import RunOptions
-from rankzero.runs.stored_config import Config, as_json, describe_config, flattened
+from rankzero.runs.stored_config import CONSTANTS, Config, as_json, describe_config, flattened
 from rankzero.runs.summary import TrainingCounts, metrics_of
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger, without_files
 from rankzero.sampling.generators import draw_seed, global_seed
@@ -71,7 +71,6 @@ class Trainer(TrainerArguments):
         """Joins the session, chooses the run's directory and builds plan, callbacks, plugins and loops."""
         if Session.current is None:
             set_spelling(as_arguments)
-            report_uncaught_errors()
         arguments = read_arguments(own_arguments)
         plugins = without_replaced(as_list(lightning.get("plugins")), arguments)
         self.session = session = Session.for_trainer(requested_world(arguments, lightning))
@@ -175,6 +174,7 @@ class Trainer(TrainerArguments):
         ]
         epoch_averages.install(self, run_logger)
 
+    @refuses_wrong_arguments
     def fit(
         self,
         model: pl.LightningModule,
@@ -234,11 +234,11 @@ class Trainer(TrainerArguments):
             attempt.restore(partial(super().fit, model, **settings, ckpt_path=checkpoint))
         self._has_fitted = True
 
+    validate = refuses_wrong_arguments(pl.Trainer.validate)
+    test = refuses_wrong_arguments(pl.Trainer.test)
+    predict = refuses_wrong_arguments(pl.Trainer.predict)
+
     def _prepare_attempt(self, model: pl.LightningModule, data: Any, ckpt_path: _PATH | None) -> Attempt:
-        check_base("fit", type(model))
-        if not isinstance(getattr(model, "_orig_mod", model), pl.LightningModule):  # `torch.compile` wraps a model
-            found = f"a {type(model).__name__} in place of a LightningModule"
-            raise WrongArgumentError("to fit a model", found, "trainer.fit(model, loader_or_datamodule)")
         options = self._options
         if ckpt_path is not None:
             options = replace(options, resume=self._checkpoint_choice.resolve(str(ckpt_path)) or "auto")
@@ -251,11 +251,17 @@ class Trainer(TrainerArguments):
         own = [draw_seed() if seed is None else seed, seed is not None]
         self.plan.seed, self.plan.is_seeded = self.session.coordinator.broadcast_object(own)
         limits = {"max_epochs": self.max_epochs, "max_steps": self.max_steps, "precision": self.precision}
-        run = PlannedRun(model, data, self.plan, flattened(config), self.run.path.parent, self._keep, limits)
+        compared = flattened({name: value for name, value in config.items() if name != CONSTANTS})
+        run = PlannedRun(model, data, self.plan, compared, self.run.path.parent, self._keep, limits)
         check_before_fit(self._preflight, self.session, run)
         attempt = Attempt(self.run, options, config, self, self.plan, self.outcome, self._counts, self.session)
         self._found_settings.awaits_checkpoint = attempt.checkpoint is not None
         return attempt
+
+    @property
+    def device_ids(self) -> list[int]:
+        """Indices of the devices of this machine that the run uses, also those of other processes."""
+        return list(self.session.requested.gpus or range(self.session.world.devices))
 
     @property
     def checkpoint_callbacks(self) -> list[Checkpoint]:

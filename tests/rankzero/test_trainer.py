@@ -11,7 +11,8 @@ import pytest
 import torch
 from boring_models import DropoutNet, count_attempts, samples, summary_in, train
 from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
-from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
 
 import rankzero
@@ -38,8 +39,12 @@ from stock import QUIET, differences, every_hook
         ({"accelerator": "gpu"}, 'accelerator="gpu"'),
         ({"devices": 100_000}, "devices=100000"),
         ({"num_nodes": 2}, "num_nodes=2"),
-        ({"max_epoch": 2}, "type   max_epochs=..."),
+        ({"max_epoch": 2, "loger": None}, "type   max_epochs=..., logger=..."),
         ({"epochs": 2}, "type   max_epochs=..."),
+        ({"gpus": 2}, "type   devices=..."),
+        ({"devices": "two"}, "devices='two'"),
+        ({"accelerator": "gup"}, 'type   accelerator="gpu"'),
+        ({"name": "my run"}, 'asked  name="my run"'),
     ],
 )
 def test_the_refusal_of_a_wrong_argument_names_the_argument(script_folder, monkeypatch, settings, message):
@@ -116,11 +121,35 @@ def test_a_finished_run_is_refused_with_another_seed_and_states_that_other_data_
         train()
 
 
-@pytest.mark.parametrize("model", [samples(4), torch.nn.Linear(2, 2)], ids=["loader", "module"])
-def test_only_a_lightning_module_is_fitted(script_folder, model):
-    with pytest.raises(TypeError, match="in place of a LightningModule"):
-        Trainer(**QUIET, name="x").fit(model)
+@pytest.mark.parametrize(
+    ("method", "arguments", "named", "message"),
+    [
+        ("fit", [samples(4), BoringModel()], {}, "`model` must be a `LightningModule` .* got `DataLoader`"),
+        ("test", [torch.nn.Linear(2, 2)], {}, "got `Linear`"),
+        ("fit", [BoringModel()], {"train_dataloader": samples()}, "type   train_dataloaders="),
+        ("predict", [BoringModel()], {"return_prediction": True}, "type   return_predictions="),
+        ("fit", [BoringModel(), BoringDataModule], {}, r"type   BoringDataModule\(\)"),
+        ("validate", [BoringModel()], {"datamodule": samples()}, "type   dataloaders="),
+        ("fit", [BoringModel(), samples(), BoringDataModule()], {}, "type   datamodule="),
+    ],
+)
+def test_wrong_arguments_of_a_method_are_refused_before_a_run_begins(script_folder, method, arguments, named, message):
+    with pytest.raises(TypeError, match=message):
+        getattr(Trainer(**QUIET, name="x"), method)(*arguments, **named)
     assert not (script_folder / "runs").exists()
+
+
+def test_arguments_without_names_have_lightnings_order_and_none_is_the_default(script_folder):
+    trainer = Trainer("cpu", "auto", 1, root=None, quiet=None, max_epochs=1)
+    assert trainer.run.path == Path("runs") / f"{Path(sys.argv[0]).stem}-1"
+
+
+def test_settings_that_lightning_refuses_are_reported_without_a_traceback(script_folder, capsys):
+    with pytest.raises(MisconfigurationException) as raised:
+        Trainer(**QUIET | {"max_epochs": -5})
+    with pytest.raises(SystemExit, match="2"):
+        sys.excepthook(raised.type, raised.value, raised.tb)
+    assert capsys.readouterr().err.startswith("rankzero: cannot start\n  `max_epochs` must be")
 
 
 def test_a_checkpoint_of_another_shape_is_refused_without_traceback_and_the_run_stays_as_it_was(script_folder, capsys):

@@ -38,18 +38,18 @@ def as_arguments(text: str) -> str:
     """
 
     def as_argument(match: re.Match[str]) -> str:
-        flag, value = match[1], match[2]
+        flag, value = match[1], match[2] and match[2].strip("'")
         name = argument_of(flag)
         if value and name in ("model", "data"):
             return f"the {name} {value}"
         if value is None or value in ("or", "and", "with", "for", "in", "to", "is", "on", "out"):
             return name + (f" {value}" if value else "")
-        is_unquoted = value.isupper() or value in ("None", "True", "False") or re.fullmatch(r"[0-9.]+", value)
+        is_unquoted = value.isupper() or value in ("None", "True", "False") or re.fullmatch(r"-?[0-9.]+", value)
         return f"{name}={value}" if is_unquoted else f'{name}="{value}"'
 
     text = text.replace("launch/fit.py", Path(sys.argv[0]).name or "train.py")
     lines = text.replace("the same command", "the same script").split("\n")
-    flag_pattern = r"--([a-z_.]*[a-z_])(?: ([^\s,;()]*[^\s,;().]))?"
+    flag_pattern = r"--([a-z_.]*[a-z_])(?: ('[^']*'|[^\s,;()]*[^\s,;().]))?"
     return "\n".join(line if _SHELL_COMMAND.match(line) else re.sub(flag_pattern, as_argument, line) for line in lines)
 
 
@@ -60,7 +60,7 @@ def read_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         RequestError: A value is not valid for its flag.
     """
     return {
-        name: value if value is None else TRAINER_FLAGS[name].value(_as_text(value))
+        name: TRAINER_FLAGS[name].default if value is None else TRAINER_FLAGS[name].value(_as_text(value))
         for name, value in arguments.items()
     }
 

@@ -2,9 +2,8 @@
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import timedelta
-from functools import wraps
 from typing import Any, Literal
 
 import lightning.pytorch as pl
@@ -18,33 +17,14 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.argparse import _defaults_from_env_vars
 
-from rankzero.cli.script_arguments import TRAINER_FLAGS, argument_of
-from rankzero.distributed.session import report_uncaught_errors
-from rankzero.messages import WrongArgumentError, nearest
-
-
-def _refuses_unknown(initialize: Callable[..., None]) -> Callable[..., None]:
-    """Lets a constructor refuse names that it does not have as arguments."""
-    names = inspect.signature(initialize).parameters
-
-    @wraps(initialize)
-    def checked(self: Any, *arguments: Any, **named: Any) -> None:
-        if unknown := next((name for name in named if name not in names), None):
-            report_uncaught_errors()
-            similar = argument_of(unknown)
-            instead = similar if similar in names else nearest(unknown, names)
-            found = "the Trainer has no such argument"
-            advice = f"{instead}=..." if instead else "help(rankzero.Trainer)"
-            raise WrongArgumentError(f"Trainer({unknown}=...)", found, advice)
-        initialize(self, *arguments, **named)
-
-    return checked
+from rankzero.cli.call_arguments import refuses_wrong_settings
+from rankzero.cli.script_arguments import TRAINER_FLAGS
 
 
 class TrainerArguments(pl.Trainer):
     """Base class of `rankzero.Trainer`, which states its arguments for editors, `help` and LightningCLI."""
 
-    @_refuses_unknown
+    @refuses_wrong_settings
     @_defaults_from_env_vars
     def __init__(
         self,

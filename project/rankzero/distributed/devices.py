@@ -10,7 +10,9 @@ import torch
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.process.limits.threads import choose_threads, set_threads
-from rankzero.messages import RequestError
+from rankzero.messages import RequestError, nearest
+
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,9 @@ def _choose_accelerator(requested: object) -> str:
         return "cuda"
     if requested in ("gpu", "mps") and has_mps:
         return "mps"
+    if requested not in ACCELERATORS:
+        instead = f"--accelerator {nearest(str(requested), ACCELERATORS) or 'auto'}"
+        raise RequestError(f"--accelerator {requested}", f"there are {', '.join(ACCELERATORS)}", instead)
     if requested != "cpu":
         raise RequestError(
             f"--accelerator {requested}",

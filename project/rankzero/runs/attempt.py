@@ -113,6 +113,8 @@ class Attempt:
         run.copy_from(self.resume_plan.run)
         self.checkpoint = self.resume_plan.checkpoint
         self.already_finished = self.resume_plan.already_finished
+        if self.already_finished:
+            check_seed(plan, order_in(self.resume_plan.manifest).get("seed"), run.name)
         checkpoint_io = cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io)
         checkpoint_io.trusted_sha256 = self.resume_plan.trusted_sha256
         if self.already_finished:
@@ -158,15 +160,15 @@ class Attempt:
                 self.control_channel.forget_stop()
 
     def restore(self, fit: Callable[[], None]) -> None:
-        """Calls Lightning's `fit`, which only restores the finished run. All ranks must call.
-
-        Raises:
-            RequestError: The user has set another seed than the run's.
-        """
-        order = order_in(self.resume_plan.manifest)
-        check_seed(self.plan, order.get("seed"), self.run.name)
-        fit()
-        if differences := changes(order.get("data") or self.plan.data, self.plan.data):
+        """Calls Lightning's `fit`, which only restores the finished run. All ranks must call."""
+        try:
+            fit()
+        except RuntimeError as error:
+            if user_message(error):
+                mark_refusal(error)
+            raise
+        stored_data = order_in(self.resume_plan.manifest).get("data") or self.plan.data
+        if differences := changes(stored_data, self.plan.data):
             found = "the training data differs from the finished run's, which this start does not train on"
             self._print_on_rank_zero("\n  ".join([f"{found}:", *differences]))
 

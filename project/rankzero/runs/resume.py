@@ -318,7 +318,7 @@ def requested_checkpoint(text: str, keep: Callable[[VerifiedState], object] | No
     path = directory_of(expanded(text))
     if not os.path.lexists(path):
         raise _no_such_checkpoint_error(text, path)
-    if path.suffix == ".ckpt" and path.is_file():
+    if path.is_file():
         return path
     in_memory = None if keep else False
     state, refusals = open_newest(path / "checkpoints", in_memory)

@@ -75,7 +75,10 @@ def classes_in(config: Config) -> dict[str, str]:
         return {}
 
 
-_SECTIONS = ("model", "data", "hyperparameters", "code")
+CONSTANTS = "constants"
+"""Section of a script's configuration: global variables of the user's, which may differ from rank to rank."""
+
+_SECTIONS = ("model", "data", "hyperparameters", CONSTANTS, "code")
 _TRAINING = (
     *("seed", "seed_everything", "batch_size", "global_batch_size"),
     *("accumulate_grad_batches", "gradient_clip_val", "precision"),
@@ -120,7 +123,7 @@ def changed_settings(
     stored_values, current_values = flattened(stored), flattened(as_json(current))
     shown_before, shown_now = without_secrets(stored_values), without_secrets(current_values)
     return [
-        f"--{key} {shown_before.get(key)} -> {shown_now.get(key)}"
+        "the code of the model" if key == "code" else f"--{key} {shown_before.get(key)} -> {shown_now.get(key)}"
         for key in {**stored_values, **current_values}
         if stored_values.get(key) != current_values.get(key) and is_compared(key)
     ]
@@ -163,7 +166,8 @@ def describe_config(
         name: value for name, value in arguments.items() if name not in SINGLE_START_ARGUMENTS and _is_plain(value)
     }
     hyperparameters = {name: _hyperparameters(owner, left_out) for name, owner in (("model", model), ("data", data))}
-    return {**config, "trainer": plain, "hyperparameters": hyperparameters, "code": code_digest(model)}
+    described = {"hyperparameters": hyperparameters, CONSTANTS: constants(model), "code": code_digest(model)}
+    return {**config, "trainer": plain, **described}
 
 
 def _hyperparameters(instance: object, left_out: Collection[str]) -> dict[str, Any]:
@@ -185,11 +189,22 @@ def _hyperparameters(instance: object, left_out: Collection[str]) -> dict[str, A
 
 def code_digest(model: Any) -> str:
     """Returns a digest of the user's classes in a model, which does not depend on comments and line breaks."""
+    return hashlib.sha256("\n".join(map(_source, _user_functions(model))).encode()).hexdigest()[:12]
+
+
+def constants(model: Any) -> dict[str, Any]:
+    """Returns the global variables that the user's classes in a model read, by name, if they are numbers."""
+    functions = _user_functions(model)
+    named = [(name, function.__globals__.get(name)) for function in functions for name in function.__code__.co_names]
+    return {name: value for name, value in named if type(value) in (int, float, bool)}
+
+
+def _user_functions(model: Any) -> list[Any]:
+    """Returns the functions of the user's classes in a model."""
     modules = model.modules() if hasattr(model, "modules") else [model]
     kinds = dict.fromkeys(kind for module in modules for kind in type(module).__mro__)
     functions = [inspect.unwrap(item) for kind in kinds for item in vars(kind).values() if inspect.isfunction(item)]
-    sources = [_source(function) for function in functions if is_user_file(function.__code__.co_filename)]
-    return hashlib.sha256("\n".join(sources).encode()).hexdigest()[:12]
+    return [function for function in functions if is_user_file(function.__code__.co_filename)]
 
 
 def _source(function: Any) -> str:

@@ -22,15 +22,24 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
         A note for the user, or None.
 
     Raises:
-        RequestError: Another order was requested and not accepted.
+        RequestError: Another order was requested and not accepted, or the checkpoint's order is invalid.
     """
     stored_order = order_in(manifest)
     if not stored_order:
         plan.start_positions = [Position(manifest["epoch"])] if manifest.get("epoch") else []
         return None
-    seed, sizes, plan.kept_data = stored_order["seed"], stored_order["global_batch_sizes"], stored_order["data"]
-    plan.start_positions = [Position(**stored) for stored in stored_order["positions"]]
-    kept_size = sizes[0]
+    try:
+        seed = _checked_number(stored_order["seed"])
+        sizes = [_checked_number(size, minimum=1) for size in stored_order["global_batch_sizes"]]
+        plan.kept_data = None if stored_order["data"] is None else dict(stored_order["data"])
+        plan.start_positions = [
+            Position(**{name: _checked_number(value) for name, value in stored.items()})
+            for stored in stored_order["positions"]
+        ]
+        kept_size = sizes[0]
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        found = f"its stored sample order is damaged ({error!r})"
+        raise RequestError("to resume from this checkpoint", found, f"another checkpoint, or {_NEW_RUN}") from None
     check_seed(plan, seed, run)
     plan.seed = seed
     if accepts_batch_size_change:
@@ -63,3 +72,14 @@ def check_seed(plan: SamplingPlan, seed: int | None, run: str) -> None:
     if plan.is_seeded and seed not in (None, plan.seed):
         found = f"run {run} keeps its seed, {seed}"
         raise RequestError(f"--seed {plan.seed}", found, f"--seed {seed}, --name ANOTHER-NAME, or {_NEW_RUN}")
+
+
+def _checked_number(value: object, minimum: int = 0) -> int:
+    """Returns a stored number after a check.
+
+    Raises:
+        ValueError: The value is not an integer from `minimum` to 2^63 - 1.
+    """
+    if type(value) is not int or not minimum <= value < 2**63:
+        raise ValueError(f"{value!r} is not a whole number >= {minimum}")
+    return value

@@ -3,6 +3,7 @@
 import pytest
 from torch.utils.data import DataLoader
 
+from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import Position
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.resumed_order import resume_order
@@ -46,6 +47,30 @@ def test_a_checkpoint_without_an_order_restarts_its_epoch(record, epoch, start):
     assert resume(plan, {}) is None and plan.start_positions == []  # a run without a manifest
     assert resume(plan, {"epoch": epoch, "rankzero": record}) is None
     assert (plan.start_positions, plan.kept_sizes, plan.kept_data) == (start, [], None)
+
+
+DAMAGED = [
+    *({**ORDER, "seed": seed} for seed in (None, "7", "many")),
+    *({**ORDER, "global_batch_sizes": sizes} for sizes in ([], 8, ["many"], [0], [-3], [10**30])),
+    *({**ORDER, "data": data} for data in ("abc", [1])),
+    *({**ORDER, "positions": positions} for positions in (None, [3], [[1]])),
+    *({**ORDER, "positions": [{**POSITION, name: -1}]} for name in ("samples", "epoch")),
+    *({**ORDER, "positions": [POSITION | change]} for change in ({"step": "1"}, {"pass_index": "a"}, {"more": 1})),
+    *({name: value for name, value in ORDER.items() if name != key} for key in ORDER),
+    *("text", [1], 3, True),
+]
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+@pytest.mark.parametrize("order", DAMAGED, ids=str)
+def test_the_refusal_of_a_damaged_order_names_a_missing_part_and_suggests_resume_never(order, accepts):
+    with pytest.raises(RequestError) as error:
+        resume(SamplingPlan(seed=7), {"epoch": 3, "step": 29, "rankzero": {"order": order}}, accepts)
+    missing = [key for key in ORDER if isinstance(order, dict) and key not in order]
+    assert "its stored sample order is damaged (" in error.value.found and all(
+        key in str(error.value) for key in missing
+    )
+    assert error.value.instead.endswith("--resume never to restart the run")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """One short flag of a command. Does not import torch."""
 
+import shlex
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -44,5 +45,7 @@ class Flag(NamedTuple):
                 nearest(text, str(error).removeprefix("one of ").split(", ")) if "one of" in str(error) else None
             )
             raise RequestError(
-                f"--{self.name} {text}", f"{text!r} is not {error}", f"--{self.name} {suggestion or self.example}"
+                f"--{self.name} {shlex.quote(text)}",
+                f"{text!r} is not {error}",
+                f"--{self.name} {suggestion or self.example}",
             ) from None

@@ -101,8 +101,9 @@ def file_path(text: str) -> str:
 
 
 def resume_value(text: str) -> str:
-    """Reads `auto`, `never` or a path; converts LightningCLI's `last` to `auto` and its `null` to `never`."""
-    return {"last": "auto", "null": "never", "None": "never"}.get(text) or file_path(text)
+    """Reads `auto`, `never` or a path; converts `yes`, `no`, and LightningCLI's `last` and `null`."""
+    aliases = {"yes": "auto", "last": "auto", "no": "never", "null": "never", "None": "never"}
+    return aliases.get(text) or file_path(text)
 
 
 def checkpoint_value(text: str) -> str:

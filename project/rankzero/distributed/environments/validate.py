@@ -6,7 +6,7 @@ from typing import Any
 
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.environments.launchers import LAUNCHERS
-from rankzero.messages import RequestError
+from rankzero.messages import RequestError, WrongArgumentError
 
 PROCESSES_PER_CORE = 16
 """Processes per core. A request for more on one machine is refused as a typo."""
@@ -27,16 +27,23 @@ def requested_devices(value: object) -> tuple[int | None, tuple[int, ...] | None
     if isinstance(value, str):
         try:
             numbers = [int(item) for item in value.strip("[] ").split(",") if item.strip()]
-        except ValueError:  # such as `auto`
-            return None, None
+        except ValueError:
+            if value == "auto":
+                return None, None
+            raise _wrong_devices_error(value) from None
         value = numbers if set("[,") & set(value) or not numbers else numbers[0]
     if value is None or value == -1:
         return None, None if value is None else ()
     gpus = tuple(value) if isinstance(value, Sequence) else None
     count = value if gpus is None else len(gpus)
     if not isinstance(count, int) or count < 1:
-        raise RequestError(f"devices={value!r}", "a run needs at least one device", "devices=N, or omit it")
+        raise _wrong_devices_error(value)
     return count, gpus
+
+
+def _wrong_devices_error(value: object) -> WrongArgumentError:
+    found = "it is neither a number of devices from 1, nor a list of GPU indices, nor -1 or auto"
+    return WrongArgumentError(f"devices={value!r}", found, "devices=N, or omit it")
 
 
 def requested_world(arguments: Mapping[str, Any], lightning_arguments: Mapping[str, Any]) -> RequestedWorld:
@@ -52,7 +59,7 @@ def requested_world(arguments: Mapping[str, Any], lightning_arguments: Mapping[s
         nodes=lightning_arguments.get("num_nodes"),
         devices=devices,
         gpus=gpus,
-        accelerator=accelerator if isinstance(accelerator, str) else accelerator.name(),
+        accelerator=accelerator.name() if hasattr(accelerator, "name") else str(accelerator),
         launcher=arguments["launcher"],
         node_rank=arguments["node_rank"],
         address=arguments["master_addr"],

@@ -73,7 +73,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
     @property
     def save_dir(self) -> str:
         """Path of the folder of all runs; as in Lightning, `save_dir/name/version_0` is a path for files of the run."""
-        return str(self.run.path.parent)
+        return str(self.run.path.parent.absolute())
 
     @property
     def name(self) -> str:
@@ -83,12 +83,12 @@ class DurableTensorBoardLogger(TensorBoardLogger):
     @property
     def root_dir(self) -> str:
         """Path of the run's directory."""
-        return str(self.run.path)
+        return str(self.run.path.absolute())
 
     @property
     def log_dir(self) -> str:
         """Folder of the files of all attempts."""
-        return str(self.run.path / "tensorboard")
+        return str(self.run.path.absolute() / "tensorboard")
 
     def purge_from(self, step: int) -> None:
         """Hides values that a lost attempt logged after `step` batches, so that there is one curve.

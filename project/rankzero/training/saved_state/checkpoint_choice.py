@@ -101,8 +101,11 @@ class ChosenCheckpoint(_CheckpointConnector):
         found = "no best checkpoint was saved" if paths else "the Trainer has no checkpoint callback"
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             found = "fast_dev_run saves no checkpoints"
-        instead = f"trainer.{state_fn.value}(model) for the model as it is, or the path of a checkpoint as ckpt_path"
-        raise RequestError(f"{state_fn.value} with the best checkpoint, the default without a model", found, instead)
+        as_it_is = (
+            "" if state_fn is TrainerFn.FITTING else f", or trainer.{state_fn.value}(model) for the model as it is"
+        )
+        instead = f"the path of a checkpoint as ckpt_path{as_it_is}"
+        raise RequestError(f"{state_fn.value} with the best checkpoint", found, instead)
 
     def _last(self, state_fn: TrainerFn) -> str | None:
         """Returns the last checkpoint of the user's callbacks, if any, otherwise of the run; to fit, the newer one."""

@@ -6,10 +6,12 @@ resumed run, the new value replaces the restored one.
 """
 
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
+from rankzero.messages import few, print_line
 from rankzero.training.hooks import LoopCallback
 
 Settings = dict[str, Any]
@@ -57,6 +59,18 @@ class OptimizerOverrides(LoopCallback):
                 _change_group(group, old, new)
         for schedule, old, new in zip(self._schedules, saved["schedules"], self._schedule_settings, strict=False):
             _change_schedule(schedule, old, new)
+        named = [
+            f"{key} {old[key]} -> {value}"
+            for old, new in zip(_all_settings(saved), _all_settings(self._current), strict=False)
+            for key, value in new.items()
+            if key in (*_changed(old, new), "lr") and key != "initial_lr" and old.get(key, value) != value
+        ]
+        if named and trainer.is_global_zero:
+            print_line(f"rankzero: changed in optimizers and schedules: {few(list(dict.fromkeys(named)))}")
+
+
+def _all_settings(configured: dict[str, list[Any]]) -> list[Settings]:
+    return [*chain(*configured["optimizers"]), *configured["schedules"]]
 
 
 def _change_group(group: Settings, saved: Settings, current: Settings) -> None:
