@@ -141,7 +141,7 @@ def test_wrong_arguments_of_a_method_are_refused_before_a_run_begins(script_fold
 
 def test_arguments_without_names_have_lightnings_order_and_none_is_the_default(script_folder):
     trainer = Trainer("cpu", "auto", 1, root=None, quiet=None, max_epochs=1)
-    assert trainer.run.path == Path("runs") / f"{Path(sys.argv[0]).stem}-1"
+    assert trainer.run.path.parent == Path("runs") and trainer.num_devices == 1
 
 
 def test_settings_that_lightning_refuses_are_reported_without_a_traceback(script_folder, capsys):

@@ -113,13 +113,12 @@ class Attempt:
         run.copy_from(self.resume_plan.run)
         self.checkpoint = self.resume_plan.checkpoint
         self.already_finished = self.resume_plan.already_finished
-        if self.already_finished:
-            check_seed(plan, order_in(self.resume_plan.manifest).get("seed"), run.name)
         checkpoint_io = cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io)
         checkpoint_io.trusted_sha256 = self.resume_plan.trusted_sha256
         if self.already_finished:
             checkpoint_io.verified = None
             self._lock.release()
+            check_seed(plan, order_in(self.resume_plan.manifest).get("seed"), run.name)
         self._rank_log = RankLog(run, self.launch.rank or 0)
         self._log = self._rank_log.logger
         for notice in self.resume_plan.notices:
@@ -264,7 +263,9 @@ class Attempt:
         return summary
 
     def _report(self, summary: dict[str, Any]) -> None:
-        folders = [str(logger.log_dir) for logger in self.trainer.loggers if getattr(logger, "log_dir", None)]
+        here = "" if self.run.path.is_absolute() else f"{Path.cwd()}/"
+        paths = [str(logger.log_dir) for logger in self.trainer.loggers if getattr(logger, "log_dir", None)]
+        folders = [path.removeprefix(here) for path in paths]
         terminal.print_result(summary, self.run, self.world, folders, write_report(self.run, summary))
 
     def _print_on_rank_zero(self, text: str, requires_no_action: bool = False) -> None:
