@@ -39,7 +39,7 @@ from stock import QUIET, differences, every_hook
         ({"accelerator": "gpu"}, 'accelerator="gpu"'),
         ({"devices": 100_000}, "devices=100000"),
         ({"num_nodes": 2}, "num_nodes=2"),
-        ({"max_epoch": 2, "loger": None}, "type   max_epochs=..., logger=..."),
+        ({"max_epoch": 2, "loggers": None}, "type   max_epochs=..., logger=..."),
         ({"epochs": 2}, "type   max_epochs=..."),
         ({"gpus": 2}, "type   devices=..."),
         ({"devices": "two"}, "devices='two'"),
