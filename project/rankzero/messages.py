@@ -231,7 +231,7 @@ def mark_refusal(error: BaseException) -> None:
 
 def as_refusal(error: BaseException) -> BaseException:
     """Returns the `CannotStart` for an error that `mark_refusal` has marked; any other error unchanged."""
-    is_marked = getattr(error, "is_refusal", False) and not isinstance(error, CannotStart)
+    is_marked = getattr(error, "is_refusal", False) and not isinstance(error, CannotStart | RunError)
     return CannotStart(f"  {user_message(error)}") if is_marked else error
 
 

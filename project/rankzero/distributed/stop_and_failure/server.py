@@ -87,6 +87,11 @@ class ControlServer:
         self._thread = threading.Thread(target=self._serve, name="control server", daemon=True)
         self._thread.start()
 
+    @property
+    def connected(self) -> int:
+        """Number of ranks that have connected."""
+        return len(self._ranks)
+
     def finish(self) -> None:
         """Announces that rank zero exits, and waits up to `TIMERS.leave` for the other ranks to leave."""
         self._send_all({"done": True})

@@ -1,12 +1,15 @@
 """Processes started by torchrun in any of its forms, including `torch.distributed.launch`."""
 
 import re
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
-from rankzero.distributed.environments.ancestors import ancestor_commands, option
+from rankzero.distributed.environments.ancestors import (
+    ancestor_commands,
+    ancestor_ids,
+    command_of,
+    environment_of,
+    option,
+)
 from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, folder_name
 from rankzero.messages import RequestError
 
@@ -94,8 +97,12 @@ def torchrun_command() -> list[str]:
 
 def agent_environment() -> dict[str, str] | None:
     """Returns the environment that the nearest torchrun was started with; None if it cannot be read."""
-    with suppress(psutil.Error):
-        return next((parent.environ() for parent in psutil.Process().parents() if _is_torchrun(parent.cmdline())), None)
+    try:
+        for pid in ancestor_ids():
+            if _is_torchrun(command_of(pid)):
+                return environment_of(pid)
+    except OSError:
+        pass
     return None
 
 
