@@ -1,7 +1,6 @@
 """Global random generators of a process: Python's, NumPy's and torch's CPU generator."""
 
 import os
-import pickle
 import random
 from typing import Any
 
@@ -41,9 +40,11 @@ def get_states() -> States:
 
 def have_changed_since(earlier: States) -> bool:
     """Returns whether a generator has been drawn from or seeded since `get_states` returned `earlier`."""
-    states = get_states()
-    is_unchanged = states[0] == earlier[0] and pickle.dumps(states[1]) == pickle.dumps(earlier[1])
-    return not (is_unchanged and torch.equal(states[2], earlier[2]))
+    current = get_states()
+    is_unchanged = _python_summary(current) == _python_summary(earlier) and _numpy_summary(current) == _numpy_summary(
+        earlier
+    )
+    return not (is_unchanged and torch.equal(current[2], earlier[2]))
 
 
 def set_states(states: States) -> None:
@@ -51,3 +52,18 @@ def set_states(states: States) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])
+
+
+def _python_summary(states: States) -> tuple[Any, ...]:
+    """Returns the parts of Python's state that change: a draw advances the position, a new seed replaces all words."""
+    _, words, next_normal = states[0]
+    return words[-1], words[0], words[1], next_normal
+
+
+def _numpy_summary(states: States) -> Any:
+    """Returns the parts of NumPy's state that change; a program may have replaced NumPy's generator by another kind."""
+    numpy_state = states[1]
+    if numpy_state["bit_generator"] != "MT19937":
+        return repr(numpy_state)
+    twister = numpy_state["state"]
+    return twister["pos"], twister["key"][0], twister["key"][1], numpy_state["has_gauss"], numpy_state["gauss"]

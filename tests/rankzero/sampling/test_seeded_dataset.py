@@ -197,6 +197,20 @@ def test_a_draw_is_detected_and_can_be_undone(name, before):
     assert not generators.have_changed_since(state) and draw(3) == expected
 
 
+def test_a_draw_from_another_bit_generator_is_detected_and_can_be_undone():
+    before = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(1))
+        state = generators.get_states()
+        assert not generators.have_changed_since(state)
+        drawn = np.random.rand()
+        assert generators.have_changed_since(state)
+        generators.set_states(state)
+        assert np.random.rand() == drawn
+    finally:
+        np.random.set_bit_generator(before)
+
+
 def test_the_next_draw_differs_after_a_draw_from_any_generator_on_any_default_device():
     with torch.device("meta"):
         generators.seed(3)
