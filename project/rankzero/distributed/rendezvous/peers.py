@@ -131,10 +131,12 @@ def assign_ranks(members: Sequence[Peer]) -> list[Peer]:
     """Assigns the positions that the launcher did not provide; returns all processes by rank, without their keys.
 
     Args:
-        members: All processes, in any order.
+        members: All processes. If the launcher provides no ranks, the first one becomes rank zero: the process that
+            listens, which may be any of the first node. The other processes may be in any order.
     """
     if any(member.rank is None for member in members):
-        ordered = sorted(members, key=lambda member: (member.node_rank or 0, member.rank_order, member.pid))
+        others = sorted(members[1:], key=lambda member: (member.node_rank or 0, member.rank_order, member.pid))
+        ordered = [members[0], *others]
     else:
         ordered = sorted(members, key=lambda member: member.rank or 0)
     has_node_ranks = all(member.node_rank is not None for member in ordered)

@@ -4,14 +4,39 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
 
 import pytest
 
 from rankzero.distributed import network
 from rankzero.distributed.connections.handshake import GREETING
 from rankzero.distributed.connections.key import Key
+from rankzero.distributed.environments.launch import RequestedWorld, Variables
+from rankzero.distributed.environments.launchers import pbs
 from rankzero.distributed.rendezvous import client
 from running import on_each_rank
+
+TASKS = [("0", "00000002"), ("0", "00000003"), ("1", "20000001")]
+"""PBS_NODENUM and PBS_TASKNUM of the tasks of a job with the node file `n1 n1 n2`, as recorded with OpenPBS 23.06."""
+
+
+@pytest.mark.parametrize("arrivals", permutations(range(3)), ids=str)
+def test_the_pbs_task_that_listens_is_rank_zero_in_any_order_of_arrival(launches, join, tmp_path, arrivals):
+    def join_in_order(task):
+        time.sleep(0.15 * arrivals.index(task))
+        node, number = TASKS[task]
+        variables = {"PBS_JOBID": "1.n1", "PBS_NODENUM": node, "PBS_TASKNUM": number, "PBS_NODEFILE": str(node_file)}
+        return join(pbs.read(Variables(variables), requested))
+
+    node_file = tmp_path / "1.n1"
+    node_file.write_text("n1\nn1\nn2\n")
+    requested = RequestedWorld(address="127.0.0.1", port=launches()[0].port)
+    results = on_each_rank(range(3), join_in_order)
+    listening = next(task for task in arrivals if TASKS[task][0] == "0")
+    assert [bool(result.listener) for result in results] == [task == listening for task in range(3)]
+    assert [result.launch.rank for result in results] == [listening != 0, listening == 0, 2]
+    assert {result.launch.processes_per_node for result in results} == {(2, 1)}
+    assert len(results[listening].members) == 3
 
 
 def test_a_missing_rank_zero_is_reported_once_per_machine(launches, join, scale_timers):

@@ -100,16 +100,23 @@ def test_boot_ids_and_host_names_distinguish_machines_and_local_ranks_of_the_lau
     assert [member.local_rank for member in members_by_rank] == [1, 0, 2]
 
 
-def test_tasks_without_ranks_are_ordered_by_node_then_rank_order_then_process_id():
-    members = [
-        Peer(None, None, node, 4, host, pid, rank_order=order, id=str(pid))
-        for node, host, pid, order in [(1, "b", 1, 2), (0, "a", 9, 3), (0, "a", 8, 3), (0, "a", 10, 2)]
-    ]
-    members_by_rank = assign_ranks(members)
-    launch, _ = completed_by_rank_zero(WORLD._replace(rank=None, world_size=4), members[0], members_by_rank)
-    assert [(member.rank, member.pid) for member in members_by_rank] == [(0, 10), (1, 8), (2, 9), (3, 1)]
-    assert (launch.rank, launch.local_rank, launch.node_rank) == (3, 0, 1)
-    assert [member.local_rank for member in members_by_rank] == [0, 1, 2, 0]
+TASKS = [(0, "a", 10, 2), (0, "a", 8, 3), (0, "a", 9, 3), (1, "b", 1, 2), (1, "b", 2, 1)]
+"""Node, host, process id and rank order of tasks without ranks."""
+
+
+@pytest.mark.parametrize("listener", [10, 8, 9])
+def test_of_tasks_without_ranks_the_listening_one_is_rank_zero_and_node_rank_order_and_process_id_order_the_others(
+    listener,
+):
+    tasks = [Peer(None, None, node, 5, host, pid, order, id=str(pid)) for node, host, pid, order in TASKS]
+    first = next(task for task in tasks if task.pid == listener)
+    expected = [listener, *(pid for pid in (10, 8, 9) if pid != listener), 2, 1]
+    for others in permutations(task for task in tasks if task is not first):
+        members_by_rank = assign_ranks([first, *others])
+        assert [(member.rank, member.pid) for member in members_by_rank] == [*enumerate(expected)]
+        assert [member.local_rank for member in members_by_rank] == [0, 1, 2, 0, 1]
+        launch, members = completed_by_rank_zero(WORLD._replace(rank=None, world_size=5), first, members_by_rank)
+        assert (launch.rank, launch.processes_per_node, len(members)) == (0, (3, 2), 5)
 
 
 def known_by(members, index):
