@@ -33,6 +33,8 @@ def detect(requested: RequestedWorld | None = None, environ: Mapping[str, str] |
         if detected is None:
             return _direct_launch(launcher, environ, requested)
         launch = LAUNCHERS[detected].read(Variables(environ), requested)
+        if launch.world_size == 1:  # alone, so the missing positions are known
+            launch = launch._replace(rank=launch.rank or 0, local_rank=0, local_world_size=1, num_nodes=1, node_rank=0)
         _check_ranks(launch)
     except RequestError:
         raise

@@ -1,5 +1,6 @@
 import pytest
 
+import recorded
 from rankzero.cli.script_arguments import as_arguments
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
@@ -74,6 +75,26 @@ def test_a_requested_launcher_or_node_rank_may_not_contradict_the_variables():
     assert detect(RequestedWorld(launcher="slurm"), environ=STEP | ENV).launcher == "slurm"
     assert detect(RequestedWorld(node_rank=1), environ=STEP).launcher == "slurm"
     assert "started this process on node 1" in refusal(STEP, node_rank=0).found
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        "PBS_JOBID=0.pbs1 PBS_TASKNUM=00000002 PBS_NODENUM=0",
+        "PBS_JOBID=15[3].pbs1 PBS_TASKNUM=00000002 PBS_NODENUM=0 RANK=0 WORLD_SIZE=1",
+        "RANK=0 WORLD_SIZE=1",
+        "RANK=0 WORLD_SIZE=1 LOCAL_RANK=5 LOCAL_WORLD_SIZE=8 GROUP_RANK=3",
+        "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1",
+        "PMI_RANK=0 PMI_SIZE=1",
+        "PMIX_RANK=0",
+        "SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=1 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0",
+        "TORCHELASTIC_RUN_ID=a RANK=0 LOCAL_RANK=0 WORLD_SIZE=1",
+    ],
+)
+def test_the_position_of_a_single_process_is_complete_under_each_launcher_without_an_address(variables):
+    launch = detect(RequestedWorld(nodes=1, devices=1), environ=recorded.variables(variables))
+    assert (launch.rank, launch.local_rank, launch.node_rank) == (0, 0, 0) and launch.externally_created
+    assert (launch.world_size, launch.local_world_size, launch.num_nodes) == (1, 1, 1)
 
 
 def test_a_pbs_script_for_several_nodes_without_a_launcher_is_refused(tmp_path):

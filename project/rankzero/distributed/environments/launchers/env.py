@@ -17,7 +17,7 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     """Returns the launch that PyTorch's variables describe."""
     rank, size = variables.number("RANK"), variables.number("WORLD_SIZE")
     local_size = variables.find_number("LOCAL_WORLD_SIZE")
-    is_single_machine = size == 1 or local_size == size
+    is_single_machine = local_size == size
     if size > 1 and not requested.port:
         variables.number("MASTER_PORT")  # required: without a job id, no port can be derived
     address, port = rendezvous_endpoint(variables, requested, "127.0.0.1" if size == 1 else None, "env")
@@ -26,9 +26,9 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
         launcher="env",
         evidence=f"RANK={rank} WORLD_SIZE={size}",
         rank=rank,
-        local_rank=0 if size == 1 else variables.find_number("LOCAL_RANK"),
+        local_rank=variables.find_number("LOCAL_RANK"),
         world_size=size,
-        local_world_size=1 if size == 1 else local_size,
+        local_world_size=local_size,
         num_nodes=1 if is_single_machine else variables.find_number("GROUP_WORLD_SIZE"),
         node_rank=0 if is_single_machine else node_rank,
         address=address,

@@ -52,7 +52,7 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     size = variables.find_number(size_name) or (requested.nodes or 0) * (requested.devices or 0) or None
     if size is None:
         raise KeyError(size_name)
-    is_single_machine = local_size == size
+    is_single_machine = size in (1, local_size)
     world_id, mpirun_host = _mpirun_id_and_host(variables)
     host = "127.0.0.1" if is_single_machine else (_scheduler_host(variables) or mpirun_host)
     address, port = rendezvous_endpoint(variables, requested, host, world_id)

@@ -1,7 +1,6 @@
 import pytest
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 
-from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import env
 from recorded import ENV
@@ -42,10 +41,3 @@ def test_values_without_a_variable_stay_unknown_unless_they_follow_from_the_loca
     assert (launch.num_nodes, launch.node_rank, launch.is_single_machine) == (1, 0, True)
     launch = read({"RANK": "1", "WORLD_SIZE": "2"}, address="flag", port=4000)
     assert (launch.address, launch.port, launch.world_id) == ("flag", 4000, "env 4000")
-
-
-def test_a_world_size_of_1_needs_no_address_and_overrides_local_and_node_variables():
-    launch = detect(environ={"RANK": "0", "WORLD_SIZE": "1"})
-    assert (launch.rank, launch.world_size, launch.num_nodes, launch.address) == (0, 1, 1, "127.0.0.1")
-    launch = read({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "5", "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "3"})
-    assert (launch.local_rank, launch.local_world_size, launch.num_nodes, launch.node_rank) == (0, 1, 1, 0)
