@@ -65,5 +65,5 @@ def _cases():
 CASES = dict(_cases())
 
 
-def script(request, **options):
-    return render(request, IMAGE_PROGRAM if request.image else PROGRAM, FOLDER, **options)
+def script(request):
+    return render(request, IMAGE_PROGRAM if request.image else PROGRAM, FOLDER)

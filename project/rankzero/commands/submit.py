@@ -15,7 +15,6 @@ from rankzero.commands.jobs.request.command_line import CommandLine, parse
 from rankzero.commands.jobs.request.job_request import FORMS, array_indices
 from rankzero.commands.jobs.request.options import help_text, is_queuing
 from rankzero.commands.jobs.request.site_file import read_site
-from rankzero.commands.jobs.schedulers import slurm
 from rankzero.commands.jobs.script import log_path, render, script_path
 from rankzero.commands.jobs.submission import check_submission, job_state, resubmit, stop, submit
 from rankzero.commands.jobs.validation import check_fit_arguments, check_syntax, check_with_fit, program
@@ -73,15 +72,17 @@ def _submit(command_line: CommandLine) -> int:
     root = folder / request.root
     check_fit_arguments(request, root)
     command = program(request, folder)
-    text = render(request, command, folder, request.scheduler == "slurm" and slurm.supports_expedite())
+    text = render(request, command, folder)
     if request.setup or request.extra:
         check_syntax(text)
+    if "validate" in command_line.switches:
+        if request.image is not None:
+            raise RequestError("--validate with --image", "an image is not started here", "leave --validate out")
+        check_with_fit(request, command)
     if "dry_run" in command_line.switches:
         print_text(text)
         return Exit.FINISHED
     check_submission(request, root)
-    if request.image is None:
-        check_with_fit(request, command)
     reader = LogReader(root, request.name, request.array is not None)
     record = submit(request, text, folder)
     _report(record, root)

@@ -23,7 +23,6 @@ SLURM = ("--scheduler", "slurm", "--name", "my-run")
 def launch(cwd, monkeypatch, capsys):
     """Returns a function that runs `launch/submit.py` in this process: exit code, stdout and stderr."""
     monkeypatch.setattr(sys, "argv", [script("submit")])
-    monkeypatch.setattr("rankzero.commands.submit.check_with_fit", lambda request, command: None)  # imports torch
 
     def run_main(*arguments):
         code = main(arguments)
@@ -77,11 +76,12 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(launch, cwd):
     assert '--epochs "$array_index"' in out  # is checked with the first index
 
 
-def test_a_dry_run_does_not_import_torch(cwd):
-    arguments = [*SLURM, "--dry_run", "--", "--model", "MLP"]
-    code = f"from rankzero.commands.submit import main; assert main({arguments}) == 0"
-    result = run_without_importing("torch", "lightning", "jsonargparse", code=code, folder=cwd)
-    assert result.out.startswith("#!/bin/bash\n#SBATCH --ntasks-per-node=1\n") and result.err == ""
+def test_a_job_is_submitted_without_importing_torch_or_the_users_model(cwd):
+    arguments = [*LOCAL, "--", "--model", "mine.Net", "--data", "Toy"]
+    start = "rankzero.commands.jobs.schedulers.background.start = lambda script, log: ('7', '1')"
+    code = f"import rankzero.commands.submit as s; import rankzero; {start}; assert s.main({arguments}) == 0"
+    result = run_without_importing("torch", "lightning", "jsonargparse", "mine", code=code, folder=cwd)
+    assert result.out.startswith("rankzero: submitted run my-run as job 7 (local)\n") and result.err == ""
 
 
 def test_the_script_in_launch_submits_fit_beside_it_and_python_m_rankzero_the_installed_fit(cwd):
@@ -186,7 +186,7 @@ def test_the_help_lists_flags_and_actions(launch, cwd):
 
 
 def test_a_submitted_job_is_reported_with_the_commands_to_type(launch, programs, cwd):
-    programs(sbatch='[ "$1" = --version ] && echo slurm-wlm 22.05.8 || echo 123')
+    programs(sbatch="echo 123")
     code, out, err = launch(*SLURM, "--nodes", "2", "--", "--model", "MLP")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
@@ -210,8 +210,6 @@ def test_the_printed_commands_name_another_root(launch, programs, cwd):
     assert f"  stop    python {script('submit')} stop my-run --root '{cwd}/my runs'\n" in out
     assert f"  log     '{cwd}/my runs/my-run.job-INDEX.log'\n" in out
     assert "no GPU is requested" not in out
-    programs(sbatch="echo slurm 25.11.0")
-    assert "#SBATCH --requeue=expedite\n" in launch(*SLURM, "--dry_run")[1]
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -316,9 +314,9 @@ def test_a_closed_output_gives_no_traceback(cwd):
     ("arguments", "refused_argument"),
     [("--model ResNet --model.depht 3", "depht"), ("--model mine.Net", "mine"), ("--model MLP", None)],
 )
-def test_fit_checks_its_arguments_before_the_job_is_submitted(cwd, arguments, refused_argument):
-    command = ("python", script("submit"), *LOCAL, "--follow", "--", *arguments.split(), "--trainer.fast_dev_run", "1")
-    result = run(*command, folder=cwd, code=2 if refused_argument else 0)
+def test_validate_lets_fit_check_its_arguments_before_the_job_is_submitted(cwd, arguments, refused_argument):
+    command = ("python", script("submit"), *LOCAL, "--validate", "--follow", "--", *arguments.split())
+    result = run(*command, "--trainer.fast_dev_run", "1", folder=cwd, code=2 if refused_argument else 0)
     if refused_argument:
         assert "fit.py refuses:" in result.err and refused_argument in result.err
         assert list(cwd.iterdir()) == []

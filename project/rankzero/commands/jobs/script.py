@@ -20,20 +20,19 @@ FIRST_PORT, PORTS = 20000, 12000
 """Rendezvous ports are below 32768, where Linux begins to choose ports for other connections."""
 
 WARNING_SECONDS = 120
-"""Time before the limit at which Slurm signals a job, for a save and the requeue; less if the limit is short."""
+"""Time before the limit at which Slurm signals a job whose own clock has not stopped it; less if the limit is short."""
 
 ARRAY_INDEX = "{array_index}"
 """Text in fit's arguments that the index of the member of a job array replaces."""
 
 
-def render(request: JobRequest, program: Sequence[str], folder: Path, expedite: bool = False) -> str:
+def render(request: JobRequest, program: Sequence[str], folder: Path) -> str:
     """Returns the script of a job.
 
     Args:
         request: The job.
         program: The program that trains: Python, and `-m` with a module, or a script.
         folder: Absolute path of the folder in which the job runs.
-        expedite: Whether Slurm (25.11 and newer) restarts the job before all others after it loses a node.
 
     Raises:
         RequestError: A value cannot be passed to the scheduler or the container.
@@ -54,8 +53,7 @@ def render(request: JobRequest, program: Sequence[str], folder: Path, expedite: 
         "container": container_prefix(request, folder, root),
         "port": FIRST_PORT + zlib.crc32(str(root / request.name).encode(errors="surrogateescape")) % PORTS,
         "first_host": request.hosts[0].rpartition("@")[2] if request.hosts else "127.0.0.1",
-        "expedite": expedite,
-        "warning": WARNING_SECONDS if request.time is None else min(WARNING_SECONDS, request.time // 4),
+        "warning": WARNING_SECONDS if request.time is None else min(WARNING_SECONDS, request.time // 20),
         "first_port": FIRST_PORT,
         "ports": PORTS,
     }

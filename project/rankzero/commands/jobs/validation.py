@@ -18,7 +18,7 @@ from rankzero.distributed.process.clean_environment import without_job_variables
 from rankzero.distributed.scheduler.query import find_program
 from rankzero.messages import Exit, RequestError, print_error
 
-BEFORE_DASHES = (*FLAGS, "site", "dry_run", "follow")
+BEFORE_DASHES = (*FLAGS, "site", "dry_run", "follow", "validate")
 """Flags of `submit`; some are flags of `fit` too."""
 
 SET_BY_SCRIPT = ("node_rank", "master_addr", "master_port")

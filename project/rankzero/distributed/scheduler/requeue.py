@@ -45,7 +45,7 @@ def _requeue_slurm(job: Job, run: str) -> str:
         return f"job {job.id} is {state}, so it was probably canceled: it is not requeued"
     answer = run_program("scontrol", "requeue", job.id)
     if answer.ok:
-        return f"job {job.id} is requeued"
+        return f"job {job.id} is requeued; Slurm's line 'CANCELLED ... DUE TO JOB REQUEUE' is expected"
     script = re.search(r" Command=(/.*?) WorkDir=", job_record.text)
     return _refused(job, "scontrol requeue", answer.text, f"sbatch {script[1] if script else 'JOB_SCRIPT'}", run)
 

@@ -48,7 +48,9 @@ def print_result(
         return
     table = Table(show_header=False, title=f"run {run.name}: {summary['status']}", title_justify="left")
     backend = f", {world.backend}" if world.size > 1 else ""
-    table.add_row("ran on", f"{summary['launcher']}: {world.nodes} x {world.devices} {_device(world)}{backend}")
+    is_even = world.size == world.nodes * world.devices
+    processes = f"{world.nodes} x {world.devices}" if is_even else f"{world.size} processes on {world.nodes} nodes,"
+    table.add_row("ran on", f"{summary['launcher']}: {processes} {_device(world)}{backend}")
     max_epochs = summary["max_epochs"] or -1
     epochs = f"{summary['epochs']}" + f" of {max_epochs}" * (summary["epochs"] < max_epochs)
     table.add_row("epochs", f"{epochs} ({summary['steps']:,} steps, {summary['samples']:,} samples)")

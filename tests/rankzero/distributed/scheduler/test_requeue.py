@@ -21,7 +21,7 @@ JOB_RECORD = (
     " Command=/home/tester/job.sh WorkDir=/home/tester StdErr=/home/tester/12.out StdIn=/dev/null Power="
 )
 SLURM, PBS = Launch(launcher="slurm"), Launch(launcher="pbs")
-REQUEUED = "job 12 is requeued"
+REQUEUED = "job 12 is requeued; Slurm's line 'CANCELLED ... DUE TO JOB REQUEUE' is expected"
 REQUEUED_BY_SLURM = [(state, 1) for state in ("COMPLETING", "PENDING", "RUNNING")]
 """Slurm requeues after preemption, a node failure or a user's command; tasks on a lost node see RUNNING."""
 

@@ -35,19 +35,22 @@ def test_the_table_lists_the_report_and_offers_tensorboard_only_for_event_files(
     assert "tensorboard" not in out.lower() and "metrics.csv" not in out
 
 
+ONE_PROCESS = WorldInfo("cpu")
 METRICS = {"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}
 
 
-def print_summary(run, metrics, status="finished", **changes):
+def print_summary(run, metrics, status="finished", world=ONE_PROCESS, **changes):
     numbers = {"epochs": 1, "steps": 2, "samples": 3, "samples_per_second": 1.0, "seconds": 1.0, "max_epochs": 1}
     summary = {"launcher": "local", "ledger": [], "slow_ranks": [], "checkpoint": None, **numbers, **changes}
-    print_result({**summary, "status": status, "metrics": metrics}, run, WorldInfo("cpu"))
+    print_result({**summary, "status": status, "metrics": metrics}, run, world)
 
 
 def test_the_table_shows_a_metric_once_and_wraps_no_long_path_in_a_pipe(capsys, tmp_path):
     print_summary(RunDirectory(tmp_path / "x"), METRICS)
     out = capsys.readouterr().out
-    assert out.count("loss") == 1 and "│ 1 " in out and "not finite" in out
+    assert out.count("loss") == 1 and "│ 1 " in out and "not finite" in out and "│ local: 1 x 1 cpu" in out
+    print_summary(RunDirectory(tmp_path / "x"), METRICS, world=WorldInfo("cpu", size=3, nodes=2, devices=2))
+    assert "│ local: 3 processes on 2 nodes, cpu" in capsys.readouterr().out
     table = Table(show_header=False)
     table.add_row("checkpoint", path := "/a/path" * 30)
     _print(table)

@@ -13,7 +13,7 @@ from rankzero.commands.jobs.request.options import FLAGS, SUBMIT_FLAGS, add_valu
 from rankzero.commands.jobs.request.site_file import read_site
 from rankzero.messages import RequestError
 
-SWITCHES = ("dry_run", "follow", "help")
+SWITCHES = ("dry_run", "follow", "validate", "help")
 """Flags of `submit` without a value."""
 
 FILES = ("site", "check")

@@ -174,6 +174,7 @@ def help_text() -> str:
         ("--check FILE", "print what is wrong or risky in your own job script, and what to write instead"),
         ("--dry_run", "print the script and submit nothing"),
         ("--follow", "print state and log until the job ends"),
+        ("--validate", "let fit.py check all its arguments first; this imports torch and the model"),
     ]
     lines = [
         "python launch/submit.py: run fit.py as a job (defaults are in brackets; flags of fit.py come after --)",

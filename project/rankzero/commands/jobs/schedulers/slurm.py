@@ -52,10 +52,3 @@ def state(record: Record) -> State:
 def stop_command(record: Record) -> Sequence[str]:
     """Returns the command that ends a job with SIGTERM."""
     return STOP, record.id
-
-
-def supports_expedite() -> bool:
-    """Returns whether this Slurm has `--requeue=expedite` (25.11 and newer)."""
-    answer = run_program(SUBMIT, "--version")
-    match = re.search(r"([0-9]+)\.([0-9]+)", answer.text) if answer.ok else None
-    return match is not None and (int(match[1]), int(match[2])) >= (25, 11)

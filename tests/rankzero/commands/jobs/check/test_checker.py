@@ -23,14 +23,14 @@ TUTORIALS = {
     ],
     "slurm_hostname": [
         *(NO_SIGNAL, NO_REQUEUE, OVERWRITES),
-        (13, "srun does not inherit --cpus-per-task"),
+        (13, "in Slurm 22.05 and 23.02, srun does not inherit"),
         (13, "two jobs on one machine cannot both use port 29400"),
         (13, "if one task fails"),
     ],
     "slurm_scontrol": [
         *(NO_LIMIT, NO_SIGNAL, NO_REQUEUE, OVERWRITES),
         (10, "the output of `hostname` with this option"),
-        (13, "srun does not inherit --cpus-per-task"),
+        (13, "in Slurm 22.05 and 23.02, srun does not inherit"),
         (13, "two jobs on one machine cannot both use port 29500"),
         (13, "if one task fails"),
     ],

@@ -16,7 +16,7 @@
 #SBATCH --output="/home/user/project/my runs/my-run.job.log"
 #SBATCH --open-mode=append
 #SBATCH --requeue
-# Before the time limit, after this signal, the run saves and the job is requeued.
+# For a run that does not know its time limit: after this signal, it saves, and the job is requeued.
 #SBATCH --signal=USR1@120
 #SBATCH --wait-all-nodes=1
 #SBATCH --exclusive
@@ -28,7 +28,7 @@ module load gcc || exit 2
 source settings.sh
 export NCCL_DEBUG=INFO
 export OMP_NUM_THREADS=8
-# srun does not inherit --cpus-per-task from sbatch (Slurm 22.05 and newer).
+# In Slurm 22.05 and 23.02, srun does not inherit --cpus-per-task from sbatch.
 # Without --gpu-bind=none, a task sees only its own GPU, and NCCL cannot use the direct links between GPUs.
 exec srun --export=ALL --kill-on-bad-exit=1 --cpus-per-task=8 --gpu-bind=none \
     /home/user/project/.venv/bin/python /home/user/project/launch/fit.py \

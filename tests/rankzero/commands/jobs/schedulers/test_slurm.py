@@ -63,11 +63,3 @@ def test_squeue_is_asked_for_ended_jobs_too(programs, calls, script, state):
     programs(squeue=script)
     assert slurm.state(RECORD) == state
     assert calls("squeue") == ["--noheader --jobs=123 --states=all --format=%T|%r|%M|%l|%N"]
-
-
-def test_expedited_requeue_needs_slurm_25_11(programs):
-    assert slurm.supports_expedite() is False
-    supported = {"slurm 25.11.0": True, "slurm 26.05.1": True, "slurm-wlm 25.05.3": False, "slurm-wlm 22.05.8": False}
-    for output, expected in (supported | {"slurm": False, "slurm 25.11.0; exit 1": False}).items():
-        programs(sbatch=f"echo {output}")
-        assert slurm.supports_expedite() is expected, output

@@ -44,7 +44,7 @@ def several_launchers(script: UserScript) -> Iterator[Finding]:
 
 
 def inherited_cores(script: UserScript) -> Iterator[Finding]:
-    """`--cpus-per-task` that srun does not get."""
+    """`--cpus-per-task` that srun gets from sbatch, but not in every version."""
     cpus = script.directive("cpus-per-task")
     if cpus is None or "SRUN_CPUS_PER_TASK" in script.code:
         return
@@ -52,8 +52,8 @@ def inherited_cores(script: UserScript) -> Iterator[Finding]:
         if command.launchers[:1] != ["srun"] or command.is_open("srun"):
             continue
         if command.option("srun", "--cpus-per-task", "-c") is None:
-            found = "srun does not inherit --cpus-per-task from sbatch: each task gets one core (Slurm 22.05 and newer)"
-            yield Finding(command.line, WRONG, found, f"srun --cpus-per-task={cpus.value} ...")
+            found = "in Slurm 22.05 and 23.02, srun does not inherit --cpus-per-task: each task gets one core"
+            yield Finding(command.line, RISKY, found, f"srun --cpus-per-task={cpus.value} ...")
 
 
 def failed_task(script: UserScript) -> Iterator[Finding]:

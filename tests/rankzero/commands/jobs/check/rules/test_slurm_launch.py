@@ -43,7 +43,7 @@ CASES = {
         ),
     ],
     "wrong: accelerate starts on the first": [(9, slurm("accelerate launch --num_machines=1 train.py"), ACCELERATE)],
-    "wrong: srun does not inherit --cpus-per-task from sbatch": [
+    "risky: in Slurm 22.05 and 23.02, srun does not inherit --cpus-per-task": [
         (9, slurm("srun --kill-on-bad-exit=1 python train.py"), "srun --cpus-per-task=4 ..."),
         (9, slurm("srun -K ./train.sh")),
         (10, slurm("# SRUN_CPUS_PER_TASK", "srun -K python train.py")),
