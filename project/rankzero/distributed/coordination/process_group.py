@@ -3,8 +3,11 @@
 import itertools
 import json
 import math
+import os
 import sys
+import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +17,38 @@ from rankzero.distributed.environments.launch import Launch
 
 _numbers = itertools.count()
 """Numbers of the process groups, equal on all ranks. A later group must not find the keys of an earlier one."""
+
+THREADS = Path("/proc/self/task")
+
+THREAD_WAIT_SECONDS = 0.5
+"""Time limit of the wait for gloo's threads before a fork."""
+
+
+def wait_for_gloo_threads() -> None:
+    """Waits until no thread of gloo runs.
+
+    A thread of gloo releases the tensors of a collective after the collective is complete, and takes a lock of the
+    interpreter for it. If a process forks in this moment, as to start a loader worker, Python before 3.11.10 leaves the
+    lock locked in the child, which then never runs (github.com/python/cpython/issues/112275). On a busy machine, 2 of
+    33 runs on two ranks with loader workers waited forever.
+    """
+    end = time.monotonic() + THREAD_WAIT_SECONDS
+    while any(map(_runs_gloo, THREADS.glob("*/stat"))) and time.monotonic() < end:
+        time.sleep(0.0005)
+
+
+def _runs_gloo(stat: Path) -> bool:
+    """Whether a thread is one of gloo's and runs or waits for a processor; other waits do not hold the lock."""
+    try:
+        _, _, text = stat.read_text().partition("(")
+    except OSError:  # the thread has ended
+        return False
+    name, _, state = text.rpartition(") ")
+    return name.startswith("pt_gloo_runloop") and state.startswith("R")
+
+
+if sys.version_info < (3, 11, 10):
+    os.register_at_fork(before=wait_for_gloo_threads)
 
 
 def init_process_group(

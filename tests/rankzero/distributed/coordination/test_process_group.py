@@ -4,7 +4,12 @@ from datetime import timedelta
 import pytest
 import torch
 
-from rankzero.distributed.coordination.process_group import destroy_process_group, init_process_group
+from rankzero.distributed.coordination import process_group
+from rankzero.distributed.coordination.process_group import (
+    destroy_process_group,
+    init_process_group,
+    wait_for_gloo_threads,
+)
 from rankzero.distributed.environments.launch import Launch
 
 
@@ -33,3 +38,32 @@ def test_an_nccl_group_is_kept_after_an_error(group, monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
     assert not destroy_process_group(after_error=True)
     assert torch.distributed.is_initialized()
+
+
+def test_a_fork_waits_for_running_threads_of_gloo(monkeypatch, tmp_path):
+    states = {"1": "7 (python) R 1", "2": "8 (pt_gloo_runloop) R 1", "3": "9 (pt_gloo_runloop) S 1"}
+    for name, text in states.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "stat").write_text(text)
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 3:
+            (tmp_path / "2" / "stat").write_text("8 (pt_gloo_runloop) S 1")
+
+    monkeypatch.setattr(process_group, "THREADS", tmp_path)
+    monkeypatch.setattr(process_group, "THREAD_WAIT_SECONDS", 1000)
+    monkeypatch.setattr(process_group.time, "sleep", sleep)
+    wait_for_gloo_threads()
+    assert len(waits) == 3
+    (tmp_path / "2" / "stat").write_text("8 (pt_gloo_runloop) R 1")
+    monkeypatch.setattr(process_group, "THREAD_WAIT_SECONDS", 0)
+    wait_for_gloo_threads()
+    assert len(waits) <= 4
+
+
+@pytest.mark.skipif(not process_group.THREADS.exists(), reason="reads the threads of a process from /proc")
+def test_threads_of_gloo_are_known_by_their_name(group):
+    names = [(task / "comm").read_text() for task in process_group.THREADS.iterdir()]
+    assert any(name.startswith("pt_gloo_runloop") for name in names)
