@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from rankzero.commands.jobs.follow import LogReader, follow, is_finished, run_result
-from rankzero.commands.jobs.record import Record, read_record
+from rankzero.commands.jobs.record import Record, member_records, read_record
 from rankzero.commands.jobs.request.combined import job_request
 from rankzero.commands.jobs.request.command_line import CommandLine, parse
 from rankzero.commands.jobs.request.job_request import FORMS, array_indices
@@ -144,7 +144,7 @@ def _act(action: str, command_line: CommandLine) -> int:
         print_text(text or f"{record.name}: job {record.id} has no output yet\n")
         return _finish(record, root, reader, command_line)
     if action == "resume":
-        if record.array is None and is_finished(root / record.name):
+        if all(is_finished(root / member.name) for member in member_records(record)):
             found = "the run is finished"
             raise RequestError(f"resume {record.name}", found, "submit it again with more epochs, or another --name")
         reader = LogReader(root, record.name, record.array is not None)
@@ -159,8 +159,7 @@ def _act(action: str, command_line: CommandLine) -> int:
     elif action == "stop":
         print_line(f"{line}; nothing to stop")
     else:
-        has_result = state.is_active is False and record.array is None
-        print_line(f"{line}; run {run_result(root, record, state)}" if has_result else line)
+        print_line(f"{line}; {run_result(root, record, state)}" if state.is_active is False else line)
     return Exit.FAILED if state.is_active is None and action == "status" else Exit.FINISHED
 
 

@@ -4,11 +4,13 @@ import codecs
 import json
 import os
 import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from rankzero.commands.jobs.record import Record, logs_of, next_id_path, read_record, record_path
-from rankzero.commands.jobs.request.job_request import array_indices
+from rankzero.commands.jobs.record import Record, logs_of, member_records, next_id_path, read_record, record_path
 from rankzero.commands.jobs.schedulers.state import State
 from rankzero.commands.jobs.submission import job_state
 from rankzero.distributed.timers import TIMERS
@@ -92,7 +94,7 @@ def follow(root: Path, record: Record, reader: LogReader, stop_command: str) -> 
                 shown = state.word
             print_text(reader.read())
             if state is not None and has_ended:
-                return _exit_code(root, record, state)
+                return next(filter(None, _exit_codes(root, record, state)), Exit.FINISHED)  # the first unfinished run
             time.sleep(LOG_SECONDS)
     except KeyboardInterrupt:
         print_error(f"job {record.id} continues; to stop it: {stop_command}")
@@ -102,9 +104,12 @@ def follow(root: Path, record: Record, reader: LogReader, stop_command: str) -> 
 
 
 def run_result(root: Path, record: Record, state: State) -> str:
-    """Returns the result of a run whose job has ended: `finished`, `stopped` or `failed`."""
+    """Returns the result of an ended job: `run stopped`, or for a job array `of 3 runs, 2 finished, 1 failed`."""
     words = {Exit.FINISHED: "finished", Exit.STOPPED: "stopped"}
-    return words.get(Exit(_exit_code(root, record, state)), "failed")
+    results = Counter(words.get(Exit(code), "failed") for code in _exit_codes(root, record, state))
+    if record.array is None:
+        return f"run {next(iter(results))}"
+    return f"of {results.total()} runs, " + ", ".join(f"{count} {word}" for word, count in results.items())
 
 
 def is_finished(run: Path) -> bool:
@@ -115,15 +120,15 @@ def is_finished(run: Path) -> bool:
         return False
 
 
-def _exit_code(root: Path, record: Record, state: State) -> int:
-    """Returns the exit code of a run whose job has ended; for a job array, that of the first unfinished member."""
-    names = [record.name] if record.array is None else [f"{record.name}-{i}" for i in array_indices(record.array)]
+def _exit_codes(root: Path, record: Record, state: State) -> list[int]:
+    """Returns the exit code of the run whose job has ended; for a job array, one for each member."""
     begun = max(_modified(path) for path in (record_path(root, record.name), next_id_path(root, record.name)))
-    codes = [_code_of(root / name, begun, state) for name in names]
-    return next(filter(None, codes), Exit.FINISHED)
+    members = member_records(record)
+    queries = [partial(job_state, member) for member in members] if record.array else [lambda: state]
+    return [_code_of(root / member.name, begun, query) for member, query in zip(members, queries, strict=True)]
 
 
-def _code_of(run: Path, begun: float, state: State) -> int:
+def _code_of(run: Path, begun: float, query: Callable[[], State]) -> int:
     """Returns the exit code of a run, from its summary if the job has written one."""
     try:
         status = json.loads((run / "summary.json").read_text())["status"]
@@ -131,7 +136,7 @@ def _code_of(run: Path, begun: float, state: State) -> int:
         return Exit.FAILED
     if _modified(run / "summary.json") >= max(begun, _modified(run / "run.json")):
         return {"finished": Exit.FINISHED, "stopped": Exit.STOPPED}.get(status, Exit.FAILED)
-    has_nothing_to_do = status == "finished" and not state.has_failed  # the run had finished before
+    has_nothing_to_do = status == "finished" and not query().has_failed  # the run had finished before
     return Exit.FINISHED if has_nothing_to_do else Exit.FAILED
 
 

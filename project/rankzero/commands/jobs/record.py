@@ -12,9 +12,10 @@ runs/.NAME.job.stop   shows that `submit stop` has stopped the job, so that the 
 import json
 import re
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from rankzero.commands.jobs.request.job_request import array_indices
 from rankzero.commands.jobs.request.options import array_value
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.atomic_files import write_text
@@ -90,6 +91,15 @@ def _check(record: Record) -> None:
         raise ValueError("the process id is not a number")
     if record.array is not None:
         array_value(record.array)
+
+
+def member_records(record: Record) -> list[Record]:
+    """Returns the records of the members of a job array, such as jobs `15[0].pbs1` or `12_0`; else the record."""
+    if record.array is None:
+        return [record]
+    before, brackets, after = record.id.partition("[]")
+    ids = {i: f"{before}[{i}]{after}" if brackets else f"{before}_{i}" for i in array_indices(record.array)}
+    return [replace(record, name=f"{record.name}-{i}", id=ids[i], array=None) for i in ids]
 
 
 def logs_of(root: Path, name: str, is_array: bool) -> list[Path]:

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 
 from rankzero.commands.jobs import follow as module
-from rankzero.commands.jobs.follow import LogReader, follow
+from rankzero.commands.jobs.follow import LogReader, follow, run_result
 from rankzero.commands.jobs.record import Record, record_path, write_record
 from rankzero.commands.jobs.schedulers.state import State
 from rankzero.distributed.timers import TIMERS
@@ -165,17 +165,17 @@ def test_the_next_job_of_pbs_is_followed(tmp_path, states, capsys):
 
 
 @pytest.mark.parametrize(
-    ("statuses", "code"),
+    ("statuses", "code", "result"),
     [
-        (["finished", "finished"], Exit.FINISHED),
-        (["finished", "stopped"], Exit.STOPPED),
-        (["stopped", "failed"], Exit.STOPPED),
-        (["failed", "stopped"], Exit.FAILED),
-        (["finished"], Exit.FAILED),
-        ([], Exit.FAILED),
+        (["finished", "finished"], Exit.FINISHED, "2 finished"),
+        (["finished", "stopped"], Exit.STOPPED, "1 finished, 1 stopped"),
+        (["stopped", "failed"], Exit.STOPPED, "1 stopped, 1 failed"),
+        (["failed", "stopped"], Exit.FAILED, "1 failed, 1 stopped"),
+        (["finished"], Exit.FAILED, "1 finished, 1 failed"),
+        ([], Exit.FAILED, "2 failed"),
     ],
 )
-def test_the_exit_code_of_an_array_is_that_of_its_first_unfinished_member(tmp_path, states, statuses, code):
+def test_the_exit_code_of_an_array_is_that_of_its_first_unfinished_member(tmp_path, states, statuses, code, result):
     record = Record("x", "slurm", "srun", "123", "0-1")
     write_record(tmp_path, record)
     write_summary(tmp_path, "x-old", text='{"status": "failed"}')  # another run
@@ -183,6 +183,17 @@ def test_the_exit_code_of_an_array_is_that_of_its_first_unfinished_member(tmp_pa
         write_summary(tmp_path, f"x-{index}", text=f'{{"status": "{status}"}}')
     states.append(ENDED)
     assert followed(tmp_path, record) == code
+    assert run_result(tmp_path, record, ENDED) == f"of 2 runs, {result}"
+
+
+def test_a_member_of_an_array_that_had_finished_before_has_the_result_of_its_own_job(tmp_path, states):
+    record, asked = Record("x", "pbs", "pbsdsh", "15[].pbs1", "0-1"), []
+    write_record(tmp_path, record)
+    for member, state in (("x-0", ENDED), ("x-1", FAILED)):
+        write_summary(tmp_path, member, -5, '{"status": "finished"}')
+        states += [lambda record: asked.append(record.id), state]
+    assert run_result(tmp_path, record, FAILED) == "of 2 runs, 1 finished, 1 failed"
+    assert asked == ["15[0].pbs1", "15[1].pbs1"]
 
 
 def test_a_scheduler_that_does_not_answer_does_not_end_the_output(tmp_path, states, capsys):
