@@ -53,7 +53,8 @@ def as_typed(text: str) -> str:
     """Replaces `python launch/fit.py` with `rankzero fit`, and `launch/fit.py` with `-m rankzero fit`."""
     for command in COMMANDS:
         script = f"launch/{command}.py"
-        text = text.replace(f"python {script}", f"rankzero {command}").replace(script, f"-m rankzero {command}")
+        text = text.replace(f"python {script}", f"rankzero {command}").replace(f'"$PWD/{script}"', script)
+        text = text.replace(script, f"-m rankzero {command}")
     return text
 
 

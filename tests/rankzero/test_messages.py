@@ -161,6 +161,7 @@ def test_messages_name_the_command_as_typed_and_suggest_one_for_a_mistyped_comma
     assert code == 2 and "launch/" not in printed.err
     assert as_typed("srun python launch/fit.py --nodes 2") == "srun rankzero fit --nodes 2"
     assert as_typed("torchrun launch/evaluate.py") == "torchrun -m rankzero evaluate"
+    assert as_typed('pbsdsh -- p "$PWD/launch/fit.py"') == "pbsdsh -- p -m rankzero fit"
 
 
 @pytest.mark.parametrize("start", [("rankzero",), ("python", "-m", "rankzero")], ids=["command", "module"])

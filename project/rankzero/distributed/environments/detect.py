@@ -103,12 +103,10 @@ def _refuse_single_process(name: str, allocation: Allocation, requested: Request
     if not needs_launcher or (explicit and (requested.nodes or 1) == 1):
         return
     nodes, devices = requested.nodes or nodes, requested.devices or max(tasks // nodes, 1)
-    launchers = ("slurm",) if name == "slurm" else ("mpi", "pbs")
-    command = "\nor ".join(LAUNCHERS[launcher].command_for(nodes, devices) for launcher in launchers)
     raise RequestError(
         f"python launch/fit.py in a job of {allocation.nodes} nodes and {tasks} tasks",
         f"one process; no task has been started ({allocation.evidence})",
-        f"{command}\nor, for processes on this machine only, --launcher local",
+        f"{LAUNCHERS[name].command_for(nodes, devices)}\nor, for processes on this machine only, --launcher local",
     )
 
 

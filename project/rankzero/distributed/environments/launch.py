@@ -2,6 +2,8 @@
 
 import hashlib
 import re
+import shlex
+import sys
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -203,7 +205,8 @@ class Launcher(NamedTuple):
     def command_for(self, nodes: int | str = "N", devices: int | str = "D") -> str:
         """Returns the command that starts the script on `nodes` nodes, with `devices` processes on each."""
         processes = nodes * devices if isinstance(nodes, int) and isinstance(devices, int) else "N"
-        return self.command.format(nodes=nodes, devices=devices, processes=processes)
+        python = shlex.quote(sys.executable)  # PATH may have another one on the other hosts
+        return self.command.format(nodes=nodes, devices=devices, processes=processes, python=python)
 
 
 def folder_name(job_id: str | None) -> str | None:

@@ -139,7 +139,8 @@ def _suggestion(requested: RequestedWorld, launch: Launch) -> str:
         requested.nodes or launch.num_nodes or 1,
         requested.devices or (process_counts[0] if process_counts else 1),
     )
-    command = LAUNCHERS[launch.launcher].command_for(nodes, devices)
+    scheduler = "pbs" if launch.launcher == "mpi" and "PBS_NODEFILE" in os.environ else launch.launcher
+    command = LAUNCHERS[scheduler].command_for(nodes, devices)
     if launch.launcher == "pbs":
         command = f"qsub -l select={nodes}:ncpus={devices}:mpiprocs={devices} -l place=scatter ..., for other tasks"
     if launch.launcher == "slurm" and launch.world_size == 1:

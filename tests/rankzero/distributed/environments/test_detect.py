@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 
 import recorded
@@ -102,7 +104,11 @@ def test_a_pbs_script_for_several_nodes_without_a_launcher_is_refused(tmp_path):
     variables = PBS_SCRIPT | {"PBS_NODEFILE": str(nodes)}
     nodes.write_text("pbs1\npbs1\npbs2\npbs2\n")
     error = refusal(variables)
-    assert "job of 2 nodes and 4 tasks" in error.asked and "--nodes 2 --devices 2" in error.instead
+    assert "job of 2 nodes and 4 tasks" in error.asked
+    assert error.instead.splitlines()[:2] == [
+        f'mpirun -np 4 --hostfile "$PBS_NODEFILE" {sys.executable} launch/fit.py ...',
+        f'or pbsdsh -- {sys.executable} "$PWD/launch/fit.py" --root "$PWD/runs" ...',
+    ]
     nodes.write_text("pbs1\npbs1\n")  # two cores of one machine
     assert detect(environ=variables).launcher == "local"
 

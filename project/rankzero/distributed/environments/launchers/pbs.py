@@ -109,7 +109,8 @@ LAUNCHER = Launcher(
     "pbs",
     found,
     read,
-    command="pbsdsh -- ... python launch/fit.py --nodes {nodes} --devices {devices} ...",
+    command='mpirun -np {processes} --hostfile "$PBS_NODEFILE" {python} launch/fit.py ...\n'
+    'or pbsdsh -- {python} "$PWD/launch/fit.py" --root "$PWD/runs" ...',
     rank_variables=("PBS_NODENUM",),
     shown_variables=("PBS_JOBID", "PBS_NODENUM", "PBS_TASKNUM"),
 )
