@@ -123,9 +123,9 @@ def is_finished(run: Path) -> bool:
 def _exit_codes(root: Path, record: Record, state: State) -> list[int]:
     """Returns the exit code of the run whose job has ended; for a job array, one for each member."""
     begun = max(_modified(path) for path in (record_path(root, record.name), next_id_path(root, record.name)))
-    members = member_records(record)
-    queries = [partial(job_state, member) for member in members] if record.array else [lambda: state]
-    return [_code_of(root / member.name, begun, query) for member, query in zip(members, queries, strict=True)]
+    if record.array is None:
+        return [_code_of(root / record.name, begun, lambda: state)]
+    return [_code_of(root / member.name, begun, partial(job_state, member)) for member in member_records(record)]
 
 
 def _code_of(run: Path, begun: float, query: Callable[[], State]) -> int:
