@@ -89,7 +89,7 @@ class Trainer(TrainerArguments):
         if arguments["seed"] is not None:
             seed_everything(arguments["seed"], verbose=False)
         own = [global_seed(), arguments["fast"] == "yes", arguments["preflight"]]
-        seed, self._is_fast, self._preflight = coordinator.broadcast_object(own)  # ranks may differ
+        seed, self._is_fast, self._preflight = coordinator.broadcast_object(own, work="running the script")
         self.plan = plan = SamplingPlan(
             rank=launch.rank or 0,
             world_size=world.size,
@@ -249,7 +249,9 @@ class Trainer(TrainerArguments):
         self._stored_config = config = self.config or describe_config(model, data, self._explicit_arguments, tuned)
         seed = global_seed()
         own = [draw_seed() if seed is None else seed, seed is not None]
-        self.plan.seed, self.plan.is_seeded = self.session.coordinator.broadcast_object(own)
+        self.plan.seed, self.plan.is_seeded = self.session.coordinator.broadcast_object(
+            own, work="building data and model"
+        )
         limits = {"max_epochs": self.max_epochs, "max_steps": self.max_steps, "precision": self.precision}
         compared = flattened({name: value for name, value in config.items() if name != CONSTANTS})
         run = PlannedRun(model, data, self.plan, compared, self.run.path.parent, self._keep, limits)

@@ -1,11 +1,14 @@
 """Two or more processes on this machine, with gloo: started by --devices, or with RANK and WORLD_SIZE."""
 
+import fcntl
 import json
 import os
+import pty
 import re
 import signal
 import socket
 import subprocess
+import termios
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ from running import INTERPRETER_BIN, LIMIT, fit, processes_in, script, wait_unti
 from system.forks import fit_on_ranks, summary
 
 USER_MODULE = """
+import os
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
@@ -40,6 +44,19 @@ class Data(LightningDataModule):
         return DataLoader(self.rows, batch_size=16, shuffle=True, num_workers=1)
     def val_dataloader(self):
         return DataLoader(TensorDataset(self.rows.tensors[0][:33]), batch_size=16)
+
+class Unequal(Data):
+    def __init__(self, part: str):
+        super().__init__()
+        self.part = part
+    def rows_of(self, rows, part):
+        rank = int(os.environ["RANK"]) if part == self.part else 0
+        return TensorDataset(rows[:len(rows) - rank])
+    def setup(self, stage):
+        super().setup(stage)
+        self.rows = self.rows_of(self.rows.tensors[0], "train")
+    def val_dataloader(self):
+        return DataLoader(self.rows_of(self.rows.tensors[0][:33], "val"), batch_size=16)
 """
 
 STOP_CALLBACK = """
@@ -85,6 +102,38 @@ def test_no_process_remains_after_a_signal_to_the_run(user_folder, signum):
         assert code == 75 and "the same command with --name x" in printed() and "Traceback" not in printed()
         assert printed().count(f"rankzero: {signum.name}: stopping") == 1
         assert summary(user_folder, "x")["status"] == "stopped"
+
+
+def test_a_closed_terminal_stops_the_run_with_its_checkpoint_saved(user_folder):
+    terminal, end_of_run = pty.openpty()
+    command = [str(INTERPRETER_BIN / "python"), script("fit"), *TRAIN, "--epochs", "100000", "--run", "x"]
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), end_of_run)
+    process = subprocess.Popen(
+        command,
+        cwd=user_folder,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(end_of_run, termios.TIOCSCTTY, 0),  # becomes the controlling terminal
+        **streams,
+    )
+    os.close(end_of_run)
+    printed = b""
+    while b"epoch 1/" not in printed:
+        printed += os.read(terminal, 4096)
+    os.close(terminal)
+    assert process.wait(LIMIT) == 75
+    wait_until(lambda: not processes_in(user_folder), "the end of all processes")
+    stopped = summary(user_folder, "x")
+    assert (stopped["status"], stopped["reason"]) == ("stopped", "SIGHUP") and stopped["checkpoint"]
+    assert (user_folder / "runs/x/report.html").exists()
+
+
+@pytest.mark.parametrize(("part", "counts"), [("train", (200, 199)), ("val", (33, 32))])
+def test_unequal_data_on_the_ranks_is_refused(user_folder, part, counts):
+    result = fit(*TRAIN, "--data", "mine.Unequal", "--data.part", part, folder=user_folder, code=2)
+    host = socket.gethostname()
+    assert "found  the data differs between ranks" in result.err and result.err.count("cannot start") == 1
+    assert f"samples: {counts[0]} on rank 0 ({host}); {counts[1]} on rank 1 ({host})" in result.err
+    assert not list((user_folder / "runs").glob("*"))
 
 
 def test_learning_rate_trials_are_not_counted_on_two_processes(user_folder):

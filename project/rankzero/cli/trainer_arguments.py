@@ -53,7 +53,7 @@ class TrainerArguments(pl.Trainer):
         interface: str | None = None,
         auth: str = "auto",
         backend: str | None = None,
-        start_timeout: float = 300,
+        start_timeout: float | None = None,
         hang_timeout: str | int | timedelta = 300,
         hang_action: str = "stop",
         profile: str | None = None,
@@ -132,7 +132,7 @@ class TrainerArguments(pl.Trainer):
             interface: Network interface to use.
             auth: `required` starts only if all ranks know the same key; `auto` prints a line if they do not.
             backend: `nccl` or `gloo`; None selects the backend by device.
-            start_timeout: Seconds to wait for all processes.
+            start_timeout: Seconds to wait for all processes, and for each to build data and model (300, and no limit).
             hang_timeout: Time without progress after which a run hangs: 300 (seconds), `5min` or a timedelta.
             hang_action: Whether a hang ends the run (`stop`) or is only reported (`report`).
             profile: Steps to profile: "10steps" after the start, "10steps@200" after step 200; None for no profile.

@@ -41,8 +41,6 @@ class Timers:
     """A network file system has this long to show a file that another machine has just written."""
     store_attempt = 10.0
     """torch's store first has this long to answer until a rank checks that its process exists; later six times that."""
-    work = 1800.0
-    """A rank has at least this long to build its data and model while the other ranks wait."""
     connect = 30.0
     """A rank tries this long to connect to the control server."""
     missing_rank = 60.0

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.monitoring.diagnosis import ranks_text
+from rankzero.distributed.monitoring.diagnosis import MAX_SHOWN_VALUES, describe_ranks
 
 T = TypeVar("T")
 
@@ -16,9 +16,6 @@ CHECK_NAMES = (
     *("run directory", "imports", "data", "loader processes", "training steps"),
 )
 """The names of all checks, in order."""
-
-MAX_SHOWN_VALUES = 8
-"""How many different values of one property, or different errors, a check shows."""
 
 NETWORK_ADVICE = (
     "check the network and the firewall between the hosts shown above; --interface NAME selects another network"
@@ -130,28 +127,3 @@ def error_lines(errors: Mapping[int, str], hosts: Sequence[str]) -> list[str]:
     lines = [f"{describe_ranks(ranks, hosts)}: {text}" for text, ranks in ranks_with.items()]
     others = len(lines) - MAX_SHOWN_VALUES
     return [*lines[:MAX_SHOWN_VALUES], *([f"and {others} other errors"] if others > 0 else [])]
-
-
-def differences(values: Sequence[Any], hosts: Sequence[str]) -> list[str]:
-    """Describes which ranks have which value; an empty list if all have the same.
-
-    Args:
-        values: The value of each rank.
-        hosts: Host of each rank.
-    """
-    ranks_of: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
-        ranks_of.setdefault(str(value), []).append(rank)
-    if len(ranks_of) < 2:
-        return []
-    groups = sorted(ranks_of.items(), key=lambda group: (-len(group[1]), group[1]))
-    texts = [f"{value} on {describe_ranks(ranks, hosts)}" for value, ranks in groups[:MAX_SHOWN_VALUES]]
-    others = len(groups) - len(texts)
-    return [*texts, *([f"and {others} other values"] if others else [])]
-
-
-def describe_ranks(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """Returns ranks and their hosts, such as `ranks 2-3 (n2)`."""
-    names = list(dict.fromkeys(hosts[rank] for rank in sorted(ranks)))
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more hosts" if len(names) > 3 else "")
-    return f"{ranks_text(ranks)} ({shown})"

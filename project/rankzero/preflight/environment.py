@@ -16,7 +16,8 @@ import torch
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.relevant_variables import relevant_variables
-from rankzero.preflight.check import FAIL, OK, WARN, Check, attempt, check_on_rank_zero, differences, error_lines
+from rankzero.distributed.monitoring.diagnosis import differences
+from rankzero.preflight.check import FAIL, OK, WARN, Check, attempt, check_on_rank_zero, error_lines
 from rankzero.preflight.code import combined, rankzero_code, rankzero_digest, user_code
 from rankzero.runs.reports.secrets import HIDDEN, without_secrets
 

@@ -8,8 +8,9 @@ import torch
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch_problems import launch_problems
+from rankzero.distributed.monitoring.diagnosis import describe_ranks
 from rankzero.distributed.process.limits.cores import usable_cores
-from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, check_on_rank_zero, describe_ranks
+from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, check_on_rank_zero
 
 MAX_LISTED = 64
 """How many processes are printed; the JSON file has all."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.preflight.check import FAIL, OK, WARN, Check, describe_ranks, error_lines, gather
+from rankzero.distributed.monitoring.diagnosis import describe_ranks
+from rankzero.preflight.check import FAIL, OK, WARN, Check, error_lines, gather
 from rankzero.runs.directory import expanded
 from rankzero.runs.shared_folder import SHARED_FOLDER_ADVICE, wait_until_visible
 

@@ -9,8 +9,9 @@ from typing import Any
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.monitoring.slow_ranks import slow_ranks
 from rankzero.distributed.process.limits.cores import usable_cores
-from rankzero.preflight.check import FAIL, OK, WARN, Check, differences, error_lines, gather
+from rankzero.preflight.check import FAIL, OK, WARN, Check, error_lines, gather
 from rankzero.preflight.trial import Trial
+from rankzero.sampling.fingerprint import differences_between_ranks
 
 _NO_GROUP = "process group has not been initialized"
 """Part of torch's message for a collective without a process group."""
@@ -30,10 +31,7 @@ def check_data(fingerprints: Sequence[Mapping[str, str]], errors: Mapping[int, s
         advice = ["correct the error shown above; all hosts need the same data"]
         summary = "the training data cannot be read"
         return Check("data", FAIL, summary, error_lines(errors, hosts), advice, {"errors": dict(errors)})
-    details: list[str] = []
-    for name in dict.fromkeys(name for values in fingerprints for name in values):
-        texts = differences([values.get(name, "missing") for values in fingerprints], hosts)
-        details += [f"{name}: {'; '.join(texts)}"] * bool(texts)
+    details = differences_between_ranks(fingerprints, hosts)
     values = {"ranks": list(fingerprints)}
     if details:
         advice = ["use the same files on all hosts; if a script generates the data at random, set a seed"]

@@ -1,14 +1,20 @@
 """Fingerprints that distinguish data sets without reading a sample."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import PurePath
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+
+from rankzero.distributed.monitoring.diagnosis import differences
+from rankzero.messages import RequestError
 
 PROBES = 64
 """Number of rows of a tensor, or elements of a list, that enter a digest."""
@@ -46,13 +52,76 @@ def changes(previous: Mapping[str, str], current: Mapping[str, str]) -> list[str
     ]
 
 
-def _describe(dataset: Any, prefix: str, entries: dict[str, str], depth: int) -> None:
+def differences_between_ranks(fingerprints: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> list[str]:
+    """Returns the differences between the fingerprints of all ranks, one line each.
+
+    Args:
+        fingerprints: The fingerprints, by rank.
+        hosts: Host of each rank.
+    """
+    lines = []
+    for name in dict.fromkeys(name for entries in fingerprints for name in entries):
+        texts = differences([entries.get(name, "missing") for entries in fingerprints], hosts)
+        lines += [f"{name}: {'; '.join(texts)}"] * bool(texts)
+    return lines
+
+
+def check_same_data(
+    dataset: Any, count: int, batch_size: int | None, accepts: bool, gather: Callable[[Any], list[Any]]
+) -> None:
+    """Checks that all ranks have the same data. All ranks must call.
+
+    The ranks compare the content of each data set once: after its first use, it may hold other samples on each rank, in
+    a cache. They always compare the number of samples.
+
+    Args:
+        dataset: The data set.
+        count: Number of its samples.
+        batch_size: Number of samples in a batch.
+        accepts: Whether the content may differ.
+        gather: Returns the objects of all ranks, in order of rank.
+
+    Raises:
+        RequestError: The data differs.
+    """
+    entries = {"samples": f"{count:,}", "batch size": str(batch_size)}
+    if not accepts:
+        _describe(dataset, "", entries, _DEPTH, omits_compared=True)
+    if len(set(gather(hashlib.sha256(repr(entries).encode()).hexdigest()))) == 1:
+        return
+    ranks = gather([socket.gethostname(), entries])
+    lines = differences_between_ranks([rank[1] for rank in ranks], [rank[0] for rank in ranks])
+    content_only = not lines[0].startswith(("samples", "batch size"))
+    others = f"\nand {len(lines) - 4} further differences" if len(lines) > 4 else ""
+    raise RequestError(
+        f"to read a {type(dataset).__name__} of {ranks[0][1]['samples']} samples on {len(ranks)} ranks",
+        "the data differs between ranks, so that some samples would be repeated and others never used\n"
+        + "\n".join(lines[:4])
+        + others,
+        "the same data on all ranks: the same files, in sorted order, and a seed for data that is generated or split "
+        "at random; Rankzero divides the samples among the ranks"
+        + "\nor --accept_changed data, if the difference does not matter"
+        * content_only,
+    )
+
+
+_compared: "WeakValueDictionary[int, Any]" = WeakValueDictionary()
+"""The data sets whose content all ranks have compared, by id."""
+
+
+def _describe(dataset: Any, prefix: str, entries: dict[str, str], depth: int, omits_compared: bool = False) -> None:
     entries[f"{prefix}class"] = type(dataset).__qualname__
+    if omits_compared:
+        if id(dataset) in _compared:
+            return
+        with suppress(TypeError):  # a list, for example, cannot be referenced weakly
+            _compared[id(dataset)] = dataset
     for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
         parts = value if isinstance(value, list | tuple) else [value]
         if depth and parts and all(isinstance(part, Dataset) for part in parts):
             for index, part in enumerate(parts):
-                _describe(part, f"{prefix}{name}{f'[{index}]' if len(parts) > 1 else ''}.", entries, depth - 1)
+                part_prefix = f"{prefix}{name}{f'[{index}]' if len(parts) > 1 else ''}."
+                _describe(part, part_prefix, entries, depth - 1, omits_compared)
         elif isinstance(value, Tensor | np.ndarray):
             entries[prefix + name] = f"{_type_and_shape(value)}, {_digest(value)}"
         elif isinstance(value, list | tuple | dict | set | frozenset) and value:

@@ -11,7 +11,7 @@ from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
 from rankzero.sampling.drawn_order import DrawnOrder, divided_by, draws_from, has_run_order
 from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
-from rankzero.sampling.fingerprint import changes, fingerprint
+from rankzero.sampling.fingerprint import changes, check_same_data, fingerprint
 from rankzero.sampling.loader import Collate, ManagedLoader
 from rankzero.sampling.workers import PrepareWorker
 
@@ -30,7 +30,7 @@ class SamplingPlan:
         micro_batches: `--trainer.accumulate_grad_batches`: batches per optimizer step.
         max_device_batch_size: Largest batch per device; None for no limit.
         is_seeded: Whether the user has set the seed; otherwise a resumed run keeps its own.
-        accept_changed_data: Whether a run may resume with changed data.
+        accept_changed_data: Whether a run may resume with changed data, and data may differ between ranks.
         reloads_data: Whether `reload_dataloaders_every_n_epochs` is set, so that an epoch may begin with other data.
         divides_samplers: `use_distributed_sampler`: whether the draws of a user's samplers are divided among ranks.
 
@@ -111,8 +111,9 @@ class SamplingPlan:
             gather: Returns the objects of all ranks, in order of rank; None if other ranks do not call.
 
         Raises:
-            RequestError: A batch would be larger than the data set, the data has changed since the checkpoint, several
-                training loaders would have different numbers of micro-batches, or a user's sampler has no length.
+            RequestError: A batch would be larger than the data set, the data differs between ranks or from the
+                checkpoint's, several training loaders would have different numbers of micro-batches, or a user's
+                sampler has no length.
         """
         if isinstance(loader, ManagedLoader):  # returned by `trainer.train_dataloader`
             loader = loader.user_loader
@@ -136,6 +137,9 @@ class SamplingPlan:
         assert isinstance(loader, DataLoader)
         gather = gather or (lambda value: [value] * self.world_size)
         drawn = None if has_run_order(loader, self.world_size) else DrawnOrder(loader, broadcast, gather)
+        if self.world_size > 1:
+            count = len(drawn or loader.dataset)  # type: ignore[arg-type]
+            check_same_data(loader.dataset, count, loader.batch_size, self.accept_changed_data, gather)
         add_order = self._add_training_order if training else self._add_evaluation_order
         batches = add_order(loader, drawn)
         if training:

@@ -2,8 +2,9 @@ import json
 import socket
 import time
 
+from rankzero.distributed.monitoring.diagnosis import describe_ranks, differences
 from rankzero.messages import AnotherRankFailed
-from rankzero.preflight.check import CHECK_NAMES, FAIL, WARN, Check, describe_ranks, differences, error_lines, gather
+from rankzero.preflight.check import CHECK_NAMES, FAIL, WARN, Check, error_lines, gather
 
 HOSTS = ("n1", "n1", "n2", "n2")
 
@@ -55,6 +56,6 @@ def gather_with_failures(coordinator, ended):
 
 def test_a_rank_that_exits_is_interrupted_or_does_not_respond_keeps_no_other_rank_waiting(on_ranks, tmp_path):
     exited, values = (["value", None], {1: "SystemExit: 0"}), ["value", None]
-    late = f"rank 1 on {socket.gethostname()} did not respond within 0.5 s"
+    late = f"rank 1 on {socket.gethostname()} was still starting after 0.5 s"
     first, second = on_ranks(gather_with_failures, 2, tmp_path / "ended")
     assert first == [exited, (values, {1: "KeyboardInterrupt"}), late] and second == [exited, "interrupted"]

@@ -88,7 +88,9 @@ def test_a_sampler_that_divides_the_samples_keeps_what_each_rank_draws(world, tr
     lengths = [len(own) for own in draws]
     for rank, loader in enumerate(loaders):
         gathered = {str(lengths[rank]): lengths, str(draws[rank]): draws}
-        wrapped = SamplingPlan(rank, world).wrap(loader, training, gather=lambda value, by=gathered: by[str(value)])
+        wrapped = SamplingPlan(rank, world).wrap(
+            loader, training, gather=lambda value, by=gathered: by.get(str(value), [value])
+        )
         read = [list(indices) for indices in wrapped.batch_sampler]
         assert read == (draws[rank] if in_batches else [draws[rank][n : n + 4] for n in range(0, len(draws[rank]), 4)])
 

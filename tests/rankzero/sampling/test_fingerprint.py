@@ -1,4 +1,6 @@
 import copy
+import socket
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +8,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from rankzero.sampling.fingerprint import changes, fingerprint
+from rankzero.sampling.fingerprint import changes, check_same_data, fingerprint
+from running import on_each_rank
 
 ROWS = torch.arange(3000.0).view(1000, 3)
 
@@ -73,3 +76,41 @@ def test_changes_between_fingerprints_are_described():
     text = "\n".join(changes(previous, current))
     assert "samples: was 1,000, is 1,001" in text and "class: was TensorDataset, is Container" in text
     assert "tensors: was tuple of 1" in text
+
+
+def refusals(first, second, counts=(9, 9), sizes=(4, 4), accepts=False):
+    """Compares the data of two ranks; returns what each of them raises."""
+    values, barrier = {}, threading.Barrier(2, timeout=10)
+
+    def work(rank):
+        def gather(value):
+            values[rank] = value
+            barrier.wait()
+            gathered = [values[0], values[1]]
+            barrier.wait()
+            return gathered
+
+        check_same_data((first, second)[rank], counts[rank], sizes[rank], accepts, gather)
+
+    return on_each_rank([0, 1], work)
+
+
+def test_ranks_refuse_data_that_differs_in_samples_batches_or_content_unless_content_is_accepted():
+    first, second = TensorDataset(ROWS), TensorDataset(changed(ROWS, 0))
+    error, same = refusals(first, second)
+    host = socket.gethostname()
+    assert str(error) == str(same) and "tensors: tuple of 1, " in error.found and f"on rank 1 ({host})" in error.found
+    assert "--accept_changed data" in error.instead
+    for differs, line in [({"counts": (9, 1008)}, "samples: 9 on"), ({"sizes": (4, 5)}, "batch size: 4 on")]:
+        error, _ = refusals(nested(ROWS), nested(ROWS), **differs)
+        assert error.found.splitlines()[1].startswith(line) and "--accept_changed" not in error.instead
+    assert refusals(nested(ROWS), nested(changed(ROWS, 0)), accepts=True) == [None, None]
+
+
+def test_the_content_of_a_data_set_is_compared_once_since_it_may_cache_samples_of_its_rank():
+    ranks = [Container(rows=ROWS, cache={}) for _ in range(2)]
+    assert refusals(*ranks) == [None, None]
+    ranks[0].cache[0] = ROWS[0]
+    assert refusals(*(Subset(rank, [1, 2]) for rank in ranks)) == [None, None]
+    error, _ = refusals(Subset(ranks[0], [1, 2]), Subset(ranks[1], [1, 3]))
+    assert "indices: list of 2, " in error.found

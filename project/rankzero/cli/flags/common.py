@@ -46,9 +46,8 @@ COMMON_FLAGS = (
         "start_timeout",
         "SEC",
         positive_int,
-        "wait at most SEC seconds until all processes have connected [300]",
+        "wait at most SEC seconds for all processes, and for slow ones at the start [300; none]",
         "60",
-        default=300,
     ),
     Flag(
         "auth",

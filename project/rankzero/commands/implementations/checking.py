@@ -42,7 +42,7 @@ def run_checks(
         coordinator, world = session.coordinator, session.world
         file = Path(flags.get("json")) if flags.get("json") else None
         coordinator.run_on_rank_zero(lambda: _remove_old_result(file))
-        cli = coordinator.run_on_all_ranks(lambda: RankzeroCLI(flags))
+        cli = coordinator.run_on_all_ranks(lambda: RankzeroCLI(flags), "building data and model")
         plan = SamplingPlan(
             rank=coordinator.launch.rank or 0,
             world_size=world.size,

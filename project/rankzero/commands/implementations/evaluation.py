@@ -73,7 +73,9 @@ def prepare(flags: Arguments, coordinator: Coordinator) -> tuple[RankzeroCLI, Tr
     warnings.filterwarnings("ignore", message="The dirpath has changed from")  # an evaluation saves no checkpoint
     # While the run is training, each rank may find a different checkpoint, so all ranks use rank zero's.
     checkpoint = Path(coordinator.run_on_rank_zero(lambda: str(find_checkpoint(flags))))
-    cli = coordinator.run_on_all_ranks(lambda: RankzeroCLI(with_stored_configuration(flags, checkpoint)))
+    cli = coordinator.run_on_all_ranks(
+        lambda: RankzeroCLI(with_stored_configuration(flags, checkpoint)), "building data and model"
+    )
     trainer = Trainer(**{**cli.trainer_arguments, "logger": False, "enable_checkpointing": False})
     trainer.strategy.setup_environment()
     return cli, trainer, checkpoint

@@ -28,7 +28,7 @@ def fit(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
         as_user_errors(has_begun=lambda: trainer is not None and trainer.outcome.has_trained),
     ):
         SIGNALS.subscribe(lambda signum: session.coordinator.control_channel.request_stop(signum.name))
-        cli = session.coordinator.run_on_all_ranks(lambda: RankzeroCLI(flags))
+        cli = session.coordinator.run_on_all_ranks(lambda: RankzeroCLI(flags), "building data and model")
         session.title = cli.title
         trainer = build_trainer(cli)
         try:

@@ -1,5 +1,6 @@
 """Coordinates the processes of a run: they exchange objects, start only if all of them can, and exit together."""
 
+import math
 import socket
 from collections.abc import Callable
 from dataclasses import asdict
@@ -63,11 +64,13 @@ class Coordinator:
     """
 
     def __init__(self, rendezvous_result: RendezvousResult, requested: RequestedWorld) -> None:
-        self.timeout = max(requested.start_timeout, TIMERS.work)
+        # Once the control channel exists, a rank that is waited for is alive: only the user knows how long it may take.
+        self.timeout = math.inf if requested.start_timeout is None else requested.start_timeout
+        start_timeout = requested.rendezvous_timeout
         self.launch, self.members = rendezvous_result.launch, rendezvous_result.members
         self._agent_store: Store | None = None
         self._serves_store = rendezvous_result.listener is not None
-        self._store = self._open_store(rendezvous_result)
+        self._store = self._open_store(rendezvous_result, start_timeout)
         if self._agent_store and self._agent_store.check([_STOPPED]):
             raise Stopped("torchrun restarted a run that was stopped at a safe point; it stays stopped")
         self._refusals = Refusals(self._store, self.launch.world_size, self._own_name)
@@ -80,7 +83,7 @@ class Coordinator:
         key, key_problem = find_key(), rendezvous_result.key_problem
         if self.launch.uses_agent_store:
             self.launch, self.members, key_problem = find_ranks_through_store(
-                self._exchange, self.launch, next(iter(self.members)), key, self.timeout
+                self._exchange, self.launch, next(iter(self.members)), key, start_timeout
             )
             check_world(requested, self.launch)
         secret = None if key_problem else key.secret
@@ -92,8 +95,9 @@ class Coordinator:
         if key_problem and self.launch.rank == 0:
             print_error(f"the control channel is not authenticated: {key_problem}; {UNAUTHENTICATED_ADVICE}")
         # Until the control channel exists, a killed rank goes unnoticed. So wait for `start_timeout` at most.
-        broadcast = partial(self.broadcast_object, seconds=requested.start_timeout)
+        broadcast = partial(self.broadcast_object, seconds=start_timeout)
         self.control_channel = ControlChannel(self.launch, self.members, broadcast, requested.interface, secret)
+        self._exchange.left_ranks = self.control_channel.left_ranks
         network.use_interface(requested.interface, self._find_interface())
 
     @property
@@ -103,14 +107,14 @@ class Coordinator:
     def _name_of(self, rank: int) -> str:
         return self.members.name_of(rank)  # torchrun's processes are known only after an exchange
 
-    def _open_store(self, rendezvous_result: RendezvousResult) -> Store:
+    def _open_store(self, rendezvous_result: RendezvousResult, start_timeout: float) -> Store:
         ip, listener = rendezvous_result.ip, rendezvous_result.listener
         if listener:
-            return serve_store(ip, listener, self.timeout)
+            return serve_store(ip, listener, start_timeout)
         if self.launch.world_size == 1 and not self.launch.uses_agent_store:
             return HashStore()
         server = "torchrun" if self.launch.uses_agent_store else self.members.name_of(0)
-        store = connect_to_store(ip, self.launch.port, self.timeout, server)
+        store = connect_to_store(ip, self.launch.port, start_timeout, server)
         if not self.launch.uses_agent_store:
             return store
         # torchrun's store outlives its workers. The prefix hides the keys of earlier attempts, except `_STOPPED`.
@@ -133,19 +137,22 @@ class Coordinator:
         source = network.source_address(target)
         return network.interface_of(source) if source else None
 
-    def decide(self, value: Any, choose: Callable[[list[Any]], Any], seconds: float | None = None) -> Any:
+    def decide(
+        self, value: Any, choose: Callable[[list[Any]], Any], seconds: float | None = None, work: str = "starting"
+    ) -> Any:
         """Sends a value to rank zero, which decides; returns the decision on all ranks. All ranks must call.
 
         Args:
             value: The JSON-serializable value of this rank.
             choose: Called on rank zero with the values of all ranks, by rank; returns a JSON-serializable decision.
-            seconds: How long to wait for all ranks; by default, as long as a rank may take to build its data and model.
+            seconds: How long to wait for all ranks; by default `--start_timeout`, or as long as all are alive.
+            work: What a late rank is doing, for messages.
 
         Raises:
             RequestError: On all ranks, if `choose` raised it.
             AnotherRankFailed: A rank did not provide its value in time.
         """
-        return self._exchange.decide(value, choose, self.timeout if seconds is None else seconds)
+        return self._exchange.decide(value, choose, self.timeout if seconds is None else seconds, work=work)
 
     def all_gather_object(self, value: Any, seconds: float | None = None) -> list[Any]:
         """Gathers one JSON-serializable value from every rank and returns all values, by rank. All ranks must call.
@@ -162,14 +169,15 @@ class Coordinator:
         values: list[Any] = self.decide(value, list, seconds)
         return values
 
-    def broadcast_object(self, value: Any, seconds: float | None = None) -> Any:
+    def broadcast_object(self, value: Any, seconds: float | None = None, work: str = "starting") -> Any:
         """Returns rank zero's JSON-serializable value on all ranks. All ranks must call.
 
         Args:
             value: The value of this rank; only rank zero's matters.
             seconds: See `decide`.
+            work: See `decide`.
         """
-        return self.decide(value if self.launch.rank == 0 else None, lambda values: values[0], seconds)
+        return self.decide(value if self.launch.rank == 0 else None, lambda values: values[0], seconds, work)
 
     def share_members(self) -> None:
         """Makes all processes known to every process. All ranks must call."""
@@ -177,8 +185,12 @@ class Coordinator:
         self.members = Members(Peer(**values) for values in self.broadcast_object(peers))
         self.hosts = [member.host for member in self.members]
 
-    def run_on_all_ranks(self, work: Callable[[], T]) -> T:
+    def run_on_all_ranks(self, work: Callable[[], T], description: str = "starting") -> T:
         """Runs `work` on every rank and returns its result, or raises on every rank if one fails. All ranks must call.
+
+        Args:
+            work: The work.
+            description: What a late rank is doing, for messages.
 
         Raises:
             CannotStart: `work` raised it on at least one rank.
@@ -197,7 +209,11 @@ class Coordinator:
             own_outcome = {"refused": str(error), "summary": error.summary}
         elif error is not None:
             own_outcome = {"failed": repr(error)}
-        outcome = Outcomes(**self.decide(own_outcome, lambda values: asdict(Outcomes.of(values, self.members.name_of))))
+        outcome = Outcomes(
+            **self.decide(
+                own_outcome, lambda values: asdict(Outcomes.of(values, self.members.name_of)), work=description
+            )
+        )
         if error is not None and not isinstance(error, CannotStart):
             raise error
         if outcome.refusals:
@@ -225,7 +241,7 @@ class Coordinator:
         # When a machine joins an elastic torchrun, its workers are signaled and restarted: this is no stop to record.
         if self._agent_store and not self.launch.elastic:
             self._agent_store.set(_STOPPED, "")
-        self.decide(None, lambda values: None)
+        self.decide(None, lambda values: None, work="ending the run")
 
     def init_process_group(self, backend: str, device: torch.device, timeout: timedelta | None) -> None:
         """Creates torch's process group if none exists. All ranks must call."""

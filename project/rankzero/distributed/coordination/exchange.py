@@ -25,32 +25,47 @@ class StoreExchange:
         rank: Rank of this process.
         size: Number of processes.
         name_of: Returns the name of a rank for messages.
+
+    Attributes:
+        left_ranks: Returns the ranks that have ended their program; known to rank zero only.
     """
 
     def __init__(self, store: Store, rank: int, size: int, name_of: Callable[[int], str]) -> None:
         self.store, self.rank, self.size, self.name_of = store, rank, size, name_of
+        self.left_ranks: Callable[[], set[int]] = set
         self._count = 0
 
-    def decide(self, value: Any, choose: Callable[[list[Any]], Any], seconds: float, node: int | None = None) -> Any:
+    def decide(
+        self,
+        value: Any,
+        choose: Callable[[list[Any]], Any],
+        seconds: float,
+        node: int | None = None,
+        work: str = "starting",
+    ) -> Any:
         """Sends a value to rank zero, which decides; returns the decision on all ranks. All ranks must call.
+
+        Rank zero prints which rank is late, and rank 1 that rank zero is.
 
         Args:
             value: The JSON-serializable value of this rank.
             choose: Called on rank zero with the values of all ranks, by rank; returns a JSON-serializable decision.
-            seconds: How long to wait for all ranks.
+            seconds: How long to wait for all ranks; infinite for no limit.
             node: If given, `choose` returns a list of decisions by node, of which this rank returns that of its node.
+            work: What a late rank is doing, for messages.
 
         Raises:
             RequestError: On all ranks, if `choose` raised it.
-            AnotherRankFailed: A rank did not provide its value in time, or `choose` raised any other exception, which
-                rank zero raises itself.
+            AnotherRankFailed: A rank did not provide its value in time, has ended its program, or is rank zero and
+                raises any other exception of `choose` itself.
         """
         self._count += 1
         prefix = f"exchange {self._count}"
-        self.store.set(f"{prefix} {self.rank}", json.dumps(value))
+        keys = [f"{prefix} {rank}" for rank in range(self.size)]
+        self.store.set(keys[self.rank], json.dumps(value))
         if self.rank == 0:
-            self._answer(prefix, choose, seconds, node is not None)
-        self._wait([prefix], seconds if self.rank == 0 else seconds + TIMERS.late_answer, "rank 0")
+            self._answer(prefix, keys, choose, seconds, node is not None, work)
+        self._wait([prefix], keys[:1], seconds if self.rank == 0 else seconds + TIMERS.late_answer, work)
         answer = json.loads(self.store.get(prefix))
         if answer.get("is_by_node"):
             return json.loads(self.store.get(f"{prefix} node {node}"))
@@ -60,10 +75,17 @@ class StoreExchange:
             raise AnotherRankFailed(answer["missing"])
         return answer["decision"]
 
-    def _answer(self, prefix: str, choose: Callable[[list[Any]], Any], seconds: float, is_by_node: bool) -> None:
-        keys = [f"{prefix} {rank}" for rank in range(self.size)]
+    def _answer(
+        self,
+        prefix: str,
+        keys: list[str],
+        choose: Callable[[list[Any]], Any],
+        seconds: float,
+        is_by_node: bool,
+        work: str,
+    ) -> None:
         try:
-            self._wait(keys, seconds, None)
+            self._wait(keys, keys, seconds, work)
             decision = choose([json.loads(value) for value in self.store.multi_get(keys)])
             for node, part in enumerate(decision if is_by_node else ()):
                 self.store.set(f"{prefix} node {node}", json.dumps(part))
@@ -77,8 +99,15 @@ class StoreExchange:
             raise
         self.store.set(prefix, answer)
 
-    def _wait(self, keys: list[str], seconds: float, name: str | None) -> None:
-        """Waits until all keys exist: those of all ranks if `name` is None, else the key that this rank sets."""
+    def _wait(self, keys: list[str], values: list[str], seconds: float, work: str) -> None:
+        """Waits until all keys exist.
+
+        Args:
+            keys: The keys.
+            values: Keys of the values of those ranks, from rank zero, for which this rank waits.
+            seconds: Time limit.
+            work: See `decide`.
+        """
         deadline, progress = time.monotonic() + seconds, Progress(seconds)
         while True:
             remaining = deadline - time.monotonic()
@@ -87,13 +116,22 @@ class StoreExchange:
                 return
             except torch.distributed.DistStoreError:
                 if remaining <= 0:
-                    missing = name or self._first_missing(keys)
-                    raise AnotherRankFailed(f"{missing} did not respond within {seconds:g} s") from None
-            if self.rank == 0:
-                progress.print_if_due(lambda: self._first_missing(keys))
+                    late = self._first_missing(values) or 0
+                    raise AnotherRankFailed(f"{self.name_of(late)} was still {work} after {seconds:g} s") from None
+            for rank in self.left_ranks() & set(range(len(values))):
+                if not self.store.check([values[rank]]):
+                    raise AnotherRankFailed(f"{self.name_of(rank)} has ended its program")
+            if self.rank <= 1:
+                progress.print_if_due(lambda: self._describe_late(values, work))
 
-    def _first_missing(self, keys: Sequence[str]) -> str:
-        """Returns the name of the first rank whose key does not exist, found by bisection."""
+    def _describe_late(self, values: list[str], work: str) -> str:
+        late = self._first_missing(values)
+        return "" if late is None else f"{self.name_of(late)} is {work}"
+
+    def _first_missing(self, keys: Sequence[str]) -> int | None:
+        """Returns the first rank whose key does not exist, found by bisection; None if all exist."""
+        if self.store.check(list(keys)):
+            return None
         first, last = 0, len(keys) - 1
         while first < last:
             middle = (first + last) // 2
@@ -101,4 +139,4 @@ class StoreExchange:
                 first = middle + 1
             else:
                 last = middle
-        return self.name_of(first)
+        return first

@@ -102,7 +102,8 @@ class RequestedWorld(NamedTuple):
         port: Port for the rendezvous on rank 0's host.
         interface: Network interface to use.
         backend: `nccl` or `gloo`; by default, the backend that fits the devices.
-        start_timeout: Seconds to wait for all processes.
+        start_timeout: Seconds to wait for all processes, and for each to build its data and model; by default 300
+            for the former, and no limit for the latter.
         auth: `required` if all processes have to know the same key, otherwise `auto`.
     """
 
@@ -116,8 +117,13 @@ class RequestedWorld(NamedTuple):
     port: int | None = None
     interface: str | None = None
     backend: str | None = None
-    start_timeout: float = 300.0
+    start_timeout: float | None = None
     auth: str = "auto"
+
+    @property
+    def rendezvous_timeout(self) -> float:
+        """Seconds to wait for all processes."""
+        return 300.0 if self.start_timeout is None else self.start_timeout
 
 
 class Variables:

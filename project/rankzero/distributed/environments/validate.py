@@ -66,7 +66,7 @@ def requested_world(arguments: Mapping[str, Any], lightning_arguments: Mapping[s
         port=arguments["master_port"],
         interface=arguments["interface"],
         backend=arguments["backend"],
-        start_timeout=float(arguments["start_timeout"]),
+        start_timeout=arguments["start_timeout"],
         auth=arguments["auth"],
     )
 

@@ -6,6 +6,7 @@ the cause is the rank that makes no progress and waits for no other rank.
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from rankzero.distributed.monitoring.activity import SANITY_CHECK
 from rankzero.distributed.monitoring.status import Status
@@ -21,6 +22,9 @@ BLOCKED = "its Python interpreter is blocked or suspended"
 
 MAX_NAMED_RANKS = 4
 """How many ranks a message names; the others are counted."""
+
+MAX_SHOWN_VALUES = 8
+"""How many different values of one property, or different errors, a message shows."""
 
 MAX_NAMED_RANGES = 16
 """How many ranges of consecutive ranks a message names."""
@@ -96,3 +100,28 @@ def ranks_text(ranks: Iterable[int]) -> str:
     unnamed = sum(len(members) for members in ranges[MAX_NAMED_RANGES:])
     others = f" and {unnamed} more" if unnamed else ""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(texts[:MAX_NAMED_RANGES])}{others}"
+
+
+def differences(values: Sequence[Any], hosts: Sequence[str]) -> list[str]:
+    """Describes which ranks have which value; an empty list if all have the same.
+
+    Args:
+        values: The value of each rank.
+        hosts: Host of each rank.
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks_of.setdefault(str(value), []).append(rank)
+    if len(ranks_of) < 2:
+        return []
+    groups = sorted(ranks_of.items(), key=lambda group: (-len(group[1]), group[1]))
+    texts = [f"{value} on {describe_ranks(ranks, hosts)}" for value, ranks in groups[:MAX_SHOWN_VALUES]]
+    others = len(groups) - len(texts)
+    return [*texts, *([f"and {others} other values"] if others else [])]
+
+
+def describe_ranks(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+    """Returns ranks and their hosts, such as `ranks 2-3 (n2)`."""
+    names = list(dict.fromkeys(hosts[rank] for rank in sorted(ranks)))
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more hosts" if len(names) > 3 else "")
+    return f"{ranks_text(ranks)} ({shown})"

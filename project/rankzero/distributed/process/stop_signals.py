@@ -7,6 +7,7 @@ on the step after which they stop.
 """
 
 import os
+import select
 import signal
 import socket
 import sys
@@ -28,7 +29,8 @@ def is_interactive() -> bool:
     return hasattr(sys, "ps1")
 
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+"""SIGHUP arrives when the terminal is closed or its ssh connection is lost; a process under `nohup` ignores it."""
 
 
 class StopSignals:
@@ -57,7 +59,12 @@ class StopSignals:
         self._write_end.setblocking(False)
         threading.Thread(target=self._read_signals, args=(read_end,), name="signals", daemon=True).start()
         signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
-        self._previous_handlers = {signum: signal.signal(signum, _handle) for signum in STOP_SIGNALS}
+        handlers = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
+        if handlers[signal.SIGHUP] is not signal.SIG_DFL:
+            del handlers[signal.SIGHUP]
+        self._previous_handlers = handlers
+        for signum in handlers:
+            signal.signal(signum, _handle)
         os.register_at_fork(after_in_child=self._restore)
         return True
 
@@ -110,7 +117,9 @@ class StopSignals:
                             report_exit()
                             ORIGINAL_EXIT(128 + signal.SIGINT)
                         pressed_at = pressed_at or now
-                    if number in STOP_SIGNALS:
+                    if number == signal.SIGHUP:
+                        _discard_output_to_closed_terminal()
+                    if number in self._previous_handlers:
                         self._record(signal.Signals(number), now)
 
     def _record(self, signum: signal.Signals, now: float) -> None:
@@ -130,6 +139,16 @@ class StopSignals:
             if signal.getsignal(signum) is _handle:
                 signal.signal(signum, handler)
         self._previous_handlers = {}
+
+
+def _discard_output_to_closed_terminal() -> None:
+    """Discards output that would raise an error: to a closed terminal, or to a program that ended with the terminal."""
+    time.sleep(TIMERS.poll)  # such a program receives the signal at the same time
+    for descriptor in (1, 2):
+        poll = select.poll()
+        poll.register(descriptor, 0)  # reports errors only
+        if poll.poll(0):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def _handle(signum: int, frame: FrameType | None) -> None:

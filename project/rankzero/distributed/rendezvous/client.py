@@ -29,7 +29,9 @@ def find_all_ranks(launch: Launch, requested: RequestedWorld) -> RendezvousResul
     """
     if launch.world_size == 1 or not launch.externally_created or launch.uses_agent_store:
         return RendezvousResult.without_rendezvous(launch)
-    rendezvous_result = rendezvous(launch, requested.start_timeout, requested.interface, requested.auth == "required")
+    rendezvous_result = rendezvous(
+        launch, requested.rendezvous_timeout, requested.interface, requested.auth == "required"
+    )
     check_world(requested, rendezvous_result.launch)
     return rendezvous_result
 

@@ -1,5 +1,6 @@
 """Progress of a wait for other processes. Does not import torch."""
 
+import math
 import time
 from collections.abc import Callable
 
@@ -16,9 +17,10 @@ class Progress:
         self.timeout = timeout
 
     def print_if_due(self, describe: Callable[[], str]) -> None:
-        """Prints a line if `PROGRESS_SECONDS` have passed since the last one; `describe` returns its text."""
+        """Prints a line if `PROGRESS_SECONDS` have passed since the last one; `describe` returns its text, or none."""
         now = time.monotonic()
-        if now - self.printed_at > PROGRESS_SECONDS:
+        if now - self.printed_at > PROGRESS_SECONDS and (text := describe()):
             self.printed_at = now
             remaining = self.started + self.timeout - now
-            print_error(f"waiting: {describe()}; giving up in {remaining:.0f} s")
+            limit = f"; giving up in {remaining:.0f} s" if remaining < math.inf else ""
+            print_error(f"waiting since {now - self.started:.0f} s: {text}{limit}")

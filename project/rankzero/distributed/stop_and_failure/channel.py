@@ -183,6 +183,10 @@ class ControlChannel:
             self._failure_received.wait(seconds)
         return self._cause if self._failure_received.is_set() else None
 
+    def left_ranks(self) -> set[int]:
+        """Returns the ranks that have ended their program; known to rank zero only."""
+        return self._server.left_ranks if self._server else set()
+
     def watch_for_early_exit(self) -> None:
         """From this call on, reports `os._exit` in the user's code to all ranks as a failure."""
         self._early_exit.install()

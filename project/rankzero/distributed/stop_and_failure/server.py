@@ -92,6 +92,11 @@ class ControlServer:
         """Number of ranks that have connected."""
         return len(self._ranks)
 
+    @property
+    def left_ranks(self) -> set[int]:
+        """The ranks that have ended their program."""
+        return self._exited_ranks.copy()
+
     def finish(self) -> None:
         """Announces that rank zero exits, and waits up to `TIMERS.leave` for the other ranks to leave."""
         self._send_all({"done": True})

@@ -18,7 +18,7 @@ def run(code):
     return subprocess.run([sys.executable, "-c", SETUP + code], capture_output=True, text=True, timeout=30, check=False)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"])
 def test_a_signal_requests_a_stop_without_ending_the_process(name):
     result = run(f"""
 received = threading.Event()

@@ -126,4 +126,4 @@ def test_progress_is_printed_at_intervals(monkeypatch, capsys):
     waiting.print_if_due(lambda: "missing rank 1")
     monkeypatch.setattr(progress, "PROGRESS_SECONDS", 10)
     waiting.print_if_due(lambda: pytest.fail("it is too early again"))
-    assert capsys.readouterr().err.startswith("rankzero: waiting: missing rank 1; ")
+    assert capsys.readouterr().err.startswith("rankzero: waiting since 0 s: missing rank 1; giving up in ")
