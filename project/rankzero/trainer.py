@@ -35,6 +35,7 @@ from rankzero.training import fit_loop
 from rankzero.training.callbacks.agreements import RankAgreements
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.failure import ReportFailure
+from rankzero.training.callbacks.finite_weights import FiniteWeights
 from rankzero.training.callbacks.found_settings import KeepFound, check_batch_sizes, is_tuning
 from rankzero.training.callbacks.held_checkpoint import HeldCheckpoint
 from rankzero.training.callbacks.sample_ledger import SampleLedger
@@ -108,9 +109,12 @@ class Trainer(TrainerArguments):
         precision = lightning.get("precision")
         if self._is_fast:
             precision, self._precision_reason = layout.agree_on_precision(coordinator, world.accelerator, precision)
-        self._checkpointing = None
+        on_nan = arguments["on_nan"] or ("warn" if session.is_script else "stop")
+        self._weights, self._checkpointing = FiniteWeights(channel, on_nan == "stop"), None
         if saves:
-            self._checkpointing = CheckpointCallback.read(arguments, self.run, self._checkpoint_metadata, channel)
+            self._checkpointing = CheckpointCallback.read(
+                arguments, self.run, self._checkpoint_metadata, channel, self._weights
+            )
         self._ledger, self._throughput = SampleLedger(plan), Throughput(plan)
         logger, run_logger = lightning.get("logger"), None
         if not barebones and not lightning.get("fast_dev_run") and (logger is None or logger):
@@ -128,7 +132,9 @@ class Trainer(TrainerArguments):
                 self._checkpointing,
                 run_logger,
                 arguments["log_system"] == "yes",
+                self._weights,
             ),
+            *([] if barebones else [self._weights]),
             *profile_callbacks(arguments, self.run, world.size, channel.monitor.activity),
             RankStates(plan),
             OptimizerOverrides(),
@@ -169,7 +175,7 @@ class Trainer(TrainerArguments):
         fit_loop.fit_loop_of(self).extra_subscribers += [
             RankAgreements(channel),
             TimeLimit(channel, attempt_deadline(arguments["time_limit"], launch), self._checkpointing),
-            StopAtSafePoint(channel, self._checkpointing),
+            StopAtSafePoint(channel, self._checkpointing, self._weights),
             *([HeldCheckpoint(channel, self._checkpointing)] if self._checkpointing else []),
         ]
         epoch_averages.install(self, run_logger)
@@ -277,7 +283,10 @@ class Trainer(TrainerArguments):
 
     def _counts(self) -> TrainingCounts:
         """Returns what the summary of the run states about its samples."""
-        return TrainingCounts(self._throughput.samples, self._throughput.samples_per_second, self._ledger.entries)
+        throughput = self._throughput
+        return TrainingCounts(
+            throughput.samples, throughput.samples_per_second, self._ledger.entries, self._weights.problem
+        )
 
     def _checkpoint_metadata(self) -> dict[str, Any]:
         """Returns the metadata of the run that a checkpoint stores beside the state."""

@@ -28,7 +28,7 @@ FIRST_FLAGS = ("model", "data", "epochs", "name", "devices")
 
 GROUPS = {
     "What to train": ("batch_size", "global_batch_size", "max_device_batch_size", "precision", "fast", "seed", "split"),
-    "How long": ("time_limit", "requeue", "max_attempts", "hang_timeout", "hang_action"),
+    "How long": ("time_limit", "requeue", "max_attempts", "hang_timeout", "hang_action", "on_nan"),
     "Where and on what": ("nodes", "accelerator", "root", "output", "export", "quiet"),
     "Saving and resuming": (
         *("save_every", "keep", "keep_best", "save_errors", "resume", "checkpoint"),

@@ -36,6 +36,7 @@ class TrainerArguments(pl.Trainer):
         keep: int = 3,
         keep_best: str | None = None,
         save_errors: str = "warn",
+        on_nan: str | None = None,
         accept_changed: str | None = None,
         trust_checkpoint: bool | str = False,
         time_limit: str | int | timedelta | None = None,
@@ -115,6 +116,7 @@ class TrainerArguments(pl.Trainer):
             keep: Number of newest checkpoints to keep.
             keep_best: Metric whose best checkpoint is kept as well: `min:val/loss`, `max:val/accuracy`.
             save_errors: Whether a checkpoint that cannot be written stops the run (`stop`) or not (`warn`).
+            on_nan: Whether a run ends if its weights are NaN or infinite (`stop`), or trains on (`warn`, the default).
             accept_changed: Settings that may differ from the resumed checkpoint: `data`, `global_batch_size`.
             trust_checkpoint: Whether a checkpoint may run code; only for authors that you trust.
             time_limit: Time until the run saves and stops: `2h`, `90min` or a timedelta; None for the job's time limit.

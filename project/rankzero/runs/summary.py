@@ -32,11 +32,13 @@ class TrainingCounts:
         samples: Training samples over all ranks and attempts.
         samples_per_second: Training samples per second over all ranks, in this attempt.
         ledger_entries: Entries of the sample ledger, one per epoch.
+        problem: Why the run trains nothing, such as weights that are not finite; None without a problem.
     """
 
     samples: int
     samples_per_second: float
     ledger_entries: Sequence[str]
+    problem: str | None = None
 
 
 def summarize(
@@ -77,6 +79,7 @@ def summarize(
         "run": run.name,
         "status": status,
         "reason": reason and prose_without_secrets(reason),
+        "problem": counts.problem,
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,
         "samples": counts.samples,

@@ -18,6 +18,7 @@ from rankzero.tracking.profiling.callback import Profile
 from rankzero.tracking.profiling.request import ProfileRequest
 from rankzero.tracking.tensorboard_page import TensorBoardPage
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
+from rankzero.training.callbacks.finite_weights import FiniteWeights
 
 
 def tracking_callbacks(
@@ -28,6 +29,7 @@ def tracking_callbacks(
     checkpointing: CheckpointCallback | None,
     logger: DurableTensorBoardLogger | None,
     log_system: bool,
+    weights: FiniteWeights,
 ) -> list[Callback]:
     """Returns the callbacks, in the order in which they are called.
 
@@ -39,10 +41,11 @@ def tracking_callbacks(
         checkpointing: Saves checkpoints; None if nothing is saved.
         logger: The run's own logger; None if nothing is logged.
         log_system: Whether the user's loggers receive the same values.
+        weights: Examines the loss.
     """
     return [
         SlowRanks(monitor, logger),
-        IntervalMeasurements(run, throughput, monitor, checkpointing, logger, log_system),
+        IntervalMeasurements(run, throughput, monitor, checkpointing, logger, log_system, weights),
         *([RunFigures(run, throughput, monitor.activity, logger, log_system)] if run.is_kept else []),
         *([TensorBoardPage(run, config, throughput.plan, logger)] if logger else []),
     ]

@@ -55,7 +55,7 @@ def test_the_summary_of_a_run_has_all_fields_and_survives_strict_json(trainer, r
         | {"world_size": 1, "nodes": 1, "devices": 1, "launcher": "slurm", "accelerator": "cpu", "backend": None}
         | {"metrics": SHOWN, "samples_per_second": 99.96, "seconds": 12.346, "slow_ranks": [], "attempts": 4, "part": 1}
         | {"ledger": ["epoch 1: 6 of 6 samples, each once"], "another_attempt": False, "checkpoint": None}
-        | {"best": None, "can_validate": True, "max_epochs": 2, "max_steps": -1}
+        | {"best": None, "problem": None, "can_validate": True, "max_epochs": 2, "max_steps": -1}
     )
     assert list(summary["metrics"]) == sorted(SHOWN) and summary["metrics"] == metrics_of(trainer)
     assert all(value is None or type(value) is float for value in summary["metrics"].values())

@@ -80,6 +80,13 @@ TRAINING_FLAGS = (
         default="warn",
     ),
     Flag(
+        "on_nan",
+        "HOW",
+        choice("stop", "warn"),
+        "stop (exit code 1) or warn if weights become NaN or infinite [stop]",
+        "warn",
+    ),
+    Flag(
         "resume",
         "HOW",
         resume_value,

@@ -28,6 +28,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         trusted: Whether to read checkpoints that contain more than tensors and plain types, and so can run any code.
 
     Attributes:
+        accepts: Decides in the writer thread whether a checkpoint is written to `folder`; None writes all.
         on_committed: Called with the path after each save in `folder`, in the writer thread.
         on_error: Called with the path and the error if such a save or `on_committed` fails, in the writer thread.
         trusted_sha256: sha256 of a state that may run code because rank zero found that a run of this user wrote it.
@@ -41,6 +42,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
 
     def __init__(self, trusted: bool = False) -> None:
         self.trusted = trusted
+        self.accepts: Callable[[dict[str, Any], Path], bool] | None = None
         self.on_committed: Callable[[Path], None] | None = None
         self.on_error: Callable[[Path, Exception], None] | None = None
         self.trusted_sha256 = ""
@@ -137,6 +139,8 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
             self.on_error(path, error)
 
     def _commit(self, checkpoint: dict[str, Any], path: Path, started: float) -> None:
+        if self.accepts is not None and not self.accepts(checkpoint, path):
+            return
         write_directory(checkpoint, path)
         self.last_seconds = time.monotonic() - started
         if self.on_committed is not None:

@@ -54,6 +54,8 @@ def print_result(
     max_epochs = summary["max_epochs"] or -1
     epochs = f"{summary['epochs']}" + f" of {max_epochs}" * (summary["epochs"] < max_epochs)
     table.add_row("epochs", f"{epochs} ({summary['steps']:,} steps, {summary['samples']:,} samples)")
+    if problem := summary.get("problem"):
+        table.add_row("problem", printable_line(problem), style="red")
     if summary["ledger"]:
         table.add_row("ledger", summary["ledger"][-1])
     speed = number_text(summary["samples_per_second"])

@@ -34,6 +34,7 @@ from rankzero.tracking.measurements.series import (
 from rankzero.tracking.measurements.step_time import StepTime
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
+from rankzero.training.callbacks.finite_weights import FiniteWeights
 from rankzero.training.epoch_loop import EpochLoop
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
@@ -86,6 +87,7 @@ class IntervalMeasurements(LoopCallback):
         logger: The run's own logger; None if nothing is logged.
         log_system: Whether the user's loggers receive the values, too: each in the same row as the values of the user,
             for which rank zero waits for the exchange.
+        weights: Examines the loss.
     """
 
     def __init__(
@@ -96,9 +98,10 @@ class IntervalMeasurements(LoopCallback):
         checkpointing: CheckpointCallback | None,
         logger: DurableTensorBoardLogger | None,
         log_system: bool,
+        weights: FiniteWeights,
     ) -> None:
         self.run, self.throughput, self.monitor, self.checkpointing = run, throughput, monitor, checkpointing
-        self.logger, self.log_system = logger, log_system
+        self.logger, self.log_system, self.weights = logger, log_system, weights
         self._is_enabled = self._is_deferred = self._is_rank_zero = self._has_warned = False
         self._flop_count: FlopCount | None = None
         self._peak: float | None = None
@@ -193,6 +196,7 @@ class IntervalMeasurements(LoopCallback):
         values = combine(rows)
         del values[DETAILS_REQUESTED]
         loss_sum, samples = values.pop(LOSS_SUM), values.pop(LOSS_SAMPLES)
+        self.weights.check_interval(trainer, interval.step + 1, loss_sum, samples)
         if interval.has_details:
             if len(rows) > 1:
                 values |= values_of_ranks(rows, list(self.monitor.slow_ranks))

@@ -22,11 +22,12 @@ from rankzero.distributed.scheduler.durations import parse_duration
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import RunError, SaveError, print_error
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import SIGNATURE, checkpoints_in, file_of, read_manifest
+from rankzero.runs.checkpoints.manifest import SIGNATURE, checkpoints_in, file_of, read_manifest, step_of
 from rankzero.runs.checkpoints.retention import Retention
 from rankzero.runs.checkpoints.signature import key_problem
 from rankzero.runs.checkpoints.write import remove_directory
 from rankzero.runs.directory import RunDirectory
+from rankzero.training.callbacks.finite_weights import FiniteWeights
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 
@@ -74,6 +75,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         record: Returns a checkpoint's description of the run, in plain types and independent of the rank.
         retention: Specifies which checkpoints to keep.
         request_stop: Called with a reason, in another thread, if a checkpoint cannot be written; None to continue.
+        weights: Determines which checkpoints are written; None for all.
 
     Attributes:
         last_seconds: Seconds that the last save took until it was on disk; None before the first save.
@@ -88,8 +90,9 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         record: Callable[[], dict[str, Any]],
         retention: Retention | None = None,
         request_stop: Callable[[str], None] | None = None,
+        weights: FiniteWeights | None = None,
     ) -> None:
-        self.run, self.interval, self.record = run, interval, record
+        self.run, self.interval, self.record, self.weights = run, interval, record, weights
         self.retention, self.request_stop = retention or Retention(), request_stop
         self._io = DirectoryCheckpointIO()
         super().__init__(
@@ -116,11 +119,12 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         run: RunDirectory,
         record: Callable[[], dict[str, Any]],
         channel: ControlChannel,
+        weights: FiniteWeights,
     ) -> "CheckpointCallback":
         """Returns the callback that the arguments of the Trainer describe; the channel stops the run if it has to."""
         retention = Retention(arguments["keep"], arguments["keep_best"])
         request_stop = channel.request_stop if arguments["save_errors"] == "stop" else None
-        return cls(run, Interval.read(arguments["save_every"]), record, retention, request_stop)
+        return cls(run, Interval.read(arguments["save_every"]), record, retention, request_stop, weights)
 
     @property
     def _newest(self) -> Path | None:
@@ -157,6 +161,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         io = trainer.strategy.checkpoint_io
         assert isinstance(io, DirectoryCheckpointIO)
         io.folder, io.on_committed, io.on_error = self.run.checkpoints, self._prune, self._report_error
+        io.accepts = self._accepts
         self._io = io
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -279,6 +284,11 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
     def _position(trainer: Trainer) -> tuple[int, Any]:
         """Returns the run's position; the end of an epoch is another position than the epoch's last step."""
         return trainer.global_step, fit_loop_of(trainer).position
+
+    def _accepts(self, checkpoint: Mapping[str, Any], path: Path) -> bool:
+        """Returns whether to write a checkpoint; called in the writer thread."""
+        self.error = None
+        return self.weights is None or self.weights.accepts(checkpoint["state_dict"], step_of(path))
 
     def _prune(self, saved: Path) -> None:
         """Deletes surplus checkpoints after a save; called in the writer thread."""

@@ -6,6 +6,7 @@ from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnect
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import Stopped
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
+from rankzero.training.callbacks.finite_weights import FiniteWeights
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopHooks
 
@@ -18,25 +19,29 @@ class StopAtSafePoint(LoopHooks):
     Args:
         control_channel: Connects the ranks, which agree on a safe point through it.
         checkpoint_callback: The checkpoint callback; None if checkpoints are disabled.
+        weights: Ends a run whose weights are not finite, in place of the stop.
     """
 
     in_trials = True
 
-    def __init__(self, control_channel: ControlChannel, checkpoint_callback: CheckpointCallback | None) -> None:
-        self.control_channel, self.checkpoint_callback = control_channel, checkpoint_callback
+    def __init__(
+        self, control_channel: ControlChannel, checkpoint_callback: CheckpointCallback | None, weights: FiniteWeights
+    ) -> None:
+        self.control_channel, self.checkpoint_callback, self.weights = control_channel, checkpoint_callback, weights
 
     def on_safe_point(self, trainer: Trainer) -> None:
         """Stops here if all ranks have agreed on this safe point. All ranks must call.
 
         Raises:
             Stopped: The run stops; raised on all ranks.
-            SaveError: The last checkpoint could not be saved; raised on all ranks.
+            RunError: The last checkpoint could not be saved, or the weights are not finite; raised on all ranks.
         """
         reason = self.control_channel.check_stop()
         if reason is None or fit_loop_of(trainer).done:
             return
         if self.checkpoint_callback and not fit_loop_of(trainer).is_trial:
             self.checkpoint_callback.save_and_wait(trainer)
+        self.weights.end_if_final(trainer)
         raise Stopped(reason)
 
 

@@ -14,6 +14,7 @@ from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import checkpoints_in
 from rankzero.runs.directory import RunDirectory
 from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
+from rankzero.training.callbacks.finite_weights import FiniteWeights
 from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
 from rankzero.training.fit_loop import fit_loop_of
 from running import train_in_process
@@ -52,7 +53,9 @@ def checkpoints(tmp_path):
 
 def train(channel, checkpoints, hook="", occurrence=0, **settings):
     """Trains 2 epochs of 4 batches; returns the hooks that were called, and the reason and step of the stop."""
-    request_stop = RequestStop(StopAtSafePoint(channel, checkpoints), hook, occurrence)
+    request_stop = RequestStop(
+        StopAtSafePoint(channel, checkpoints, FiniteWeights(channel, stops=False)), hook, occurrence
+    )
     model, reason = BoringModel(), None
     settings = {"limit_train_batches": 4, "max_epochs": 2, "num_sanity_val_steps": 0, **settings}
     settings |= {"plugins": [DirectoryCheckpointIO()], "enable_checkpointing": checkpoints is not None}

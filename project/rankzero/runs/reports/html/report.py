@@ -80,7 +80,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         .get_template(REPORT)
         .render(
             summary=summary,
-            reason=_shortened(str(summary.get("reason") or "")),
+            reason=_shortened(str(summary.get("reason") or summary.get("problem") or "")),
             metrics=_metric_texts(summary["metrics"]),
             commands=next_commands(run, summary, environment, bool(curves)),
             charts=charts_of(curves, [attempt["step"] for attempt in attempts]),

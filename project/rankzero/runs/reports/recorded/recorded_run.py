@@ -51,6 +51,7 @@ class RecordedRun:
         metrics: Metrics; NaN for a value that is not finite.
         kept_best: `min` or `max` and the metric of `--keep_best`; None without the flag.
         problem: Why a file cannot be read; empty if all can be.
+        note: Problem of the training that the summary states; empty without one.
     """
 
     path: Path
@@ -72,6 +73,7 @@ class RecordedRun:
     metrics: Mapping[str, float] = field(default_factory=dict)
     kept_best: tuple[str, str] | None = None
     problem: str = ""
+    note: str = ""
 
     @property
     def name(self) -> str:
@@ -124,6 +126,7 @@ def read_run(path: Path) -> RecordedRun:
         },
         kept_best=(kept[1], kept[2]) if kept else None,
         problem="; ".join(problems),
+        note=str(summary.get("problem") or ""),
     )
 
 

@@ -48,7 +48,7 @@ def status_of(run: RecordedRun, now: float | None = None) -> Status:
         if status.word == RUNNING or not run.has_newest_summary:
             return status
     if run.has_newest_summary:
-        return Status(run.status, run.problem)
+        return Status(run.status, run.problem or run.note)
     if run.problem:
         return Status(UNKNOWN, run.problem)
     if not run.attempts:

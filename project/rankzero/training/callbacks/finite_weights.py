@@ -1,0 +1,158 @@
+"""Reports a run that trains nothing: with weights or a loss that are not finite, or without a loss."""
+
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from rankzero.distributed.stop_and_failure.channel import ControlChannel
+from rankzero.messages import RunError, few, print_error
+from rankzero.training.fit_loop import fit_loop_of
+from rankzero.training.hooks import LoopCallback
+
+NOT_FINITE = "the weights are not finite"
+
+
+class FiniteWeights(LoopCallback):
+    """Reports weights that are NaN or infinite, keeps them out of checkpoints, and stops the run if requested.
+
+    A step costs nothing more: rank zero examines the loss of a logging interval, which it reads anyway. It examines the
+    weights only after a loss that is not finite, in the thread that writes a checkpoint, and at the end. So a step that
+    the scaler of 16-mixed skips is no problem. All ranks must have this callback.
+
+    Args:
+        channel: Transmits the request to stop to all ranks.
+        stops: Whether such a run stops.
+
+    Attributes:
+        problem: Why the run trains nothing, and since which step; None without a problem. Only on rank zero.
+    """
+
+    def __init__(self, channel: ControlChannel, stops: bool) -> None:
+        self._channel, self._stops = channel, stops
+        self.problem: str | None = None
+        self._is_final = self._has_finite_checkpoint = False
+        self._ignored: frozenset[str] = frozenset()
+        self._bad_intervals = self._first_step = self._first_epoch = 0
+
+    def on_ready(self, trainer: Trainer) -> None:
+        self._module = trainer.lightning_module
+        self.problem, self._is_final, self._bad_intervals = None, False, 0
+        self._first_step, self._first_epoch = trainer.global_step, fit_loop_of(trainer).epochs_done
+        self._has_finite_checkpoint = trainer.ckpt_path is not None
+        self._ignored = frozenset(_not_finite(self._module.named_parameters()))  # such as a mask of -inf
+
+    def check_interval(self, trainer: Trainer, step: int, loss: float, samples: float) -> None:
+        """Examines the loss of a logging interval. Only rank zero calls this.
+
+        Args:
+            trainer: The Trainer.
+            step: Last step of the interval.
+            loss: Sum of the losses of its samples, over all ranks.
+            samples: Number of these samples.
+        """
+        if not samples:
+            self._check_that_losses_exist(trainer, step, is_over=False)
+            return
+        if math.isfinite(loss):
+            self._bad_intervals = 0
+            if not (self._is_final and self._stops):
+                self.problem, self._is_final = None, False
+            return
+        self._bad_intervals += 1
+        first = max(step - fit_loop_of(trainer).epoch_loop.record.interval, self._first_step) + 1
+        where = f"steps {first:,} to {step:,}" if first < step else f"step {step:,}"
+        if names := self._broken(self._module.named_parameters()):
+            self._report(f"{NOT_FINITE} since {where}: NaN or infinity in {few(names)}", is_final=True)
+        elif self._bad_intervals > 1 or not getattr(trainer.precision_plugin, "scaler", None):
+            self._report(f"the loss of {where} is NaN or infinite; the weights are still finite")
+
+    def accepts(self, weights: Mapping[str, Any], step: int) -> bool:
+        """Returns whether to write a checkpoint: not if its weights are not finite and an earlier one's are."""
+        names = self._broken(weights.items())
+        if not names:
+            self._has_finite_checkpoint = True
+            return True
+        self._report(f"{NOT_FINITE} at step {step:,}: NaN or infinity in {few(names)}", is_final=True)
+        return not (self._has_finite_checkpoint or self._stops)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Examines a run that has ended before its first logging step, or soon after its last one. All ranks must call.
+
+        Raises:
+            RunError: The run has trained nothing, and such a run stops; raised on all ranks.
+        """
+        step = trainer.global_step
+        if trainer.is_global_zero and not self._is_final:
+            if names := self._broken(pl_module.named_parameters()):
+                self._report(f"{NOT_FINITE} at step {step:,}: NaN or infinity in {few(names)}", is_final=True)
+            elif fit_loop_of(trainer).epoch_loop.record.is_enabled:
+                self._check_that_losses_exist(trainer, step, is_over=True)
+        self.end_if_final(trainer)
+
+    def end_if_final(self, trainer: Trainer) -> None:
+        """Ends a run that trains nothing and cannot recover. All ranks must call.
+
+        Raises:
+            RunError: The run is one, and such a run stops; raised on all ranks.
+        """
+        problem: str | None = trainer.strategy.broadcast(self.problem if self._is_final and self._stops else None)
+        if problem is None:
+            return
+        if trainer.world_size == 1:
+            self._channel.forget_stop()
+        raise RunError(f"{problem}. {self._advice(problem)}")
+
+    def _check_that_losses_exist(self, trainer: Trainer, step: int, is_over: bool) -> None:
+        """Reports a `training_step` that has never returned a loss; in the first epoch, it may still return one."""
+        loop, module = fit_loop_of(trainer), self._module
+        has_none = step > self._first_step and not loop.epoch_loop.record.total_samples
+        if has_none and module.automatic_optimization and trainer.optimizers:
+            text = f"training_step has returned None in every step up to step {step:,}, so nothing is trained"
+            self._report(text, is_final=is_over or loop.epochs_done > self._first_epoch)
+
+    def _broken(self, tensors: Iterable[tuple[str, Any]]) -> list[str]:
+        """Returns the names of the parameters among these tensors that are no longer finite."""
+        parameters = {_plain(name) for name, _ in self._module.named_parameters()} - self._ignored
+        return _not_finite((name, tensor) for name, tensor in tensors if _plain(name) in parameters)
+
+    def _report(self, text: str, is_final: bool = False) -> None:
+        if self.problem is not None and self._is_final >= is_final:
+            return
+        self.problem, self._is_final = text, is_final
+        if not (is_final and self._stops):
+            print_error(f"warning: {text}. {self._advice(text)}")
+            logging.getLogger("rankzero").warning(text)
+        else:
+            self._channel.request_stop(NOT_FINITE if text.startswith(NOT_FINITE) else "nothing is trained")
+
+    def _advice(self, problem: str) -> str:
+        """Returns what to do about a problem."""
+        choice = "--on_nan warn trains on" if self._stops else "--on_nan stop ends such a run"
+        if "None" in problem:
+            return f"Return the loss; {choice}"
+        return (
+            "Checkpoints with finite weights are kept. Try a lower learning rate or --trainer.gradient_clip_val 1; "
+            f"--trainer.detect_anomaly True names the operation; {choice}"
+        )
+
+
+def _not_finite(tensors: Iterable[tuple[str, Any]]) -> list[str]:
+    """Returns the names of the tensors that contain NaN or infinity."""
+    return [
+        _plain(name)
+        for name, tensor in tensors
+        if isinstance(tensor, Tensor) and not is_lazy(tensor) and tensor.is_floating_point() and tensor.itemsize > 1
+        # A sum takes a third of the time of `isfinite` for each element, and may overflow.
+        if not bool(torch.isfinite(tensor.detach().sum())) and not bool(torch.isfinite(tensor).all())
+    ]
+
+
+def _plain(name: str) -> str:
+    """Returns the name of a parameter without the prefix that `torch.compile` adds."""
+    return name.replace("_orig_mod.", "")

@@ -1,0 +1,88 @@
+import math
+import re
+
+import pytest
+import torch
+from boring_models import DropoutNet, summary_in, train
+
+from rankzero.messages import RunError
+from rankzero.runs.checkpoints.manifest import checkpoints_in, step_of
+
+
+class BrokenNet(DropoutNet):
+    """Returns `value` times the loss in one step; has a frozen parameter that is never finite."""
+
+    def __init__(self, step, value=math.nan):
+        super().__init__()
+        self.step, self.value = step, value
+        self.mask = torch.nn.Parameter(torch.tensor(-math.inf), requires_grad=False)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss * self.value if self.global_step == self.step else loss
+
+
+class NoLoss(DropoutNet):
+    def training_step(self, batch, batch_idx):
+        return None
+
+
+def saved(folder):
+    return [step_of(path) for path in checkpoints_in(folder / "runs" / "x" / "checkpoints")]
+
+
+@pytest.mark.parametrize(
+    ("where", "settings"),
+    [
+        ("since steps 7 to 9", {}),
+        ("(at step 8|since steps 7 to 9)", {"save_every": "2steps", "keep": 1, "keep_best": "min:val_loss"}),
+    ],
+)
+def test_a_script_trains_on_with_weights_that_are_not_finite_and_keeps_the_last_finite_checkpoint(
+    script_folder, capfd, where, settings
+):
+    trainer, _ = train(BrokenNet(7), max_epochs=3, log_every_n_steps=3, **settings)
+    assert trainer.global_step == 18 and saved(script_folder)[-1] == 6
+    error, output = capfd.readouterr()[::-1]
+    text = f"the weights are not finite {where}: NaN or infinity in layer.weight, layer.bias"
+    assert len(re.findall(f"rankzero: warning: {text}", error)) == 1 and 'on_nan="stop"' in error
+    assert "problem" in output
+    summary = summary_in(script_folder)
+    assert (summary["status"], step_in(summary)) == ("finished", 6) and re.fullmatch(text, summary["problem"])
+    assert summary["problem"] in (script_folder / "runs" / "x" / "report.html").read_text()
+
+
+def step_in(summary):
+    return int(summary["checkpoint"].rpartition("-")[2])
+
+
+@pytest.mark.parametrize(("step", "log_every", "last"), [(7, 3, 9), (7, 50, 12), (16, 50, 18)])
+def test_stop_ends_the_run_without_a_checkpoint_of_these_weights(script_folder, step, log_every, last):
+    with pytest.raises(RunError, match="the weights are not finite .*--on_nan warn trains on"):
+        train(BrokenNet(step), max_epochs=3, log_every_n_steps=log_every, on_nan="stop")
+    summary = summary_in(script_folder)
+    assert (summary["status"], saved(script_folder)) == ("failed", [6, 12][: step // 6])
+    assert last <= summary["steps"] <= last + 3  # the thread that writes a checkpoint requests the stop
+    train(BrokenNet(99), max_epochs=3)  # resumes from the last finite checkpoint
+    assert summary_in(script_folder)["steps"] == 18
+
+
+def test_a_loss_that_is_not_finite_while_the_weights_are_is_a_warning(script_folder, capfd):
+    class SkipsBrokenGradients(BrokenNet):
+        def on_after_backward(self):
+            if not all(bool(p.grad.isfinite().all()) for p in self.parameters() if p.grad is not None):
+                self.zero_grad()
+
+    train(SkipsBrokenGradients(1), log_every_n_steps=3, on_nan="stop")
+    assert "the loss of steps 1 to 3 is NaN or infinite; the weights are still finite" in capfd.readouterr().err
+    summary = summary_in(script_folder)
+    assert (summary["status"], summary["problem"], step_in(summary)) == ("finished", None, 12)
+
+
+@pytest.mark.parametrize("settings", [{}, {"log_every_n_steps": 2}, {"enable_checkpointing": False}], ids=str)
+def test_a_training_step_that_never_returns_a_loss_is_reported(script_folder, capfd, settings):
+    train(NoLoss(), max_epochs=3, **settings)
+    assert "training_step has returned None in every step" in capfd.readouterr().err
+    assert "so nothing is trained" in summary_in(script_folder)["problem"]
+    with pytest.raises(RunError, match="returned None"):
+        train(NoLoss(), max_epochs=4, on_nan="stop", **settings)
