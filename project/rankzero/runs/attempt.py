@@ -245,14 +245,18 @@ class Attempt:
         is_impossible = (
             not self.outcome.has_trained and isinstance(error, Exception) and user_message(error) is not None
         )
-        self._rank_log.close()
         if error and is_impossible:
             mark_refusal(error)
-        if self.launch.rank != 0 or self.run.is_taken_over:
-            return None
-        if is_impossible:
+        writes_result = self.launch.rank == 0 and not self.run.is_taken_over
+        try:
+            summary = self._write_result(error) if writes_result and not is_impossible else None
+        finally:
+            self._rank_log.close()
+        if writes_result and is_impossible:
             self.run.discard_attempt()
-            return None
+        return summary
+
+    def _write_result(self, error: BaseException | None) -> dict[str, Any]:
         reason = reason_of(error, self.control_channel)
         if not isinstance(error, Stopped):
             return self._summarize("finished" if error is None else "failed", reason)
@@ -266,7 +270,7 @@ class Attempt:
         here = "" if self.run.path.is_absolute() else f"{Path.cwd()}/"
         paths = [str(logger.log_dir) for logger in self.trainer.loggers if getattr(logger, "log_dir", None)]
         folders = [path.removeprefix(here) for path in paths]
-        terminal.print_result(summary, self.run, self.world, folders, write_report(self.run, summary))
+        print_line(terminal.result_text(summary, self.run, self.world, folders, write_report(self.run, summary)))
 
     def _print_on_rank_zero(self, text: str, requires_no_action: bool = False) -> None:
         if self.launch.rank == 0 and not (requires_no_action and is_quiet()):
@@ -304,4 +308,7 @@ class Attempt:
             **more,
         )
         self.run.write_summary(summary)
+        # In the log too: under PBS, the signal that stops a run also ends the output of its job.
+        for line in terminal.result_text(summary, self.run, self.world).splitlines():
+            self._log.info(line)
         return summary

@@ -27,14 +27,14 @@ def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: 
     return f"{launch.launcher} ({printable_line(launch.evidence)}): {processes}; run {run.location}{resumed}"
 
 
-def print_result(
+def result_text(
     summary: dict[str, Any],
     run: RunDirectory,
     world: WorldInfo,
     log_folders: Iterable[str] = (),
     report: Path | None = None,
-) -> None:
-    """Prints the result of an attempt that has ended: a table, or one line if `--quiet` is set.
+) -> str:
+    """Returns the result of an attempt that has ended: a table, or one line if `--quiet` is set.
 
     Args:
         summary: Summary of the attempt.
@@ -44,8 +44,7 @@ def print_result(
         report: File of the report; None if it was not written.
     """
     if is_quiet():
-        print_line(result_line(summary, run))
-        return
+        return result_line(summary, run)
     table = Table(show_header=False, title=f"run {run.name}: {summary['status']}", title_justify="left")
     backend = f", {world.backend}" if world.size > 1 else ""
     is_even = world.size == world.nodes * world.devices
@@ -72,7 +71,7 @@ def print_result(
         table.add_row("report", str(report))
     for label, location in log_locations(run, log_folders):
         table.add_row(label, location)
-    _print(table)
+    return rendered(table, has_colors=False)  # mpirun gives its processes a terminal, also if output goes to a file
 
 
 def result_line(summary: Mapping[str, Any], run: RunDirectory) -> str:

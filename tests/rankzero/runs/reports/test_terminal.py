@@ -11,7 +11,7 @@ from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.environment import describe_environment
-from rankzero.runs.reports.terminal import _print, print_predictions, print_result
+from rankzero.runs.reports.terminal import _print, print_predictions, result_text
 from running import evaluate_in_process, fit_in_process
 
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1", "--run", "x")
@@ -42,7 +42,7 @@ METRICS = {"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}
 def print_summary(run, metrics, status="finished", world=ONE_PROCESS, **changes):
     numbers = {"epochs": 1, "steps": 2, "samples": 3, "samples_per_second": 1.0, "seconds": 1.0, "max_epochs": 1}
     summary = {"launcher": "local", "ledger": [], "slow_ranks": [], "checkpoint": None, **numbers, **changes}
-    print_result({**summary, "status": status, "metrics": metrics}, run, world)
+    print(result_text({**summary, "status": status, "metrics": metrics}, run, world))
 
 
 def test_the_table_shows_a_metric_once_and_wraps_no_long_path_in_a_pipe(capsys, tmp_path):

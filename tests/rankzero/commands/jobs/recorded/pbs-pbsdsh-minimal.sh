@@ -38,6 +38,8 @@ if ! [ "$summary" -nt "$mark" ]; then
     echo "no process began to train, or all were killed before the run could stop" >&2
     exit 1
 fi
+# What processes print after SIGTERM is lost with the launcher; the log of rank zero ends with the same table.
+[ -z "$stopped" ] || tac -- "$root/$name/logs/rank-000.log" | sed "/ INFO run $name: /q" | tac | sed 's/.* INFO //'
 if grep -q '"status": "finished"' "$summary"; then exit 0; fi
 grep -q '"another_attempt": true' "$summary" || exit 1
 # The run was stopped with its checkpoint saved. After `submit.py stop` or qdel, it is not submitted again.
