@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "project"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # first, so that a user's package cannot hide Rankzero's
 
 from rankzero.commands.preflight import main
+from rankzero.distributed.process.at_exit import exit_quickly_with
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_quickly_with(main()))

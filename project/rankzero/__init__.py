@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rankzero.distributed.process import lightning_names
+from rankzero.distributed.process import at_exit, lightning_names
 from rankzero.distributed.process.spawn import START_FOLDER as _START_FOLDER  # noqa: F401  (recorded by this import)
 from rankzero.runs.checkpoints import from_directory
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
+at_exit.install()
 lightning_names.install()
 from_directory.install()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rankzero import __version__
 from rankzero.cli.command import SUBCOMMANDS
+from rankzero.distributed.process.at_exit import exit_quickly_with
 from rankzero.messages import Exit, RequestError, flush_streams, nearest, print_error, print_line, set_spelling
 
 COMMANDS = {
@@ -58,5 +59,10 @@ def as_typed(text: str) -> str:
     return text
 
 
+def run() -> int:
+    """Runs `main` as a program that consists of nothing else."""
+    return exit_quickly_with(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
@@ -227,6 +228,12 @@ def mark_refusal(error: BaseException) -> None:
     """Marks an error that `user_message` explains, and because of which a run did not begin."""
     with suppress(AttributeError):
         error.is_refusal = True  # type: ignore[attr-defined]
+        error._render_traceback_ = partial(_lines_of_refusal, error)  # type: ignore[attr-defined]
+
+
+def _lines_of_refusal(error: BaseException) -> list[str]:
+    """Returns the lines that IPython prints."""
+    return CannotStart(f"  {user_message(error)}")._render_traceback_()
 
 
 def as_refusal(error: BaseException) -> BaseException:

@@ -3,7 +3,6 @@
 Afterwards, the same modules are available as after plain imports.
 """
 
-import atexit
 import gc
 import sys
 from collections.abc import Iterator
@@ -31,8 +30,7 @@ def _without_garbage_collection() -> Iterator[None]:
     """Disables garbage collection during the imports, then exempts the imported objects from later collections.
 
     Imports create hundreds of thousands of objects and hardly any garbage; Python would scan all of them many times.
-    After `gc.freeze`, later collections skip them and interrupt steps for less time. `gc.unfreeze` runs at exit,
-    because libraries count the remaining objects then and print warnings.
+    After `gc.freeze`, later collections skip them and interrupt steps for less time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -40,7 +38,6 @@ def _without_garbage_collection() -> Iterator[None]:
         yield
     finally:
         gc.freeze()
-        atexit.register(gc.unfreeze)
         if was_enabled:
             gc.enable()
 

@@ -1,5 +1,6 @@
 """Starts a command: parses flags, detects the launcher, connects the ranks. Does not import torch."""
 
+import re
 import signal
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -13,10 +14,11 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
 from rankzero.distributed.join import join_ranks
 from rankzero.distributed.process.exit_handshake import report_exit
+from rankzero.distributed.process.spawn import is_local_process
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.stop_and_failure.error_reporter import is_reporting_rank, refuse, report_error
-from rankzero.messages import CannotStart, Exit, Stopped, flush_streams, print_error, set_quiet
+from rankzero.messages import CannotStart, Exit, Stopped, flush_streams, print_error, print_notice, set_quiet
 from rankzero.sampling.workers import end_workers
 
 
@@ -54,13 +56,17 @@ def start(
         check_world(requested, launch)
         if flags.only_prints:
             return print_only(flags, launch, work)
+        count = processes_to_start(requested, launch)
+        has_announced = _announce_imports(flags, launch)
         try:
-            rendezvous_result = join_ranks(requested, launch, processes_to_start(requested, launch))
+            rendezvous_result = join_ranks(requested, launch, count)
         except CannotStart as error:
             if rendezvous_failed is None:
                 raise
             return rendezvous_failed(error, flags, launch)
         launch = rendezvous_result.launch
+        if not has_announced:
+            _announce_imports(flags, launch)
         import_names.install()
         return work(flags, rendezvous_result)
     except KeyboardInterrupt:
@@ -77,6 +83,18 @@ def start(
         end_workers()
         flush_streams()
         report_exit()
+
+
+def _announce_imports(flags: Arguments, launch: Launch) -> bool:
+    """Prints once per job what will be loaded, which takes seconds; returns whether this process knows its rank."""
+    is_started_by_hand = not launch.externally_created
+    if launch.rank is None and not is_started_by_hand:
+        return False
+    is_first = not launch.node_rank if is_started_by_hand else launch.rank == 0
+    if is_first and not is_local_process():
+        chosen = re.findall(r"--(?:model|data)=(?:\S*\.)?(\w+)", "\n".join(flags.arguments))
+        print_notice(f"loading {', '.join(['torch', 'Lightning', *chosen])}")
+    return True
 
 
 def resolve_subcommand(command: Command, arguments: list[str]) -> tuple[str, list[str]]:

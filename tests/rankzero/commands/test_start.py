@@ -72,7 +72,7 @@ FAILURE_MESSAGE = "KeyError: 'in the work'\nrankzero: this process failed with t
 
 def wait_for(process):
     out, err = process.communicate()
-    return process.returncode, [json.loads(line) for line in out.splitlines()], err
+    return process.returncode, [json.loads(line) for line in out.splitlines() if line.startswith("{")], err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Tracebacks without the frames of libraries and of Rankzero. Does not import torch."""
 
+import re
 import sysconfig
 import traceback
 from pathlib import Path
@@ -8,13 +9,29 @@ from rankzero.messages import is_in_package
 
 _STDLIB = sysconfig.get_paths()["stdlib"]
 
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line \d+, in .*\n(?:    .*\n)*', re.MULTILINE)
+
 OWN_PACKAGES = ("rankzero", "data_modules", "lightning_modules")
 
 
 def is_user_file(file: str) -> bool:
     """Whether a source file belongs to the user, and not to a library or Rankzero."""
-    is_library = "site-packages" in file or "dist-packages" in file or file.startswith((_STDLIB, "<"))
-    return not is_library and not is_in_package(Path(file), *OWN_PACKAGES)
+    return not (_is_library_file(file) or file.startswith("<") or _is_own_file(file))
+
+
+def _is_library_file(file: str) -> bool:
+    return "site-packages" in file or "dist-packages" in file or file.startswith(_STDLIB)
+
+
+def _is_own_file(file: str) -> bool:
+    return is_in_package(Path(file), *OWN_PACKAGES)
+
+
+def is_defect(error: BaseException) -> bool:
+    """Whether an error was raised in Rankzero's own code, and not by a statement that explains it to the user."""
+    frames = traceback.extract_tb(error.__traceback__)
+    is_explained = isinstance(error, RuntimeError | OSError)
+    return bool(frames) and _is_own_file(frames[-1].filename) and not is_explained
 
 
 def user_position(error: BaseException) -> str:
@@ -29,7 +46,8 @@ def user_position(error: BaseException) -> str:
 def user_frames(error: BaseException) -> list[str]:
     """Formats the traceback of an error and of its causes, without the frames of libraries and of Rankzero.
 
-    If a traceback has no other frames, all of them are kept.
+    If a traceback has no other frames, or ends in Rankzero's code, all of them are kept. In the traceback of a loader
+    process, which is a part of the error's text, frames are left out too.
     """
     return _user_frames(traceback.TracebackException.from_exception(error))
 
@@ -41,11 +59,22 @@ def _user_frames(trace: traceback.TracebackException) -> list[str]:
     if cause is None and not trace.__suppress_context__:
         cause, relation = trace.__context__, "\nDuring handling of the above exception, another exception occurred:\n\n"
     causes = [*_user_frames(cause), relation] if cause else []
-    frames = [
-        frame
-        for frame in trace.stack
-        if "site-packages" not in frame.filename and not is_in_package(Path(frame.filename), *OWN_PACKAGES)
-    ]
+    frames = [frame for frame in trace.stack if not (_is_library_file(frame.filename) or _is_own_file(frame.filename))]
+    if trace.stack and _is_own_file(trace.stack[-1].filename):
+        frames = list(trace.stack)
     omitted = len(trace.stack) - len(frames) if frames else 0
     header = f"Traceback (most recent call last{f'; {omitted} frames of libraries omitted' if omitted else ''}):\n"
-    return [*causes, header, *traceback.format_list(frames or trace.stack), *trace.format_exception_only()]
+    return [
+        *causes,
+        header,
+        *traceback.format_list(frames or trace.stack),
+        *map(_without_libraries, trace.format_exception_only()),
+    ]
+
+
+def _without_libraries(text: str) -> str:
+    """Leaves out the frames of libraries and of Rankzero from the traceback that the text of an error contains."""
+    files = [frame["file"] for frame in _FRAME.finditer(text)]
+    if not any(map(is_user_file, files)):
+        return text
+    return _FRAME.sub(lambda frame: frame[0] if is_user_file(frame["file"]) else "", text)

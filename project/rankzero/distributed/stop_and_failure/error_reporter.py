@@ -14,7 +14,7 @@ from rankzero.distributed.environments.launchers import LAUNCHERS, slurm
 from rankzero.distributed.monitoring.activity import SANITY_CHECK
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.process_state import process_namespace
-from rankzero.distributed.process.user_traceback import user_frames, user_position
+from rankzero.distributed.process.user_traceback import is_defect, user_frames, user_position
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import (
     CannotStart,
@@ -28,6 +28,8 @@ from rankzero.messages import (
 
 RANK_VARIABLES = tuple(dict.fromkeys(name for launcher in LAUNCHERS.values() for name in launcher.rank_variables))
 """Names of the variables in which launchers store a process's rank; the first one that is set counts."""
+
+DEFECT_ADVICE = "This is a defect of Rankzero: please report it with the lines above and the command"
 
 _host_locks: list[socket.socket] = []
 """Sockets that represent this process's host locks, kept open until it exits."""
@@ -159,5 +161,6 @@ def report_error(error: BaseException, launch: Launch, prints_traceback: bool = 
     elif message := user_message(error):
         print_error(f"{process_name} failed{where}\n  {message}")
     else:
-        print_error(f"{process_name} failed with the error above{where}", prefix=traceback)
+        advice = f".\n  {DEFECT_ADVICE}" if is_defect(error) else ""
+        print_error(f"{process_name} failed with the error above{where}{advice}", prefix=traceback)
     return Exit.FAILED

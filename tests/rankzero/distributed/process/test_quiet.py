@@ -66,10 +66,11 @@ def test_all_output_that_the_user_requested_is_printed(tmp_path):
 
 
 @pytest.mark.system
-def test_a_run_of_one_epoch_prints_three_lines_and_a_table(tmp_path):
+def test_a_run_of_one_epoch_prints_four_lines_and_a_table(tmp_path):
     write_module(tmp_path)
     result = fit("--model", "nets.Net", "--epochs", "1", folder=tmp_path)
-    first, second, third, *table = result.out.splitlines()
+    loaded, first, second, third, *table = result.out.splitlines()
+    assert loaded.startswith("rankzero: loading torch, Lightning, Net")
     assert first.startswith("rankzero: local") and second.startswith("epoch 1/1") and third.startswith("run Net-own-1")
     assert result.err == "" and all(line[0] in "\u2502\u250c\u2514" for line in table)
 

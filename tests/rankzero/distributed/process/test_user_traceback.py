@@ -1,11 +1,26 @@
 import traceback
 
+import numpy as np
 import psutil
 import pytest
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, Dataset
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process.user_traceback import user_frames
+from rankzero.distributed.process.user_traceback import is_defect, user_frames
 from rankzero.distributed.stop_and_failure import error_reporter
+from rankzero.sampling.loader import read_ahead
+from rankzero.sampling.plan import SamplingPlan
+
+
+class Failing(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        raise KeyError("sample")
+
+    __getitems__ = __getitem__
 
 
 def exception_of(work):
@@ -28,14 +43,28 @@ def test_frames_of_libraries_are_left_out():
     assert omitted and f"; {omitted} frames of" in header and len(frames) == len(expected) - 1 - omitted
 
 
-def test_frames_of_the_package_are_left_out_unless_all_frames_belong_to_libraries():
-    error = exception_of(lambda: error_reporter.refuse(None, Launch(launcher="slurm")))
+def test_frames_of_the_package_are_left_out_unless_it_raised_the_error_or_no_others_remain():
+    error = exception_of(lambda: list(read_ahead(Failing(), iter([np.arange(2)]), 0)))
     assert [frame for frame in user_frames(error) if frame.startswith("  File")] == [
         frame for frame in traceback.format_exception(error) if __file__ in frame
     ]
+    assert not is_defect(error)
+    error = exception_of(lambda: error_reporter.refuse(None, Launch(launcher="slurm")))
+    assert user_frames(error) == traceback.format_exception(error) and is_defect(error)
     error = exception_of(lambda: psutil.Process(-1))
     error.__traceback__ = error.__traceback__.tb_next.tb_next
     assert user_frames(error) == traceback.format_exception(error)
+
+
+def test_the_traceback_of_a_loader_process_is_trimmed():
+    try:
+        list(SamplingPlan().wrap(DataLoader(Failing()), training=True))
+    except KeyError:  # as a loader process does
+        original = ExceptionWrapper(where="in DataLoader worker process 0")
+    assert "/rankzero/sampling/" in original.exc_msg
+    printed = "".join(user_frames(exception_of(original.reraise)))
+    assert "in DataLoader worker process 0" in printed and 'raise KeyError("sample")' in printed
+    assert "site-packages" not in printed and "/rankzero/sampling/" not in printed
 
 
 @pytest.mark.parametrize("kind", ["cause", "context", "suppressed"])

@@ -1,0 +1,64 @@
+"""Which work at the end of a program is done. Each program runs in a process of its own, with a stand-in for torch."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from running import SOURCES
+
+PROGRAM = """
+import atexit, sys
+{before}
+import rankzero
+from rankzero.distributed.process.at_exit import exit_quickly_with
+import threading, time
+
+class Noisy:
+    def __init__(self, name):
+        self.name, self.cycle = name, self
+    def __del__(self):
+        print(self.name, "deleted")
+
+sys.modules["torch"] = sys
+Noisy("garbage")
+kept = Noisy("module's")
+file = open("file", "w")
+file.write("text")
+atexit.register(print, "exit function")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "before", "end", "has_teardown"),
+    [
+        ({}, "", "sys.exit(exit_quickly_with(3))", False),
+        ({}, "", "sys.exit(3)", True),
+        ({}, "atexit.register(print, 'first')", "sys.exit(exit_quickly_with(3))", True),
+        ({"CUDA_INJECTION64_PATH": "/profiler.so"}, "", "sys.exit(exit_quickly_with(3))", True),
+        ({}, "", "sys.modules['mpi4py.MPI'] = sys; sys.exit(exit_quickly_with(3))", True),
+        ({"PYTHONINSPECT": "1"}, "", "exit_quickly_with(3)", True),
+    ],
+    ids=["a command", "a script", "an earlier exit function", "a profiler", "MPI", "an interpreter left open"],
+)
+def test_only_the_teardown_of_modules_is_skipped_and_only_where_nobody_needs_it(
+    tmp_path, options, before, end, has_teardown
+):
+    (tmp_path / "program.py").write_text(PROGRAM.format(before=before, end=end))
+    result = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": SOURCES, **options},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == (0 if "PYTHONINSPECT" in options else 3)
+    assert {"thread", "exit function", "garbage deleted"} <= set(result.stdout.splitlines()), result.stderr
+    assert (tmp_path / "file").read_text() == "text"
+    assert ("module's deleted" in result.stdout) == has_teardown
