@@ -32,14 +32,14 @@ def pbs(*commands, select="2:ncpus=8:mpiprocs=2"):
 
 
 def findings(text):
-    """Returns the line, the level and the text of each finding in a script."""
-    return [(item.line, item.level, item.found) for item in check(text)]
+    """Returns the line and the text of each finding in a script."""
+    return [(item.line, item.found) for item in check(text)]
 
 
-def only(text, line, level, fragment, instead=None):
+def only(text, line, fragment, instead=None):
     """Checks that a script has exactly one finding."""
     (item,) = check(text)
-    assert (item.line, item.level) == (line, level) and fragment in item.found, item
+    assert item.line == line and fragment in item.found, item
     assert instead in (None, item.instead)
 
 
@@ -47,18 +47,17 @@ def one_finding(cases):
     """Returns a test that checks scripts that have one finding, or none.
 
     Args:
-        cases: Level and part of the text of the finding, `wrong: one process starts` -> the cases: line of the finding,
-            script and, optionally, what to write instead; or a script that has no finding.
+        cases: Part of the text of the finding, `one process starts` -> the cases: line of the finding, script and,
+            optionally, what to write instead; or a script that has no finding.
     """
 
     @pytest.mark.parametrize("finding", cases)
     def verify(finding):
-        level, _, text = finding.partition(": ")
         for case in cases[finding]:
             if isinstance(case, str):
                 assert findings(case) == [], case
             else:
                 line, script, *instead = case
-                only(script, line, level, text, *instead)
+                only(script, line, finding, *instead)
 
     return verify

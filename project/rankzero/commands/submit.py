@@ -112,7 +112,7 @@ def _unexpected(words: Sequence[str]) -> RequestError:
 
 
 def _check(action: str | None, command_line: CommandLine) -> int:
-    """Prints what is wrong or risky in a user's own job script."""
+    """Prints what is wrong in a user's own job script."""
     from rankzero.commands.jobs.check.checker import check, read_script, report  # only this needs the grammar of bash
 
     path = command_line.check or ""

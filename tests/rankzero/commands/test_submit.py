@@ -323,16 +323,15 @@ def test_validate_lets_fit_check_its_arguments_before_the_job_is_submitted(cwd, 
 
 
 def test_check_prints_the_findings_in_a_script_of_the_user(launch, cwd):
-    (cwd / "my job.sh").write_text("mpirun -np 2 python train.py\n")
+    (cwd / "my job.sh").write_text("#SBATCH --nodes=1\npython train.py\n")
     code, out, err = launch("--check", "my job.sh")
     assert (code, err) == (1, "")
     assert out.splitlines() == [
-        "my job.sh:1: risky: Open MPI binds each process to one core (up to two processes) or one socket",
-        "  write  mpirun --bind-to none ...",
-        "0 wrong, 1 risky",
+        "my job.sh:1: sbatch refuses a script whose first line is not #!",
+        "  write  #!/bin/bash",
     ]
     (cwd / "my job.sh").write_text("python train.py\n")
-    assert launch("--check=my job.sh") == (0, "my job.sh: nothing wrong or risky was found\n", "")
+    assert launch("--check=my job.sh") == (0, "my job.sh: nothing wrong was found\n", "")
 
 
 def test_check_accepts_no_other_argument(launch):

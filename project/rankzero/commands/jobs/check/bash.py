@@ -112,12 +112,7 @@ def _statements(node: Node, position: Position) -> Iterator[Command]:
     children = [child for child in node.named_children if not child.type.endswith(("_substitution", "_redirect"))]
     for i, child in enumerate(children):
         inner = position
-        is_last = i == len(children) - 1
-        if node.type == "pipeline" and not is_last:
-            inner = inner._replace(piped=True)
         is_condition = node.type in ("if_statement", "elif_clause", "while_statement") and i == 0
-        if is_condition or node.type == "negated_command" or (node.type == "list" and not is_last):
-            inner = inner._replace(handled=True)
         if node.type in _LOOPS:
             inner = inner._replace(loop=node.start_point.row + 1)
         if (node.type in _BRANCHES and not is_condition) or (node.type == "list" and i):
@@ -203,9 +198,7 @@ def _nested(command: Command) -> Iterator[Command]:
 def _combined(outer: Position, inner: Position) -> Position:
     """Returns the position of an inner command; an `&` in the inner text affects the inner shell only."""
     return Position(
-        handled=outer.handled or inner.handled,
         in_background=outer.in_background,
-        piped=outer.piped or inner.piped,
         in_function=outer.in_function or inner.in_function,
         loop=outer.loop,
         is_conditional=outer.is_conditional or inner.is_conditional,

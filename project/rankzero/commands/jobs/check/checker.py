@@ -4,11 +4,10 @@ import re
 import subprocess
 from pathlib import Path
 
-from rankzero.commands.jobs.check.finding import WRONG, Finding
+from rankzero.commands.jobs.check.finding import Finding
 from rankzero.commands.jobs.check.rules import (
     accelerate,
     addresses,
-    mpirun,
     pbs,
     shell,
     slurm_launch,
@@ -19,7 +18,7 @@ from rankzero.commands.jobs.check.rules import (
 from rankzero.commands.jobs.check.user_script import UserScript
 from rankzero.messages import RequestError, printable_line
 
-_COMMON = (*shell.RULES, *variables.RULES, *addresses.RULES, *torchrun.RULES, *accelerate.RULES, *mpirun.RULES)
+_COMMON = (*shell.RULES, *variables.RULES, *addresses.RULES, *torchrun.RULES, *accelerate.RULES)
 _OF_SCHEDULERS = {"slurm": (*slurm_launch.RULES, *slurm_options.RULES), "pbs": pbs.RULES, "": ()}
 
 MAX_CHARACTERS = 100_000
@@ -36,7 +35,7 @@ def check(text: str) -> list[Finding]:
     if broken:  # findings in commands are a consequence
         started = {command.line for command in script.training}
         findings = [item for item in findings if item in broken or item.line not in started]
-    return sorted(dict.fromkeys(findings), key=lambda finding: (finding.line, finding.level != WRONG))
+    return sorted(dict.fromkeys(findings), key=lambda finding: finding.line)
 
 
 def read_script(path: str) -> str:
@@ -86,10 +85,9 @@ def read_script(path: str) -> str:
 def report(path: str, findings: list[Finding]) -> str:
     """Returns the findings as text: what was found in each line, and what to write instead."""
     if not findings:
-        return f"{path}: nothing wrong or risky was found"
-    wrong = sum(finding.level == WRONG for finding in findings)
+        return f"{path}: nothing wrong was found"
     lines = [
-        f"{path}:{item.line}: {item.level}: {printable_line(item.found)}\n  write  {printable_line(item.instead)}"
+        f"{path}:{item.line}: {printable_line(item.found)}\n  write  {printable_line(item.instead)}"
         for item in findings
     ]
-    return "\n".join([*lines, f"{wrong} wrong, {len(findings) - wrong} risky"])
+    return "\n".join(lines)

@@ -99,17 +99,13 @@ class Position(NamedTuple):
     """Where a command stands in the script.
 
     Args:
-        handled: Whether its exit code decides what runs next, as in `if` and before `||`.
         in_background: Whether it ends with `&`.
-        piped: Whether its output goes to another command.
         in_function: Whether it is part of a function.
         loop: Number of the first line of the innermost loop that contains it, from 1; 0 outside of loops.
         is_conditional: Whether it may not run: part of a branch or a loop, or after `&&` or `||`.
     """
 
-    handled: bool = False
     in_background: bool = False
-    piped: bool = False
     in_function: bool = False
     loop: int = 0
     is_conditional: bool = False

@@ -78,17 +78,6 @@ class UserScript:
         found = [item for item in self.all_directives if item.line < self.first_command and item.name in names]
         return found[-1] if found else None
 
-    @property
-    def is_exclusive(self) -> bool:
-        """Whether no other job runs on the machines of this one."""
-        exclusive = self.directive("exclusive")
-        return exclusive is not None and exclusive.value == ""
-
-    @property
-    def first_directive_line(self) -> int:
-        """Number of the line of the first directive; 1 without one."""
-        return self.all_directives[0].line if self.all_directives else 1
-
     def before(self, command: Command) -> Iterator[Command]:
         """Yields the commands before a command."""
         for other in self.commands:

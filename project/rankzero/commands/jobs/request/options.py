@@ -171,7 +171,7 @@ def help_text() -> str:
         None,
         *((f"--{flag.name} {flag.metavar}", flag.help) for flag in SUBMIT_FLAGS),
         ("--site FILE", "YAML file with defaults for these flags [~/.config/rankzero/site.yaml]"),
-        ("--check FILE", "print what is wrong or risky in your own job script, and what to write instead"),
+        ("--check FILE", "print what is wrong in your own job script, and what to write instead"),
         ("--dry_run", "print the script and submit nothing"),
         ("--follow", "print state and log until the job ends"),
         ("--validate", "let fit.py check all its arguments first; this imports torch and the model"),

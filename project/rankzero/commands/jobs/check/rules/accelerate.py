@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from rankzero.commands.jobs.check.finding import RISKY, WRONG, Finding
-from rankzero.commands.jobs.check.machines import shape, uses_machines
+from rankzero.commands.jobs.check.finding import Finding
+from rankzero.commands.jobs.check.machines import uses_machines
 from rankzero.commands.jobs.check.user_script import UserScript
 
 
@@ -24,17 +24,12 @@ def machines(script: UserScript) -> Iterator[Finding]:
         if is_single and command.launchers[:1] in (["srun"], ["pbsdsh"]) and uses_machines(script, command):
             found = "accelerate without --num_machines: each machine trains alone"
             instead = f"accelerate launch {several_machines('N')} ..."
-            yield Finding(command.line, WRONG, found, instead)
-        total, gpus = command.option("accelerate", "--num-processes"), shape(script, command).gpus
-        processes, number = (script.count(item.text, command) if item else None for item in (total, count))
-        if processes and number and gpus and processes < gpus * number:
-            found = f"--num_processes is the total: {processes} processes for {number} machines with {gpus} GPUs each"
-            yield Finding(command.line, RISKY, found, f"--num_processes={gpus * number}")
+            yield Finding(command.line, found, instead)
         rank = command.option("accelerate", "--machine-rank")
         backend = command.option("accelerate", "--rdzv-backend")
         if not is_single and rank is None and (backend is None or backend.text != "c10d"):
             found = "without --machine_rank, every machine has rank 0"
-            yield Finding(command.line, WRONG, found, "accelerate launch --rdzv_backend=c10d ...")
+            yield Finding(command.line, found, "accelerate launch --rdzv_backend=c10d ...")
 
 
 def deepspeed(script: UserScript) -> Iterator[Finding]:
@@ -47,7 +42,7 @@ def deepspeed(script: UserScript) -> Iterator[Finding]:
             hosts = command.option("deepspeed", "--hostfile", "-H")
             result = "trains alone" if hosts is None else "starts the processes of all nodes"
             found = f"srun starts deepspeed on each node, and each of them {result}"
-            yield Finding(command.line, WRONG, found, "deepspeed --launcher slurm ..., without srun")
+            yield Finding(command.line, found, "deepspeed --launcher slurm ..., without srun")
 
 
 RULES = (machines, deepspeed)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from rankzero.commands.jobs.check.command import Command
-from rankzero.commands.jobs.check.finding import RISKY, WRONG, Finding
+from rankzero.commands.jobs.check.finding import Finding
 from rankzero.commands.jobs.check.machines import C10D, shape
 from rankzero.commands.jobs.check.rules.accelerate import several_machines
 from rankzero.commands.jobs.check.user_script import UserScript
@@ -20,7 +20,7 @@ def missing_srun(script: UserScript) -> Iterator[Finding]:
             continue  # their servers run on all nodes
         if not command.launchers and (nodes != 1 or tasks != 1):
             found = f"one process starts, on the first node, in a job of {_described(nodes, tasks)}"
-            yield Finding(command.line, WRONG, found, f"srun --kill-on-bad-exit=1{cores} {command.text}")
+            yield Finding(command.line, found, f"srun --kill-on-bad-exit=1{cores} {command.text}")
         elif command.launchers in (["torchrun"], ["accelerate"]) and nodes != 1:
             name = command.launchers[0]
             found = f"{name} starts on the first node only, in a job of {_described(nodes, None)}"
@@ -29,7 +29,7 @@ def missing_srun(script: UserScript) -> Iterator[Finding]:
             is_complete = backend is not None and backend.text == "c10d"
             options = C10D if name == "torchrun" else several_machines(total)
             text = command.text if is_complete else f"{name} for {total} machines, with {options}"
-            yield Finding(command.line, WRONG, found, f"srun --ntasks={total} --ntasks-per-node=1{cores} {text}")
+            yield Finding(command.line, found, f"srun --ntasks={total} --ntasks-per-node=1{cores} {text}")
 
 
 def several_launchers(script: UserScript) -> Iterator[Finding]:
@@ -40,55 +40,7 @@ def several_launchers(script: UserScript) -> Iterator[Finding]:
             name = command.launchers[1]
             found = f"srun starts {name} {tasks} times on each node, and each starts all processes of the node"
             option = command.option("srun", "--ntasks-per-node", "--ntasks", "-n")
-            yield Finding(command.line, WRONG, found, f"{'srun' if option else '#SBATCH'} --ntasks-per-node=1")
-
-
-def inherited_cores(script: UserScript) -> Iterator[Finding]:
-    """`--cpus-per-task` that srun gets from sbatch, but not in every version."""
-    cpus = script.directive("cpus-per-task")
-    if cpus is None or "SRUN_CPUS_PER_TASK" in script.code:
-        return
-    for command in script.training:
-        if command.launchers[:1] != ["srun"] or command.is_open("srun"):
-            continue
-        if command.option("srun", "--cpus-per-task", "-c") is None:
-            found = "in Slurm 22.05 and 23.02, srun does not inherit --cpus-per-task: each task gets one core"
-            yield Finding(command.line, RISKY, found, f"srun --cpus-per-task={cpus.value} ...")
-
-
-def failed_task(script: UserScript) -> Iterator[Finding]:
-    """Tasks that wait for a task that has failed."""
-    if "SLURM_KILL_BAD_EXIT" in script.code:
-        return
-    for command in script.training:
-        if command.launchers[:1] != ["srun"] or command.is_open("srun"):
-            continue
-        if command.option("srun", "--kill-on-bad-exit", "-K", "-K1") is None:
-            nodes, tasks, _ = shape(script, command)
-            machines = command.option("torchrun", "--nnodes")
-            is_elastic = machines is not None and ":" in machines.text
-            if (nodes, tasks) != (1, 1) and not is_elastic:
-                found = "if one task fails, the others may wait for it until the time limit"
-                yield Finding(command.line, RISKY, found, "srun --kill-on-bad-exit=1 ...")
-
-
-def isolated_gpus(script: UserScript) -> Iterator[Finding]:
-    """Tasks that see only one of the GPUs of their node."""
-    for command in script.training:
-        if command.launchers != ["srun"] or shape(script, command).tasks in (None, 1):
-            continue
-        found = "each task sees only its own GPU, so that NCCL cannot use the direct links between GPUs"
-        directive = script.directive("gpus-per-task")
-        bind = command.option("srun", "--gpu-bind")
-        option = command.option("srun", "--gpus-per-task")
-        binds = bind is not None and bind.text.startswith(("single", "closest", "map", "per_task"))
-        default = script.directive("gpu-bind")
-        if (bind.text if bind is not None else default.value if default else "") == "none":
-            continue
-        if option is not None or binds:
-            yield Finding(command.line, RISKY, found, "srun --gpu-bind=none, with #SBATCH --gpus-per-node=N")
-        elif directive is not None:
-            yield Finding(directive.line, RISKY, found, "#SBATCH --gpus-per-node=N, and srun --gpu-bind=none")
+            yield Finding(command.line, found, f"{'srun' if option else '#SBATCH'} --ntasks-per-node=1")
 
 
 def counts(script: UserScript) -> Iterator[Finding]:
@@ -115,12 +67,9 @@ def counts(script: UserScript) -> Iterator[Finding]:
             yield from _contradiction(command, "--devices", devices, tasks, "tasks per node")
         else:
             continue
-        if gpus and processes and processes < gpus:
-            found = f"of {gpus} GPUs per node, {processes} {'is' if processes == 1 else 'are'} used: one per process"
-            yield Finding(command.line, RISKY, found, _per_node(script, inner, gpus))
-        elif gpus and processes and processes > gpus:
+        if gpus and processes and processes > gpus:
             found = f"{processes} processes per node share {gpus} GPU{'s' * (gpus != 1)}"
-            yield Finding(command.line, WRONG, found, _per_node(script, inner, gpus))
+            yield Finding(command.line, found, _per_node(script, inner, gpus))
 
 
 def _contradiction(
@@ -129,7 +78,7 @@ def _contradiction(
     """Yields a finding if the value of a flag differs from the job's."""
     if requested is not None and actual is not None and requested != actual:
         found = f"{flag} {requested} does not match the job ({unit}: {actual}): the processes wait for others, or fail"
-        yield Finding(command.line, WRONG, found, f"{flag} {actual}")
+        yield Finding(command.line, found, f"{flag} {actual}")
 
 
 def _unset_gpus(script: UserScript, command: Command) -> Iterator[Finding]:
@@ -138,33 +87,7 @@ def _unset_gpus(script: UserScript, command: Command) -> Iterator[Finding]:
     is_used = option is not None and re.fullmatch(r"\$\{?SLURM_GPUS_PER_NODE\}?", option.text)
     if is_used and (request is None or not request.value.isdigit()):
         value = f"is {request.value}" if request else "is not set without --gpus-per-node"
-        yield Finding(command.line, WRONG, f"$SLURM_GPUS_PER_NODE {value}", "$SLURM_GPUS_ON_NODE")
-
-
-def containers(script: UserScript) -> Iterator[Finding]:
-    """Containers that do not see the GPUs of the job."""
-    for command in script.training:
-        words = [word.text for word in command.words]
-        program = next((word for word in words if word in ("apptainer", "singularity")), None)
-        has_option = bool({"--nv", "--rocm", "--nvccli"} & set(words)) or command.is_open("srun")
-        sees_gpus = has_option or re.search(r"(APPTAINER|SINGULARITY)_NV", script.code)
-        if program and shape(script, command).gpus and not sees_gpus:
-            found = "the container does not see the GPUs of the job"
-            yield Finding(command.line, RISKY, found, f"{program} exec --nv ...")
-
-
-def blocking_steps(script: UserScript) -> Iterator[Finding]:
-    """Steps in the background that keep the processors of the job."""
-    for command in script.training:
-        if command.launchers[:1] != ["srun"]:
-            continue
-        for other in script.before(command):
-            if any(later.program == "wait" and later.line < command.line for later in script.after(other)):
-                continue
-            is_step = other.launchers == ["srun"] and other.position.in_background and not other.trains
-            if is_step and not other.position.loop and other.option("srun", "--overlap") is None:
-                found = f"line {command.line} may wait until this step ends: steps do not share processors"
-                yield Finding(other.line, RISKY, found, "srun --overlap ...")
+        yield Finding(command.line, f"$SLURM_GPUS_PER_NODE {value}", "$SLURM_GPUS_ON_NODE")
 
 
 def _number(script: UserScript, command: Command, launcher: str, *names: str) -> int | None:
@@ -194,7 +117,7 @@ def exported_environment(script: UserScript) -> Iterator[Finding]:
             name = names[0]
             found = f"with --export={name}, the tasks do not get PATH and the variables of this script"
             instead = "srun --export=ALL ..." if value.upper() == "NONE" else f"srun --export=ALL,{value} ..."
-            yield Finding(command.line, WRONG, found, instead)
+            yield Finding(command.line, found, instead)
 
 
 def _described(nodes: int | None, tasks: int | None) -> str:
@@ -203,14 +126,4 @@ def _described(nodes: int | None, tasks: int | None) -> str:
     return text if tasks in (None, 1) else f"{text} with {tasks} tasks each"
 
 
-RULES = (
-    missing_srun,
-    several_launchers,
-    inherited_cores,
-    failed_task,
-    isolated_gpus,
-    counts,
-    exported_environment,
-    containers,
-    blocking_steps,
-)
+RULES = (missing_srun, several_launchers, counts, exported_environment)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from rankzero.commands.jobs.check.command import Command
-from rankzero.commands.jobs.check.finding import RISKY, WRONG, Finding
+from rankzero.commands.jobs.check.finding import Finding
 from rankzero.commands.jobs.check.machines import C10D, LOCAL_ADDRESS, processes_per_chunk, uses_machines
 from rankzero.commands.jobs.check.user_script import UserScript
 
@@ -25,15 +25,15 @@ def rendezvous(script: UserScript) -> Iterator[Finding]:
         address = script.resolved(endpoint.text, command) if endpoint else ""
         if command.option("torchrun", "--standalone"):
             found = "--standalone ignores the other machines: each of them trains alone"
-            yield Finding(command.line, WRONG, found, C10D)
+            yield Finding(command.line, found, C10D)
         elif endpoint is None and not command.is_open("torchrun"):
             found = f"without an address, each of the {nodes.text} machines waits for the others on itself"
-            yield Finding(command.line, WRONG, found, C10D)
+            yield Finding(command.line, found, C10D)
         elif re.fullmatch(LOCAL_ADDRESS, address):
             found = f"at {address}, each machine waits for the others on itself"
-            yield Finding(command.line, WRONG, found, "the name of the first machine")
+            yield Finding(command.line, found, "the name of the first machine")
         elif endpoint and _is_static(command) and _node_rank(script, command) is None:
-            yield Finding(command.line, WRONG, "without --node-rank, every machine has node rank 0", C10D)
+            yield Finding(command.line, "without --node-rank, every machine has node rank 0", C10D)
 
 
 def alone(script: UserScript) -> Iterator[Finding]:
@@ -44,18 +44,7 @@ def alone(script: UserScript) -> Iterator[Finding]:
         nodes = command.option("torchrun", "--nnodes")
         if nodes is None or script.count(nodes.text, command) == 1:
             found = "torchrun without --nnodes: each machine trains alone"
-            yield Finding(command.line, WRONG, found, f"torchrun --nnodes=N {C10D}")
-
-
-def deprecated_launcher(script: UserScript) -> Iterator[Finding]:
-    """`torch.distributed.launch`."""
-    for command in script.training:
-        if any(word.text == "torch.distributed.launch" for word in command.words):
-            found = "torch.distributed.launch is deprecated, and adds --local-rank to the arguments of the script"
-            old = r"\S*python[0-9.]*\s+(-u\s+)?-m\s+torch\.distributed\.launch(\s+--use[_-]env)?"
-            if any(word.text in ("--use_env", "--use-env") for word in command.words):
-                found = "torch.distributed.launch is deprecated"
-            yield Finding(command.line, RISKY, found, re.sub(old, "torchrun", command.text))
+            yield Finding(command.line, found, f"torchrun --nnodes=N {C10D}")
 
 
 def node_ranks_in_sequence(script: UserScript) -> Iterator[Finding]:
@@ -71,7 +60,7 @@ def node_ranks_in_sequence(script: UserScript) -> Iterator[Finding]:
             found = (
                 f"node rank {number} waits for node rank {others[-1]}, whose command starts after this one has ended"
             )
-            yield Finding(command.line, WRONG, found, "one command per machine, each started on its own machine")
+            yield Finding(command.line, found, "one command per machine, each started on its own machine")
             return
 
 
@@ -88,7 +77,7 @@ def machines_in_sequence(script: UserScript) -> Iterator[Finding]:
         is_on_one = command.launchers[0] == "ssh" or (host is not None and "$" in host.text)
         if is_on_one and script.count(nodes.text, command) != 1:
             found = "the loop starts the machines one after the other, and the first one waits for the others"
-            yield Finding(command.line, WRONG, found, "& after this command, and wait after the loop")
+            yield Finding(command.line, found, "& after this command, and wait after the loop")
 
 
 def fixed_node_rank(script: UserScript) -> Iterator[Finding]:
@@ -100,7 +89,7 @@ def fixed_node_rank(script: UserScript) -> Iterator[Finding]:
         is_only = not any(other is not command and _node_rank(script, other) for other in _torchruns(script))
         if is_only and command.launchers[:1] in _OUTER:
             found = f"{command.launchers[0]} starts torchrun with node rank {rank} on every machine"
-            yield Finding(command.line, WRONG, found, C10D)
+            yield Finding(command.line, found, C10D)
 
 
 def several_per_machine(script: UserScript) -> Iterator[Finding]:
@@ -110,7 +99,7 @@ def several_per_machine(script: UserScript) -> Iterator[Finding]:
         starts_all = command.option("pbsdsh", "-n", "-h", "-c") is None
         if command.launchers[:2] == ["pbsdsh", "torchrun"] and starts_all and per_chunk and per_chunk > 1:
             found = f"pbsdsh starts torchrun {per_chunk} times on each machine (mpiprocs={per_chunk})"
-            yield Finding(command.line, WRONG, found, "mpiprocs=1 in the select line")
+            yield Finding(command.line, found, "mpiprocs=1 in the select line")
         if command.launchers[:2] == ["mpirun", "torchrun"]:
             count = command.option("mpirun", "-np", "-n", "--np", "--n")
             processes = script.count(count.text, command) if count else None
@@ -118,7 +107,7 @@ def several_per_machine(script: UserScript) -> Iterator[Finding]:
             machines = script.count(nodes.text, command) if nodes else 1
             if processes and machines and processes > machines:
                 found = f"mpirun starts torchrun {processes} times, for {machines} machine{'s' * (machines != 1)}"
-                yield Finding(command.line, WRONG, found, f"mpirun -np {machines} --map-by ppr:1:node ...")
+                yield Finding(command.line, found, f"mpirun -np {machines} --map-by ppr:1:node ...")
 
 
 def _torchruns(script: UserScript) -> list[Command]:
@@ -142,12 +131,4 @@ def _is_static(command: Command) -> bool:
     return (backend is None and not command.is_open("torchrun")) or (backend is not None and backend.text == "static")
 
 
-RULES = (
-    rendezvous,
-    alone,
-    deprecated_launcher,
-    node_ranks_in_sequence,
-    machines_in_sequence,
-    fixed_node_rank,
-    several_per_machine,
-)
+RULES = (rendezvous, alone, node_ranks_in_sequence, machines_in_sequence, fixed_node_rank, several_per_machine)

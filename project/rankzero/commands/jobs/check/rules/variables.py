@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from rankzero.commands.jobs.check.bash import here_documents
 from rankzero.commands.jobs.check.command import Command, Word
-from rankzero.commands.jobs.check.finding import WRONG, Finding
+from rankzero.commands.jobs.check.finding import Finding
 from rankzero.commands.jobs.check.user_script import UserScript
 
 _OF_TASKS = {
@@ -68,7 +68,7 @@ def variables_of_tasks(script: UserScript) -> Iterator[Finding]:
         for name in sorted({name for word in words for name in word.expanded & values.keys()}):
             value = "an empty string" if values[name] == "empty" else values[name]
             found = f"the job script expands ${name} itself, to {value}, so that all tasks get the same value"
-            yield Finding(command.line, WRONG, found, _unexpanded(script, command, name))
+            yield Finding(command.line, found, _unexpanded(script, command, name))
 
 
 def _unexpanded(script: UserScript, command: Command, name: str) -> str:
@@ -114,7 +114,7 @@ def unexported_variables(script: UserScript) -> Iterator[Finding]:
             seen.add(name)
             found = f"{name} is not exported, so that the tasks do not get it"
             line, text = assigned[name].line, assigned[name].assignments[name].text
-            yield Finding(line, WRONG, found, f"export {name}={text}")
+            yield Finding(line, found, f"export {name}={text}")
 
 
 def _needed(command: Command) -> set[str]:
@@ -136,7 +136,7 @@ def here_document_variables(script: UserScript) -> Iterator[Finding]:
         for name in _OF_TASKS[script.scheduler] if document.is_expanded else ():
             if re.search(rf"(?<!\\)\$\{{?{name}\b", document.text):
                 found = f"bash expands ${name} here, while it reads the here-document: all tasks get the same value"
-                yield Finding(document.line, WRONG, found, f"<<'EOF', or \\${name}")
+                yield Finding(document.line, found, f"<<'EOF', or \\${name}")
 
 
 def text_of(word: Word | None) -> str:

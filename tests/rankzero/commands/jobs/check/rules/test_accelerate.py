@@ -11,7 +11,7 @@ CASES = {
         slurm(f"{SRUN} accelerate launch {options} train.py")
         for options in (f"--num_machines=2 {C10D}", "--config_file x.yaml", "$OPTIONS", '"${OPTIONS[@]}"')
     ],
-    "wrong: accelerate without --num_machines: each machine trains alone": [
+    "accelerate without --num_machines: each machine trains alone": [
         slurm(f"{SRUN} accelerate launch --num_processes=4 train.py", nodes=1),
         *(
             (9, slurm(f"{SRUN} {program} {options} train.py"))
@@ -19,25 +19,16 @@ CASES = {
             for options in ("", "--num_processes 8", "--num_machines 1")
         ),
     ],
-    "wrong: without --machine_rank, every machine has rank 0": [
+    "without --machine_rank, every machine has rank 0": [
         (9, slurm(f"{SRUN} {MACHINES} --main_process_ip $host train.py")),
         slurm(f"{SRUN} bash -c '{MACHINES} --main_process_ip $host --machine_rank $SLURM_NODEID train.py'"),
     ],
-    "risky: two jobs on one machine cannot both use port 29500": [
-        (9, slurm(f"{SRUN} {MACHINES} {C10D} --main_process_port 29500 train.py"))
-    ],
-    "risky: --num_processes is the total: 4 processes": [
-        (10, slurm(TOTAL.format(4), gpus_per_node=4), "--num_processes=8"),
-        slurm(TOTAL.format(8), gpus_per_node=4),
-    ],
-    "wrong: srun starts deepspeed on each node": [
+    "srun starts deepspeed on each node": [
         (9, slurm(f"{SRUN} deepspeed --num_gpus 4 train.py")),
         slurm(f"{SRUN} deepspeed --no_ssh --node_rank $X train.py"),
         slurm("deepspeed --hostfile hosts train.py"),
     ],
-    "wrong: each of them starts the processes of all nodes": [
-        (9, slurm("srun -c 4 -K deepspeed --hostfile hosts a.py"))
-    ],
+    "each of them starts the processes of all nodes": [(9, slurm("srun -c 4 -K deepspeed --hostfile hosts a.py"))],
 }
 
 test_the_only_finding_in_a_script = one_finding(CASES)

@@ -10,19 +10,8 @@ ON_EACH = 'pbsdsh -- /path/to/torchrun "$PBS_O_WORKDIR/SCRIPT", with mpiprocs=1 
 ON_EACH += " --rdzv-id=JOB_ID --rdzv-endpoint=FIRST_MACHINE:PORT, without --node-rank"
 
 CASES = {
-    "risky: PBS may put several chunks on one machine": [
-        *((2, CORRECT.replace(f"{SCATTER}\n", place), SCATTER) for place in ("", "#PBS -l place=pack\n")),
-        CORRECT,
-        CORRECT.replace("place=scatter", "place=scatter:excl"),
-        CORRECT.replace(f"select=2:ncpus=8:mpiprocs=2\n{SCATTER}", "nodes=2:ppn=2"),
-        pbs("python train.py", select="ncpus=4"),  # a select without a number
-    ],
-    "risky: without a walltime": [(2, CORRECT.replace("#PBS -l walltime=1:00:00\n", ""))],
-    "risky: at SIGTERM, pbsdsh ends before its tasks": [(6, pbs(PBSDSH))],
-    "wrong: $PBS_NODEID does not exist: the text is empty": [(7, pbs(TRAP, 'echo "${PBS_NODEID}"', PBSDSH))],
-    "risky: $PBS_NUM_NODES exists under Torque only": [(7, pbs(TRAP, 'echo "${PBS_NUM_NODES}"', PBSDSH))],
-    "risky: $PBS_NP exists under Torque only": [(7, pbs(TRAP, 'echo "${PBS_NP}"', PBSDSH))],
-    "wrong: the job starts in the home folder, where train.py": [
+    "$PBS_NODEID does not exist: the text is empty": [(7, pbs(TRAP, 'echo "${PBS_NODEID}"', PBSDSH))],
+    "the job starts in the home folder, where train.py": [
         (5, AT_HOME, 'cd "$PBS_O_WORKDIR"'),
         *(
             AT_HOME.replace("python train.py", command)
@@ -34,28 +23,24 @@ CASES = {
         AT_HOME.replace("#PBS -l place", "#PBS -l wd\n#PBS -l place"),
         pbs(TRAP, "pbsdsh -- /bin/bash -lc 'cd /x && /env/bin/python train.py'"),
     ],
-    "wrong: one process starts, on the first machine, in a job of 2 chunks": [
+    "one process starts, on the first machine, in a job of 2 chunks": [
         (6, pbs("python train.py"), 'mpirun --hostfile "$PBS_NODEFILE" python train.py'),
         pbs("python train.py", select="1:ncpus=4"),
     ],
-    "wrong: torchrun starts on the first machine only": [(6, pbs(TORCHRUN), ON_EACH)],
-    "wrong: have PATH=/bin:/usr/bin, where python is not found, or is another": [
+    "torchrun starts on the first machine only": [(6, pbs(TORCHRUN), ON_EACH)],
+    "have PATH=/bin:/usr/bin, where python is not found, or is another": [
         *(
             (7, pbs(TRAP, f"pbsdsh{options} python /x/python/a.py"), f"pbsdsh{options} /path/to/python /x/python/a.py")
             for options in ("", " --", " -n 1 --", " -v")
         ),
         pbs(TRAP, "pbsdsh -- sh /x/train.sh"),  # the shell is on this PATH
     ],
-    "wrong: the tasks of pbsdsh do not get NCCL_DEBUG": [
+    "the tasks of pbsdsh do not get NCCL_DEBUG": [
         (7, pbs(TRAP, "export NCCL_DEBUG=INFO", PBSDSH)),
         pbs(TRAP, "export A=1", PBSDSH.replace("/env", "/usr/bin/env A=$A /env")),
         pbs(TRAP, PBSDSH, "export A=1", "exit $?"),
     ],
-    "risky: do not get what this line sets": [
-        (7, pbs(TRAP, "module load cuda", PBSDSH)),
-        pbs(TRAP, "module load torch", "pbsdsh -- /bin/bash -lc 'module load torch; python /x/train.py'"),
-    ],
-    "wrong: tasks of pbsdsh start in the home folder, where train.py is not found": [
+    "tasks of pbsdsh start in the home folder, where train.py is not found": [
         (7, pbs(TRAP, "pbsdsh -- /env/bin/python train.py"), '"$PBS_O_WORKDIR/train.py"')
     ],
 }

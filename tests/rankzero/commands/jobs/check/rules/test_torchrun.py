@@ -28,7 +28,7 @@ def loop(*end):
 
 
 CASES = {
-    "wrong: without an address, each of the 2 machines waits for the others on itself": [
+    "without an address, each of the 2 machines waits for the others on itself": [
         (11, on_two("")),
         (11, on_two(C10D)),
         on_two(f"{C10D} --rdzv-endpoint=$host:{PORT}"),
@@ -39,35 +39,31 @@ CASES = {
             for nodes in ("1", "$SLURM_NNODES", "$SLURM_JOB_NUM_NODES")
         ),
     ],
-    "wrong: --standalone ignores the other machines": [(11, on_two("--standalone"))],
+    "--standalone ignores the other machines": [(11, on_two("--standalone"))],
     **{
-        f"wrong: at {address}, each machine waits for the others on itself": [(11, on_two(options))]
+        f"at {address}, each machine waits for the others on itself": [(11, on_two(options))]
         for address, options in {
             "localhost:0": f"{C10D} --rdzv-endpoint=localhost:0",
             "localhost:$PORT": f"{C10D} --rdzv-endpoint=localhost:$PORT",
             "127.0.0.1": f"--node_rank=$RANK --master_addr=127.0.0.1 --master_port={PORT}",
         }.items()
     },
-    "wrong: without --node-rank, every machine has node rank 0": [(11, on_two(ADDRESS))],
-    "wrong: srun starts torchrun with node rank 0 on every machine": [
+    "without --node-rank, every machine has node rank 0": [(11, on_two(ADDRESS))],
+    "srun starts torchrun with node rank 0 on every machine": [
         (11, on_two(f"--node_rank=0 {ADDRESS}")),
         (11, on_two(f"--node_rank $NODE_RANK {ADDRESS}")),
     ],
-    "risky: is deprecated, and adds --local-rank to the arguments of the script": [
-        (1, f"python -u {OLD.format('')}", NEW)
-    ],
-    "risky: is deprecated": [(1, f"python {OLD.format('--use_env ')}", NEW)],
-    "wrong: node rank 0 waits for node rank 1, whose command starts after this one has ended": [
+    "node rank 0 waits for node rank 1, whose command starts after this one has ended": [
         (1, f"{RANKED.format(0)}\n{RANKED.format(1)}\n"),
         f"{RANKED.format(0)} &\n{RANKED.format(1)} &\nwait\n",
         f"ssh n1 {RANKED.format(0)} &\nssh n2 {RANKED.format(1)} &\nwait\n",
     ],
-    "wrong: torchrun without --nnodes: each machine trains alone": [
+    "torchrun without --nnodes: each machine trains alone": [
         *((9, slurm(command)) for command in ALONE),
         *(slurm(command, nodes=1) for command in ALONE),
         *(slurm(command.replace("srun ", "srun --nodes=1 ")) for command in ALONE),
     ],
-    "wrong: the loop starts the machines one after the other": [
+    "the loop starts the machines one after the other": [
         *(
             (10, slurm("for i in 0 1; do", f"{start} {RANKED.format('$i')}", "done"))
             for start in ("srun -c 4 -K -N1 -n1 -w ${n[$i]}", "ssh ${n[$i]}")
@@ -79,10 +75,10 @@ CASES = {
             for change in ("rank=$((rank + 1))", "((rank++))", "let rank++", "((rank += 1))")
         ),
     ],
-    "wrong: pbsdsh starts torchrun 2 times on each machine (mpiprocs=2)": [
+    "pbsdsh starts torchrun 2 times on each machine (mpiprocs=2)": [
         (7, pbs("trap : TERM", f"pbsdsh -- /env/bin/torchrun {ON_PBS} /x/train.py"))
     ],
-    "wrong: mpirun starts torchrun 4 times, for 2 machines": [
+    "mpirun starts torchrun 4 times, for 2 machines": [
         (6, pbs(f"{MPIRUN.format(4)} train.py")),
         pbs(f"{MPIRUN.format(2)} train.py", select="2:ncpus=8"),
     ],

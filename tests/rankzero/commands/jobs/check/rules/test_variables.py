@@ -11,7 +11,7 @@ MPI = "mpirun -np 2 --bind-to none bash -c {0}RANK=${1} python train.py{0}\n"
 HEAD = "HEAD=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
 PBSDSH = f"pbsdsh -- /env/bin/{NODE.format('$PBS_NODENUM', 'n1')} /x/train.py"
 BASH = f"srun {OPTIONS} bash -c 'torchrun --nnodes=2 {C10D} --rdzv-endpoint=$MASTER_ADDR:$P train.py'"
-EXPANDED = "wrong: the job script expands ${} itself, to 0, so that all tasks get the same value"
+EXPANDED = "the job script expands ${} itself, to 0, so that all tasks get the same value"
 IN_QUOTES = "srun bash -c '...', with ${} in the quotes"
 ESCAPED = "\\$SLURM_PROCID, which bash -c expands in each task"
 EXPORTED = "export HEAD, and srun bash -c '...', with $SLURM_NODEID in the quotes"
@@ -40,19 +40,19 @@ CASES = {
         # torchrun ignores this node rank
         *(slurm(f"{NODE_RANK} --rdzv_backend={name} --rdzv_endpoint=n1:$P train.py") for name in ("c10d", "etcd-v2")),
     ],
-    "wrong: $SLURM_PROCID itself": [(9, slurm(f'srun {OPTIONS} bash -c "{RANK}$SLURM_PROCID"'), ESCAPED)],
-    "wrong: $SLURM_NODEID itself": [
+    "$SLURM_PROCID itself": [(9, slurm(f'srun {OPTIONS} bash -c "{RANK}$SLURM_PROCID"'), ESCAPED)],
+    "$SLURM_NODEID itself": [
         (10, slurm(HEAD, f"srun {OPTIONS} {NODE.format('$SLURM_NODEID', '$HEAD')} train.py"), EXPORTED)
     ],
-    "wrong: the job script expands $PBS_NODENUM itself, to 0": [(7, pbs("trap : TERM", PBSDSH, select="2:ncpus=8"))],
+    "the job script expands $PBS_NODENUM itself, to 0": [(7, pbs("trap : TERM", PBSDSH, select="2:ncpus=8"))],
     **{
-        f"wrong: the job script expands ${name} itself, to an empty string": [
+        f"the job script expands ${name} itself, to an empty string": [
             (1, MPI.format('"', name)),
             MPI.format("'", name),
         ]
         for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
     },
-    "wrong: MASTER_ADDR is not exported": [
+    "MASTER_ADDR is not exported": [
         *((9, slurm("MASTER_ADDR=n1", command), "export MASTER_ADDR=n1") for command in (SRUN, BASH)),
         *(slurm(*lines, command) for command in (SRUN, BASH) for lines in EXPORTS),
         *(
@@ -75,5 +75,5 @@ test_the_only_finding_in_a_script = one_finding(CASES)
 @pytest.mark.parametrize("end", ["EOF", "'EOF'", '"EOF"', "\\EOF"])
 def test_a_here_document_expands_variables_unless_its_end_is_quoted(end):
     lines = (f"cat >task.sh <<{end}", "export RANK=$SLURM_PROCID", "EOF", f"srun {OPTIONS} ./task.sh")
-    assert [item[:2] for item in findings(slurm(*lines))] == ([(9, "wrong")] if end == "EOF" else [])
+    assert [line for line, _ in findings(slurm(*lines))] == ([9] if end == "EOF" else [])
     assert findings(slurm(*(line.replace("$", "\\$") for line in lines))) == []
