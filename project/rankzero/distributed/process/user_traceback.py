@@ -20,7 +20,7 @@ def is_user_file(file: str) -> bool:
 
 
 def _is_library_file(file: str) -> bool:
-    return "site-packages" in file or "dist-packages" in file or file.startswith(_STDLIB)
+    return "site-packages" in file or "dist-packages" in file or file.startswith(_STDLIB) or file.endswith(".pyx")
 
 
 def _is_own_file(file: str) -> bool:
@@ -60,16 +60,13 @@ def _user_frames(trace: traceback.TracebackException) -> list[str]:
         cause, relation = trace.__context__, "\nDuring handling of the above exception, another exception occurred:\n\n"
     causes = [*_user_frames(cause), relation] if cause else []
     frames = [frame for frame in trace.stack if not (_is_library_file(frame.filename) or _is_own_file(frame.filename))]
-    if trace.stack and _is_own_file(trace.stack[-1].filename):
+    text = "".join(trace.format_exception_only())
+    shown_text = _without_libraries(text)
+    if (trace.stack and _is_own_file(trace.stack[-1].filename)) or not (frames or shown_text != text):
         frames = list(trace.stack)
-    omitted = len(trace.stack) - len(frames) if frames else 0
+    omitted = len(trace.stack) - len(frames)
     header = f"Traceback (most recent call last{f'; {omitted} frames of libraries omitted' if omitted else ''}):\n"
-    return [
-        *causes,
-        header,
-        *traceback.format_list(frames or trace.stack),
-        *map(_without_libraries, trace.format_exception_only()),
-    ]
+    return [*causes, header, *traceback.format_list(frames), shown_text]
 
 
 def _without_libraries(text: str) -> str:
