@@ -38,6 +38,8 @@ class Supervised(LightningModule):
         super().__init__()
         if num_classes is not None and num_classes < 2:
             raise ValueError(f"num_classes is {num_classes}; a classifier needs 2 or more")
+        # The subclass's arguments too, with the values taken from the data, for `load_from_checkpoint`.
+        self.save_hyperparameters(ignore=["network", "optimizer", "schedule"])
         self.network = network
         self.num_classes = num_classes
         self.make_optimizer = optimizer

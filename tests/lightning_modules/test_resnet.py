@@ -89,3 +89,13 @@ def test_layer_sizes_follow_the_options_and_images_are_flattened(options, layers
 def test_missing_or_invalid_sizes_are_refused(options):
     with pytest.raises(ValueError, match="MLP"):
         MLP(**options)
+
+
+@pytest.mark.parametrize(
+    "saved", [model(optimizer=torch.optim.SGD, width=8), MLP(in_features=20, out_features=1)], ids=["ResNet", "MLP"]
+)
+def test_a_checkpoint_has_the_arguments_of_the_model_and_loads_without_any(tmp_path, saved):
+    checkpoint = {"state_dict": saved.state_dict(), "hyper_parameters": dict(saved.hparams)}
+    torch.save({**checkpoint, "pytorch-lightning_version": "2.6.6"}, tmp_path / "x.ckpt")
+    loaded = type(saved).load_from_checkpoint(tmp_path / "x.ckpt")
+    assert dict(loaded.hparams) == dict(saved.hparams) and not {"optimizer", "network"} & set(saved.hparams)
