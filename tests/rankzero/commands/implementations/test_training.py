@@ -10,7 +10,7 @@ import yaml
 from reported import scalars_of
 
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.messages import CannotStart, Exit
+from rankzero.messages import CannotStart, Exit, RunError
 from running import fit_in_folder, fit_in_process
 from system.forks import summary
 
@@ -127,7 +127,9 @@ def test_a_refused_attempt_leaves_the_files_of_an_earlier_attempt_unchanged(trai
 
 
 def test_a_run_that_diverges_writes_a_valid_summary(cwd, capsys):
-    fit_in_process(*TOY, "--data.count", "64", "--run", "x", "--model.optimizer", "SGD", "--model.optimizer.lr", "1e20")
+    diverges = ("--data.count", "64", "--run", "x", "--model.optimizer", "SGD", "--model.optimizer.lr", "1e20")
+    with pytest.raises(RunError, match="the weights are not finite at step"):
+        fit_in_process(*TOY, *diverges)
     text = (cwd / "runs/x/summary.json").read_text()
     assert json.loads(text, parse_constant=pytest.fail)["metrics"]["val/loss"] is None
     assert "not finite" in capsys.readouterr().out
