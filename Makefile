@@ -17,7 +17,7 @@ $(VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Rankzero needs Python 3.10 or newer; found $$($(PYTHON) --version). Type: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 2; }
 	@echo "Making $(VENV) and installing (several GB with PyTorch; a few minutes the first time) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --editable '.[dev]'
 	@touch $@
 
 test: install                     ## unit tests: minutes
