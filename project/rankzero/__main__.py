@@ -16,6 +16,7 @@ COMMANDS = {
     "preflight": "check whether all processes can train together",
     "submit": "run fit as a job of a cluster, and watch, stop or resume it",
     "list": "list runs: status, progress, metric, speed",
+    "report": "write the report of a run, also of one that was killed",
     "compare": "print how runs differ, and draw their curves",
     "explain": "print the detected launcher and the variables that show it; start nothing",
 }

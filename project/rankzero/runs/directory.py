@@ -43,6 +43,7 @@ class RunDirectory:
         archived_paths: Paths that this attempt has archived, as pairs (original path, new path).
         part: Number of the call of a Trainer's `fit`, among the calls that train; each of them is a part of the run.
         job_title: `<model>-<data>-<job>`, if the name is this title with the number of the run in the job; else None.
+        record: Content of `run.json` that `begin_attempt` has written.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class RunDirectory:
     archived_paths: list[tuple[Path, Path]] = field(default_factory=list)
     part: int = 1
     job_title: str | None = None
+    record: dict[str, Any] = field(default_factory=dict)
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -187,6 +189,7 @@ class RunDirectory:
             write_text(self.attempt_folder / "config.yaml", config)
             write_text(self.path / "config.yaml", config)
             write_text(self.path / "run.json", json.dumps(record, indent=2) + "\n")
+            self.record = record
         except OSError as error:
             with contextlib.suppress(OSError):
                 self.discard_attempt()
@@ -272,6 +275,10 @@ class RunDirectory:
             return
         text = json.dumps(summary, indent=2) + "\n"
         try:
+            if self.record and not (self.path / "run.json").exists():
+                print_error(f"{self.path} was deleted while the run trained; it contains only what was written since")
+                self.attempt_folder.mkdir(parents=True, exist_ok=True)
+                write_text(self.path / "run.json", json.dumps(self.record, indent=2) + "\n")
             write_text(self.path / "summary.json", text)
             write_text(self.attempt_folder / "summary.json", text)
         except OSError as error:

@@ -1,0 +1,86 @@
+"""The command `report`: writes the report of a run, also of a killed one. Does not import torch."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rankzero.cli.flags import Flag
+from rankzero.cli.flags.command_line import exit_code_of, help_text, parse
+from rankzero.cli.flags.values import file_path
+from rankzero.messages import Exit, RequestError, print_line
+from rankzero.runs.checkpoints.atomic_files import write_text
+from rankzero.runs.checkpoints.manifest import checkpoints_in
+from rankzero.runs.directory import RunDirectory, cannot_write_error, expanded
+from rankzero.runs.reports.html.report import REPORT, render
+from rankzero.runs.reports.recorded.live_values import with_live_values
+from rankzero.runs.reports.recorded.recorded_run import is_run, read_run
+from rankzero.runs.reports.recorded.run_status import status_of
+
+REPORT_FLAGS = (Flag("root", "DIR", file_path, "folder of the runs [runs]", "runs", default="runs"),)
+
+EXAMPLES = ("python launch/report.py first", "python launch/report.py first --root runs")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
+    return exit_code_of(lambda: _report(sys.argv[1:] if arguments is None else arguments))
+
+
+def _report(arguments: Sequence[str]) -> int:
+    command_line = parse("report", REPORT_FLAGS, arguments)
+    if command_line.wants_help:
+        title = (
+            "python launch/report.py NAME: write the report of a run, also of a killed one (defaults are in brackets)"
+        )
+        print_line(help_text(title, REPORT_FLAGS, EXAMPLES))
+        return Exit.FINISHED
+    root, names = expanded(command_line.values["root"]), command_line.positional
+    path = root / names[0] if len(names) == 1 else root
+    if len(names) != 1 or not is_run(path):
+        found = f"{path.absolute()} is not the directory of a run" if names else "no run is named"
+        raise RequestError(" ".join(["report", *names]), found, f"python launch/list.py --root {root}")
+    try:
+        write_text(path / REPORT, render(RunDirectory(path), recorded_summary(path)))
+    except OSError as error:
+        raise cannot_write_error(path, error) from None
+    print_line(str(path / REPORT))
+    return Exit.FINISHED
+
+
+def recorded_summary(path: Path) -> dict[str, Any]:
+    """Returns the summary of a run; if its newest attempt has none, one of the values that the run has recorded."""
+    run, recorded = RunDirectory(path), read_run(path)
+    stored, status = run.read("summary.json"), status_of(recorded)
+    if recorded.has_newest_summary and status.word == recorded.status:
+        return stored
+    live = with_live_values(recorded)
+    environment = run.read(f"attempts/{recorded.attempts:04d}/environment.json")
+    hosts: dict[str, int] = environment.get("hosts") or {"": 1}
+    events = [file.stat().st_mtime for file in (path / "tensorboard").glob("events.out.tfevents.*")]
+    ended = max(events, default=recorded.started or time.time())
+    return {
+        "ledger": [],
+        "slow_ranks": [],
+        "best": None,
+        "can_validate": False,
+        "max_steps": -1,
+        **stored,
+        "run": run.name,
+        "status": status.word,
+        "reason": status.note,
+        "epochs": live.epochs or 0,
+        "steps": live.steps or 0,
+        "samples": live.samples or 0,
+        "world_size": sum(hosts.values()),
+        "nodes": len(hosts),
+        "launcher": environment.get("launcher") or "local",
+        "accelerator": str(environment.get("device") or "an unknown device"),
+        "metrics": dict(live.metrics),
+        "samples_per_second": live.samples_per_second or 0.0,
+        "seconds": max(0.0, ended - (recorded.started or ended)),
+        "attempts": recorded.attempts,
+        "checkpoint": next((str(saved.relative_to(path)) for saved in checkpoints_in(run.checkpoints)[-1:]), None),
+        "max_epochs": live.max_epochs,
+    }
