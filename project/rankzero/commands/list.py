@@ -13,9 +13,8 @@ from rankzero.commands.jobs.queue import (
     recorded_jobs,
     states_of,
     status_with_job,
-    submitted_at,
 )
-from rankzero.commands.jobs.record import Record
+from rankzero.commands.jobs.record import Record, submitted_at
 from rankzero.commands.jobs.request.job_request import array_indices
 from rankzero.messages import Exit, RequestError, print_line
 from rankzero.runs.directory import expanded

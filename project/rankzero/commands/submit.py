@@ -16,7 +16,7 @@ from rankzero.commands.jobs.request.job_request import FORMS, array_indices
 from rankzero.commands.jobs.request.options import help_text, is_queuing
 from rankzero.commands.jobs.request.site_file import read_site
 from rankzero.commands.jobs.script import log_path, render, script_path
-from rankzero.commands.jobs.submission import check_submission, job_state, resubmit, stop, submit
+from rankzero.commands.jobs.submission import job_state, resubmit, stop, submit
 from rankzero.commands.jobs.validation import check_fit_arguments, check_syntax, check_with_fit, program
 from rankzero.distributed.stop_and_failure.error_reporter import refuse
 from rankzero.messages import (
@@ -82,7 +82,6 @@ def _submit(command_line: CommandLine) -> int:
     if "dry_run" in command_line.switches:
         print_text(text)
         return Exit.FINISHED
-    check_submission(request, root)
     reader = LogReader(root, request.name, request.array is not None)
     record = submit(request, text, folder)
     _report(record, root)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from rankzero.commands.jobs.record import Record, logs_of, member_records, next_id_path, read_record, record_path
+from rankzero.commands.jobs.record import Record, logs_of, member_records, modified_at, read_record, submitted_at
 from rankzero.commands.jobs.schedulers.state import State
 from rankzero.commands.jobs.submission import job_state
 from rankzero.distributed.timers import TIMERS
@@ -114,15 +114,12 @@ def run_result(root: Path, record: Record, state: State) -> str:
 
 def is_finished(run: Path) -> bool:
     """Returns whether the last attempt of a run has finished it."""
-    try:
-        return bool(json.loads((run / "summary.json").read_text())["status"] == "finished")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return _status(run) == "finished"
 
 
 def _exit_codes(root: Path, record: Record, state: State) -> list[int]:
     """Returns the exit code of the run whose job has ended; for a job array, one for each member."""
-    begun = max(_modified(path) for path in (record_path(root, record.name), next_id_path(root, record.name)))
+    begun = submitted_at(root, record)
     if record.array is None:
         return [_code_of(root / record.name, begun, lambda: state)]
     return [_code_of(root / member.name, begun, partial(job_state, member)) for member in member_records(record)]
@@ -130,18 +127,16 @@ def _exit_codes(root: Path, record: Record, state: State) -> list[int]:
 
 def _code_of(run: Path, begun: float, query: Callable[[], State]) -> int:
     """Returns the exit code of a run, from its summary if the job has written one."""
-    try:
-        status = json.loads((run / "summary.json").read_text())["status"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return Exit.FAILED
-    if _modified(run / "summary.json") >= max(begun, _modified(run / "run.json")):
-        return {"finished": Exit.FINISHED, "stopped": Exit.STOPPED}.get(status, Exit.FAILED)
+    status = _status(run)
+    if modified_at(run / "summary.json") >= max(begun, modified_at(run / "run.json")):
+        return {"finished": Exit.FINISHED, "stopped": Exit.STOPPED}.get(status or "", Exit.FAILED)
     has_nothing_to_do = status == "finished" and not query().has_failed  # the run had finished before
     return Exit.FINISHED if has_nothing_to_do else Exit.FAILED
 
 
-def _modified(path: Path) -> float:
+def _status(run: Path) -> str | None:
+    """Returns the status of the last attempt of a run; None without a valid summary."""
     try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+        return str(json.loads((run / "summary.json").read_text())["status"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rankzero.commands.jobs.record import Record, next_id_path, read_record, record_path
+from rankzero.commands.jobs.record import Record, modified_at, read_record, submitted_at
 from rankzero.commands.jobs.schedulers.state import State
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
@@ -33,18 +33,13 @@ def recorded_jobs(root: Path) -> dict[str, Record]:
     return jobs
 
 
-def submitted_at(root: Path, record: Record) -> float:
-    """Returns when a job was submitted, in seconds since 1970."""
-    return max(_modified(record_path(root, record.name)), _modified(next_id_path(root, record.name)))
-
-
 def may_change_status(run: RecordedRun, status: Status, record: Record) -> bool:
     """Returns whether the state of a run's job may show another status than the files of the run."""
     if status.word == RUNNING:
         return False
     if status.word in (KILLED, UNKNOWN) or (status.word == STOPPED and run.awaits_attempt):
         return True
-    return submitted_at(run.path.parent, record) > _modified(run.path / SUMMARY_FILE)
+    return submitted_at(run.path.parent, record) > modified_at(run.path / SUMMARY_FILE)
 
 
 def states_of(records: Sequence[Record]) -> dict[str, State]:
@@ -95,10 +90,3 @@ def status_with_job(run: RecordedRun, status: Status, record: Record, states: Ma
 
 def _joined(*notes: str) -> str:
     return "; ".join(filter(None, notes))
-
-
-def _modified(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0

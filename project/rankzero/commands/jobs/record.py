@@ -97,9 +97,8 @@ def member_records(record: Record) -> list[Record]:
     """Returns the records of the members of a job array, such as jobs `15[0].pbs1` or `12_0`; else the record."""
     if record.array is None:
         return [record]
-    before, brackets, after = record.id.partition("[]")
-    ids = {i: f"{before}[{i}]{after}" if brackets else f"{before}_{i}" for i in array_indices(record.array)}
-    return [replace(record, name=f"{record.name}-{i}", id=ids[i], array=None) for i in ids]
+    form = record.id.replace("[]", "[%d]") if "[]" in record.id else f"{record.id}_%d"
+    return [replace(record, name=f"{record.name}-{i}", id=form % i, array=None) for i in array_indices(record.array)]
 
 
 def logs_of(root: Path, name: str, is_array: bool) -> list[Path]:
@@ -125,6 +124,19 @@ def archive_logs(root: Path, record: Record, archived: dict[Path, Path]) -> None
     for path in logs_of(root, record.name, record.array is not None):
         if path.suffix == ".log":
             archived[path] = path.rename(path.with_name(f"{path.name}.{record.id}"))
+
+
+def submitted_at(root: Path, record: Record) -> float:
+    """Returns when a job was submitted, in seconds since 1970."""
+    return max(modified_at(record_path(root, record.name)), modified_at(next_id_path(root, record.name)))
+
+
+def modified_at(path: Path) -> float:
+    """Returns when a file was modified, in seconds since 1970; 0 if it does not exist."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def stop_path(root: Path, name: str) -> Path:

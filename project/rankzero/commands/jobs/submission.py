@@ -31,22 +31,6 @@ _PROGRAMS = {
 """Form, or scheduler without forms -> the program that its script runs on this machine."""
 
 
-def check_submission(request: JobRequest, root: Path) -> None:
-    """Raises an error if the job cannot be submitted now.
-
-    Raises:
-        RequestError: A program is missing, or the run has a job that waits or runs.
-    """
-    queue = _QUEUES.get(request.scheduler)
-    own_program = "ssh" if request.hosts and request.form is None else _PROGRAMS.get(request.form or request.scheduler)
-    program = queue.SUBMIT if queue else own_program or "bash"
-    instead = "the same command on a machine that has it, or --dry_run to print the script"
-    _require(program, f"--scheduler {request.scheduler}", instead)
-    record = read_record(root, request.name)
-    if record is not None:
-        _refuse_active(root, record, f"to submit run {request.name}", "or another --name")
-
-
 def submit(request: JobRequest, text: str, folder: Path) -> Record:
     """Writes the script of a job and submits it. If the job is rejected, all files are as before.
 
@@ -56,10 +40,17 @@ def submit(request: JobRequest, text: str, folder: Path) -> Record:
         folder: Folder in which the job runs.
 
     Raises:
-        RequestError: The scheduler rejects the job, the script cannot be written, or as in `check_submission`.
+        RequestError: A program is missing, the run has a job that waits or runs, the scheduler rejects the job, or the
+            script cannot be written.
     """
     root = folder / request.root
-    check_submission(request, root)
+    queue = _QUEUES.get(request.scheduler)
+    own_program = "ssh" if request.hosts and request.form is None else _PROGRAMS.get(request.form or request.scheduler)
+    instead = "the same command on a machine that has it, or --dry_run to print the script"
+    _require(queue.SUBMIT if queue else own_program or "bash", f"--scheduler {request.scheduler}", instead)
+    earlier_job = read_record(root, request.name)
+    if earlier_job is not None:
+        _refuse_active(root, earlier_job, f"to submit run {request.name}", "or another --name")
     missing_folders = [parent for parent in (root, *root.parents) if not parent.exists()]
     script = script_path(root, request.name)
     try:

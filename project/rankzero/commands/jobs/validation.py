@@ -16,7 +16,7 @@ from rankzero.commands.jobs.request.options import FLAGS
 from rankzero.commands.jobs.script import ARRAY_INDEX, fit_arguments
 from rankzero.distributed.process.clean_environment import without_job_variables
 from rankzero.distributed.scheduler.query import find_program
-from rankzero.messages import Exit, RequestError, print_error
+from rankzero.messages import RequestError
 
 BEFORE_DASHES = (*FLAGS, "site", "dry_run", "follow", "validate")
 """Flags of `submit`; some are flags of `fit` too."""
@@ -50,11 +50,8 @@ def check_fit_arguments(request: JobRequest, root: Path) -> None:
 def check_with_fit(request: JobRequest, command: Sequence[str]) -> None:
     """Lets `fit` itself check its arguments, with the Python of the job; this imports torch and takes some seconds.
 
-    Prints a warning if the check itself fails. A refusal is also only a warning if the job has modules or set-up
-    commands, because these are run only in the job.
-
     Raises:
-        RequestError: `fit` refuses the arguments, and the job has neither modules nor set-up commands.
+        RequestError: `fit` refuses the arguments, or cannot be run.
     """
     arguments = [_first_member(request, token) for token in request.arguments]
     try:
@@ -68,15 +65,11 @@ def check_with_fit(request: JobRequest, command: Sequence[str]) -> None:
         )
     except OSError as error:
         raise RequestError(f"--venv {request.venv}", f"{command[0]}: {error.strerror}", "--venv .venv") from None
-    if process.returncode == Exit.WRONG_REQUEST:
-        reason = textwrap.dedent(process.stderr.removeprefix("rankzero: cannot start\n")).strip()
-        if not request.modules and not request.setup:
-            raise RequestError(f"-- {shlex.join(arguments)}", f"fit.py refuses:\n{reason}", "the corrected arguments")
-        reason = textwrap.indent(reason, "  ")
-        print_error(f"warning: without the modules and set-up commands of the job, fit.py refuses:\n{reason}")
-    elif process.returncode:
-        last_line = (process.stderr.strip() or f"exit code {process.returncode}").splitlines()[-1]
-        print_error(f"warning: {command[0]} cannot check the arguments of fit.py: {last_line}")
+    if process.returncode:
+        refusal = textwrap.dedent(process.stderr.partition("rankzero: cannot start\n")[2]).strip()
+        reason = refusal or (process.stderr.strip() or f"exit code {process.returncode}").splitlines()[-1]
+        instead = "the corrected arguments, or leave --validate out"
+        raise RequestError(f"-- {shlex.join(arguments)}", f"fit.py refuses:\n{reason}", instead)
 
 
 def program(request: JobRequest, folder: Path) -> list[str]:

@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from rankzero.commands.jobs.record import Record, read_record, write_record
+from rankzero.commands.jobs.record import Record, read_record
 from rankzero.commands.jobs.request.job_request import JobRequest
 from rankzero.commands.jobs.submission import job_state, resubmit, stop, submit
 from running import refusal_of
@@ -197,15 +197,6 @@ def test_a_local_job_starts_at_once_and_can_be_repeated_when_it_has_ended(folder
     assert again.id != record.id and read_record(folder / "runs", "x") == again
     stop(folder / "runs", again)
     wait_for_end(again)
-
-
-def test_a_run_that_was_started_on_another_machine_is_not_submitted_here(folder):
-    root = folder / "runs"
-    write_record(root, Record("x", "local", None, "1", host="elsewhere", started="1"))
-    error = refusal_of(submit, LOCAL, "true\n", folder)
-    assert error.found == "its job 1 (local) is UNKNOWN (started on elsewhere)"
-    (root / "x.job.json").unlink()
-    wait_for_end(submit(LOCAL, "true\n", folder))
 
 
 def test_a_missing_script_or_a_program_that_is_missing_later_is_named(programs, folder):

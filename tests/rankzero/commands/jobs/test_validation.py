@@ -20,17 +20,9 @@ def test_a_refusal_of_fit_is_shown_with_even_indentation(python):
     assert error.found == "fit.py refuses:\nasked  --modle\nfound  no such flag\ntype   --model"
 
 
-@pytest.mark.parametrize("request_", [{"modules": ("cuda",)}, {"setup": ("export PYTHONPATH=src",)}])
-def test_a_refusal_without_the_set_up_of_the_job_is_a_warning(python, capsys, request_):
-    check_with_fit(JobRequest("slurm", "x", "srun", arguments=("--modle", "MLP"), **request_), [python(REFUSAL)])
-    printed = capsys.readouterr().err
-    assert printed.startswith("rankzero: warning: without the modules and set-up commands of the job, fit.py refuses:")
-    assert "asked  --modle" in printed
-
-
-def test_an_error_of_python_is_a_warning_and_a_python_that_cannot_be_run_is_refused(python, capsys, tmp_path):
-    check_with_fit(REQUEST, [python("echo 'Traceback:\nModuleNotFoundError: no yaml' >&2; exit 1")])
-    assert capsys.readouterr().err.endswith("cannot check the arguments of fit.py: ModuleNotFoundError: no yaml\n")
+def test_an_error_of_python_and_a_python_that_cannot_be_run_are_refused(python, tmp_path):
+    error = refusal_of(check_with_fit, REQUEST, [python("echo 'Traceback:\nModuleNotFoundError: no yaml' >&2; exit 1")])
+    assert error.found == "fit.py refuses:\nModuleNotFoundError: no yaml"
     path = tmp_path / "python"
     path.chmod(0o600)
     error = refusal_of(check_with_fit, JobRequest("slurm", "x", "srun", venv="v"), [str(path)])
