@@ -27,7 +27,7 @@ WITHOUT_TORCH = (
     *("rankzero.commands.preflight", "rankzero.commands.submit", "rankzero.commands.list", "rankzero.commands.compare"),
     *("rankzero.distributed.environments.detect", "rankzero.distributed.process.spawn"),
     *("rankzero.distributed.rendezvous.client", "rankzero.distributed.scheduler.job"),
-    *("rankzero.distributed.scheduler.requeue", "rankzero.runs.directory"),
+    *("rankzero.distributed.scheduler.requeue", "rankzero.runs.directory", "rankzero.commands.report"),
 )
 
 FILES = sorted(ROOT.rglob("*.py"))

@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from rankzero import __version__
-from rankzero.cli.command import SUBCOMMANDS
+from rankzero.cli.command import OTHER_SUBCOMMANDS, SUBCOMMANDS
 from rankzero.distributed.process.at_exit import exit_quickly_with
 from rankzero.messages import Exit, RequestError, flush_streams, nearest, print_error, print_line, set_spelling
 
@@ -39,7 +39,7 @@ def main() -> int:
     module, flags = {"explain": ("fit", ("--explain",)), **SUBCOMMANDS}.get(name, (name, ()))
     if module not in COMMANDS:
         found = f"no such command; the commands are {', '.join(COMMANDS)}"
-        instead = f"rankzero {nearest(name, COMMANDS) or 'fit'}"
+        instead = f"rankzero {OTHER_SUBCOMMANDS.get(name) or nearest(name, COMMANDS) or 'fit'}"
         print_error(f"cannot start\n{RequestError(f'rankzero {name}', found, instead)}")
         return Exit.WRONG_REQUEST
     return int(import_module(f"rankzero.commands.{module}").main([*flags, *arguments]))

@@ -157,6 +157,7 @@ def test_subcommands_of_the_scripts_are_commands_of_rankzero(run_command, monkey
 def test_messages_name_the_command_as_typed_and_suggest_one_for_a_mistyped_command(run_command):
     code, printed = run_command("trian")
     assert code == 2 and "asked  rankzero trian" in printed.err and "type   rankzero" in printed.err
+    assert "type   rankzero fit" in run_command("train")[1].err
     code, printed = run_command("fit", "--devices", "none")
     assert code == 2 and "launch/" not in printed.err
     assert as_typed("srun python launch/fit.py --nodes 2") == "srun rankzero fit --nodes 2"
