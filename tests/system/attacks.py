@@ -132,7 +132,7 @@ def impostor(connection: socket.socket, generator: random.Random) -> None:
 
 def messages(greeting: list[str], rank: int, generator: random.Random) -> list[object]:
     size = generator.choice((2, 2, 2, 8))
-    numbers = {"rank": rank, "local_rank": 0, "node_rank": rank, "world_size": size, "pid": 7, "rank_order": 0}
+    numbers = {"rank": rank, "local_rank": 0, "node_rank": rank, "world_size": size, "pid": 7}
     texts = {"host": "attacker", "boot": "b", "pids": "", "cores": "0", "quota": None, "cgroup": "", "id": str(rank)}
     return generator.choice(
         (

@@ -31,7 +31,6 @@ class Launch(NamedTuple):
         externally_created: Whether the launcher has already started one process per device.
         uses_agent_store: Whether torchrun's agent provides the store through which the ranks connect.
         elastic: The setting by which torchrun may change the number of machines; None if the number is fixed.
-        rank_order: Sort key by which the rendezvous assigns ranks on a machine, if the launcher assigns none.
         variables: The environment variables from which the launch was read.
     """
 
@@ -54,7 +53,6 @@ class Launch(NamedTuple):
     externally_created: bool = False
     uses_agent_store: bool = False
     elastic: str | None = None
-    rank_order: int = 0
     variables: Mapping[str, str] = {}
 
     @property

@@ -26,7 +26,6 @@ class Peer(NamedTuple):
         world_size: The number of processes that it expects.
         host: The name of its machine.
         pid: Its process id.
-        rank_order: Sort key by which ranks are assigned if the launcher does not provide them.
         boot: The id of the kernel's boot, which distinguishes two machines of the same name.
         pids: The namespace of its process id, which differs between containers.
         cores: The cores that it may run on, in Linux's notation.
@@ -43,7 +42,6 @@ class Peer(NamedTuple):
     world_size: int
     host: str
     pid: int
-    rank_order: int = 0
     boot: str = ""
     pids: str = ""
     cores: str = ""
@@ -63,7 +61,6 @@ class Peer(NamedTuple):
             world_size=launch.world_size,
             host=socket.gethostname(),
             pid=os.getpid(),
-            rank_order=launch.rank_order,
             boot=_boot(),
             pids=process_namespace(),
             cores=format_cpus(usable_cores()),
@@ -80,7 +77,7 @@ class Peer(NamedTuple):
             return None
         peer = cls(**values)
         ranks = [rank for rank in (peer.rank, peer.local_rank, peer.node_rank) if rank is not None]
-        counts = [*ranks, peer.world_size, peer.pid, peer.rank_order]
+        counts = [*ranks, peer.world_size, peer.pid]
         if not all(type(count) is int and 0 <= count < 1 << 63 for count in counts):
             return None
         texts = (peer.host, peer.boot, peer.pids, peer.cgroup, peer.id, peer.key_fingerprint)
@@ -135,7 +132,7 @@ def assign_ranks(members: Sequence[Peer]) -> list[Peer]:
             listens, which may be any of the first node. The other processes may be in any order.
     """
     if any(member.rank is None for member in members):
-        others = sorted(members[1:], key=lambda member: (member.node_rank or 0, member.rank_order, member.pid))
+        others = sorted(members[1:], key=lambda member: (member.node_rank or 0, member.pid))
         ordered = [members[0], *others]
     else:
         ordered = sorted(members, key=lambda member: member.rank or 0)

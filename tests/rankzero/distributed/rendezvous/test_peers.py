@@ -14,7 +14,7 @@ from rankzero.distributed.rendezvous import peers
 from rankzero.distributed.rendezvous.peers import Members, Peer, assign_ranks, completed_by_rank_zero, node_views
 
 WORLD = Launch(launcher="env", num_nodes=None, externally_created=True)
-VALID = Peer(1, 0, 0, 2, "a", 7, 0, "boot", "pid:[1]", "0-3,8", 1.5, "job", "id")
+VALID = Peer(1, 0, 0, 2, "a", 7, "boot", "pid:[1]", "0-3,8", 1.5, "job", "id")
 
 
 def tasks(*positions):
@@ -40,8 +40,8 @@ def positions(members):
 
 
 def test_this_process_describes_itself_with_the_systems_values():
-    this_peer = Peer.this(Launch(rank=2, local_rank=1, node_rank=0, world_size=3, rank_order=9))
-    assert this_peer[:4] == (2, 1, 0, 3) and this_peer.rank_order == 9
+    this_peer = Peer.this(Launch(rank=2, local_rank=1, node_rank=0, world_size=3))
+    assert this_peer[:4] == (2, 1, 0, 3)
     assert (this_peer.host, this_peer.pid) == (socket.gethostname(), os.getpid())
     assert this_peer.boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert this_peer.pids == os.readlink("/proc/self/ns/pid")  # noqa: PTH115
@@ -100,17 +100,12 @@ def test_boot_ids_and_host_names_distinguish_machines_and_local_ranks_of_the_lau
     assert [member.local_rank for member in members_by_rank] == [1, 0, 2]
 
 
-TASKS = [(0, "a", 10, 2), (0, "a", 8, 3), (0, "a", 9, 3), (1, "b", 1, 2), (1, "b", 2, 1)]
-"""Node, host, process id and rank order of tasks without ranks."""
-
-
-@pytest.mark.parametrize("listener", [10, 8, 9])
-def test_of_tasks_without_ranks_the_listening_one_is_rank_zero_and_node_rank_order_and_process_id_order_the_others(
-    listener,
-):
-    tasks = [Peer(None, None, node, 5, host, pid, order, id=str(pid)) for node, host, pid, order in TASKS]
+@pytest.mark.parametrize("listener", [7, 8, 9])
+def test_of_tasks_without_ranks_the_listening_one_is_rank_zero_and_node_and_process_id_order_the_others(listener):
+    processes = [(0, "a", 7), (0, "a", 8), (0, "a", 9), (1, "b", 1), (1, "b", 2)]
+    tasks = [Peer(None, None, node, 5, host, pid, id=str(pid)) for node, host, pid in processes]
     first = next(task for task in tasks if task.pid == listener)
-    expected = [listener, *(pid for pid in (10, 8, 9) if pid != listener), 2, 1]
+    expected = [listener, *(pid for pid in (7, 8, 9) if pid != listener), 1, 2]
     for others in permutations(task for task in tasks if task is not first):
         members_by_rank = assign_ranks([first, *others])
         assert [(member.rank, member.pid) for member in members_by_rank] == [*enumerate(expected)]

@@ -64,7 +64,6 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
         world_id=world_id,
         job_id=job_id(variables),
         externally_created=True,
-        rank_order=_task_number(variables),
         variables=variables.recorded,
     )
 

@@ -37,7 +37,6 @@ def test_flags_set_the_number_of_tasks_and_the_rendezvous_assigns_their_ranks(no
     assert [launch.rank for launch in launches] == [None] * 4
     assert [launch.node_rank for launch in launches] == [0, 0, 1, 1]
     assert all(launch.world_size == 4 and launch.num_nodes == 2 for launch in launches)
-    assert launches[0].rank_order < launches[1].rank_order and launches[2].rank_order < launches[3].rank_order
     assert {launch.port for launch in launches} == {launches[0].port}
     assert launches[2].address == launches[3].address == "pbs1"  # the node file is set on the second host only
     launch = pbs.read(task(1, node_file), RequestedWorld(nodes=1, devices=2))  # on one machine
