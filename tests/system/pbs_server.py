@@ -1,11 +1,15 @@
-"""Replacement for the server and the MoM of PBS, based on records of real OpenPBS 23.06 jobs; PBS cannot be installed.
+"""Replacement for the server and the MoM of PBS, which few machines have, based on records of real OpenPBS 23.06 jobs.
 
 Installs `qsub`, `qstat`, `qdel`, `pbsdsh` and `pbs_tmrsh` in a folder that /etc/pbs.conf names. A job has the two hosts
 of `system.hosts`. Recorded and replayed here:
 
 - The job script starts in the home directory, with the recorded variables, and runs under `bash`.
-- Tasks have PATH=/bin:/usr/bin, few variables and the home directory; their output goes to the output file of the job.
+- Tasks have PATH=/bin:/usr/bin, few variables and the home directory; their output goes to the output file of the job,
+  through a process that ends at SIGTERM, so that later output is lost.
+- The first task of the first host may be the last to connect.
 - `pbsdsh` exits with 0 whatever its tasks do. After SIGTERM it passes the signal on, and exits with 1 at once.
+- `pbs_tmrsh` runs no shell, and exits with 254 if its first argument is no program.
+- What is left of a task whose first process has ended is killed.
 - qdel and the walltime send SIGTERM to the session of the script and to the tasks on the first host, and SIGKILL to
   all processes after the kill delay.
 - When no process of the script's session is left, tasks on the first host are killed at once, others after 6 s.
@@ -17,6 +21,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,7 +40,7 @@ HOSTS = ("rz1", "rz2")
 CONFIG = Path("/etc/pbs.conf")
 SERVER = "rankzero-tests"
 KILL_DELAY_SECONDS, REMOTE_GRACE_SECONDS = 10.0, 6.0
-PATH = "/bin:/usr/bin"
+PATH, SCRIPT_PATH = "/bin:/usr/bin", "/usr/local/bin:/usr/bin:/bin"
 SCRIPT = {"PBS_ENVIRONMENT": "PBS_BATCH", "PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_MOMPORT": "15003"}
 """Variables of a job script, besides PBS_JOBID and PBS_NODEFILE."""
 AS_ROOT = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
@@ -119,15 +124,25 @@ class Job:
             file.write(f"{host} {process.pid}\n")
         return process
 
+    def wait(self, task: "subprocess.Popen[bytes]") -> int:
+        """Waits for the first process of a task, kills the others, and returns the exit code."""
+        code = task.wait()
+        _signal_session(task.pid, signal.SIGKILL)
+        return code
+
     def signal(self, number: int, hosts: tuple[str, ...]) -> None:
         """Signals all processes of the job's sessions on these hosts."""
         for line in self.tasks_file.read_text().splitlines():
             host, session = line.split()
             if host in hosts:
-                for process in psutil.process_iter():
-                    with contextlib.suppress(OSError):
-                        if os.getsid(process.pid) == int(session):
-                            os.kill(process.pid, number)
+                _signal_session(int(session), number)
+
+
+def _signal_session(session: int, number: int) -> None:
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            if os.getsid(process.pid) == session:
+                os.kill(process.pid, number)
 
 
 def qsub(folder: Path, script: str) -> int:
@@ -161,7 +176,14 @@ def mom(folder: Path, job_id: str) -> int:
     content = job.read()
     (folder / f"{job_id}.SC").write_text(str(content["script"]))
     variables = {**SCRIPT, "PBS_JOBID": job_id, "PBS_NODEFILE": str(folder / f"{job_id}.nodes"), **AS_ROOT}
-    variables |= {"PBS_O_WORKDIR": str(content["workdir"]), "HOME": str(folder), "PATH": PATH, "SHELL": "/bin/bash"}
+    variables |= {
+        "PBS_O_WORKDIR": str(content["workdir"]),
+        "HOME": str(folder),
+        "PATH": SCRIPT_PATH,
+        "SHELL": "/bin/bash",
+    }
+    variables["TMPDIR"] = str(folder / f"pbs.{job_id}")
+    Path(variables["TMPDIR"]).mkdir()
     deleted = []
     signal.signal(signal.SIGTERM, lambda *_: deleted.append(time.monotonic()))
     output = os.open(Path(str(content["workdir"]), str(content["output"])), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -192,12 +214,18 @@ def pbsdsh(folder: Path, arguments: list[str]) -> int:
     command = arguments[arguments[0] == "--" :]
     tasks = []
     signal.signal(signal.SIGTERM, lambda *_: _relay(tasks))
-    for line in lines:
+    output = subprocess.Popen("cat", stdin=subprocess.PIPE)
+    for line in reversed(lines):
+        if line == 0:
+            time.sleep(1)
         variables = task_variables(line, hosts, os.environ["PBS_NODEFILE"], job.id)
-        tasks.append(job.start(hosts[line], command, variables))
+        tasks.append(job.start(hosts[line], command, variables, stdout=output.stdin, stderr=output.stdin))
+    assert output.stdin
+    output.stdin.close()
     for task in tasks:
-        if code := task.wait():
+        if code := job.wait(task):
             print(f"pbsdsh: task 0x00000000 exit status {code}", file=sys.stderr)
+    output.wait()
     return 0
 
 
@@ -213,7 +241,7 @@ def _relay(tasks: "list[subprocess.Popen[bytes]]") -> None:
 def pbs_tmrsh(folder: Path, host: str, *command: str) -> int:
     job = Job(folder, os.environ["PBS_JOBID"])
     variables = {"PBS_JOBID": job.id, "HOME": str(folder), "PATH": PATH, **AS_ROOT}
-    return job.start(host, ["sh", "-c", " ".join(command)], variables).wait()
+    return job.wait(job.start(host, [*command], variables)) if shutil.which(command[0]) else 254
 
 
 def qstat(folder: Path, *arguments: str) -> int:

@@ -1,4 +1,4 @@
-"""Replacement for PBS's `qstat -f`, with output recorded from OpenPBS 23.06; PBS cannot be installed here."""
+"""Replacement for PBS's `qstat -f`, with output recorded from OpenPBS 23.06."""
 
 OUTPUT = """\
 Job Id: {job}

@@ -18,7 +18,7 @@ from system.test_exactly_once import CLASSES
 PYTHON = str(BIN / "python")
 FIT = ("--", *CLASSES, "--model.pause", "0.1", "--data.count", "160", "--global_batch_size", "16")
 SHORT, LONG = (*FIT, "--epochs", "1"), (*FIT, "--epochs", "9", "--save_every", "5steps")
-DEVICES = {"srun": "1", "ssh": "1", "openmpi": "1", "mpich": "1", "pbsdsh": "1", "mpirun": "1"}
+DEVICES = {"srun": "1", "ssh": "1", "openmpi": "1", "mpich": "1", "mpirun": "1"}
 """Form -> processes per machine, 2 for all others; the start of each process takes seconds of a core."""
 MPI_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
@@ -170,7 +170,9 @@ def test_a_stopped_pbs_job_submits_itself_again_unless_it_was_deleted(submit_to_
     assert "RUNNING on rz1, rz2" in status and f"job {first_job} " not in status
     assert (user_folder / f"runs/x.job.log.{first_job}").exists()
     submit("stop", "x")
-    submit("log", "x", "--follow", code=75)
+    out = submit("log", "x", "--follow", code=75).out
+    table = out.rpartition("pbsdsh: killing task")[2]
+    assert "run x: stopped" in table and "│ to resume " in table
     assert "FINISHED" in submit("status", "x").out
     summary = submit.summary()
     assert (summary["status"], summary["attempts"], summary["nodes"]) == ("stopped", 2, 2)
@@ -182,6 +184,7 @@ def test_a_stopped_pbs_job_submits_itself_again_unless_it_was_deleted(submit_to_
 def test_a_pbs_job_finishes_with_the_options_of_a_site(submit_to_pbs, user_folder):
     (user_folder / "site.yaml").write_text("scheduler: pbs\nsetup: ['export FROM_SETUP=1']\ncpus_per_device: 1\n")
     submit = submit_to_pbs
-    out = submit("--site", "site.yaml", "--nodes", "2", "--devices", "1", "--name", "x", "--follow", *SHORT).out
-    assert "run x: finished" in out and "the time limit of job" not in out  # qstat was found
+    out = submit("--site", "site.yaml", "--name", "x", "--follow", *SHORT).out
+    assert "run x: finished" in out and "1 node x 1 process" in out
+    assert "the time limit of job" not in out  # qstat was found
     finishes(submit, attempts=1)

@@ -4,6 +4,8 @@ Each row learns the same weights, to 1e-6, uses each sample once, requires a com
 listens only on the interface between the machines, exits with 0, and leaves no process.
 """
 
+from pathlib import Path
+
 import pytest
 
 import system.learned
@@ -109,9 +111,12 @@ def job(tmp_path, hosts):
 
 def test_pbsdsh_without_rank_variables_learns_as_one_process(cores_shared, reference, job):
     pbsdsh, variables = job
-    result = run(pbsdsh, "--", PYTHON, *TRAIN, *TWO_NODES, folder=cores_shared, environment=variables)
+    Path(variables["PBS_NODEFILE"]).write_text("rz1\nrz1\nrz2\nrz2\n")
+    result = run(
+        pbsdsh, "--", PYTHON, *TRAIN, "--nodes", "2", "--devices", "2", folder=cores_shared, environment=variables
+    )
     summary, _ = check(
-        cores_shared, result.out + result.err, reference, "pbs", (1, 1), NO_QSTAT, listens_everywhere=True
+        cores_shared, result.out + result.err, reference, "pbs", (2, 2), NO_QSTAT, listens_everywhere=True
     )
     assert summary["run"] == "MLP-Toy-0.rz1"
 

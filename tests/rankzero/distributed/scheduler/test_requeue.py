@@ -1,6 +1,6 @@
 """The output of scontrol is recorded with Slurm 22.05, for job states that a test cannot maintain on a real Slurm.
 
-tests/system/test_slurm_stops.py tests the other states. qrerun is a replacement: no PBS can be installed here.
+tests/system/test_slurm_stops.py tests the other states. qrerun is a replacement.
 """
 
 import pytest

@@ -23,7 +23,7 @@ def make_peers(*cores, machines=None, quotas=None):
     machines = machines or ["a"] * len(cores)
     quotas = quotas or [(None, "")] * len(cores)
     return [
-        Peer(rank, rank, machines.index(machines[rank]), len(cores), machines[rank], 1, 0, machines[rank], "", *mask)
+        Peer(rank, rank, machines.index(machines[rank]), len(cores), machines[rank], 1, machines[rank], "", *mask)
         for rank, mask in enumerate((own_cores, *quota) for own_cores, quota in zip(cores, quotas, strict=True))
     ]
 
