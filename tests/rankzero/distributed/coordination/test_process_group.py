@@ -65,5 +65,6 @@ def test_a_fork_waits_for_running_threads_of_gloo(monkeypatch, tmp_path):
 
 @pytest.mark.skipif(not process_group.THREADS.exists(), reason="reads the threads of a process from /proc")
 def test_threads_of_gloo_are_known_by_their_name(group):
+    torch.distributed.all_reduce(torch.ones(1))  # by a thread that has named itself before
     names = [(task / "comm").read_text() for task in process_group.THREADS.iterdir()]
     assert any(name.startswith("pt_gloo_runloop") for name in names)
