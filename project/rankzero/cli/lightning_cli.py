@@ -38,6 +38,7 @@ class RankzeroCLI(LightningCLI):
             parser_kwargs={
                 "description": "--help lists Rankzero's flags; --model.help NAME lists the arguments of a model.",
                 "formatter_class": HelpFormatter,
+                "allow_abbrev": False,
             },
             trainer_defaults={"log_every_n_steps": 10, "enable_model_summary": False},
             seed_everything_default=0,

@@ -142,6 +142,8 @@ def _unknown_argument_error(
     typed = origins.request_for(key)
     value = typed.removeprefix(error.asked) if typed.startswith(f"{error.asked} ") else ""
     instead = error.instead + value * error.instead.startswith(f"--{group}.")
+    if class_path and not nearest(argument, valid_names):  # the names above are similar only in their prefix
+        instead = f"--{group}.help {class_path}, to list its arguments"
     return RequestError(typed if file or value else error.asked, error.found, instead)
 
 

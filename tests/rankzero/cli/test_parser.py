@@ -41,6 +41,7 @@ def refusal(*arguments, files=(), stored=""):
         ("--rate x", "--rate x", "expected float", "--help_all, to see the valid values"),
         ("--model MLP --model.hidden_sizes x", "--model.hidden_sizes x", "expected list", "--model.help"),
         ("--model MLP --model.hiden=[3]", "--model.hiden '[3]'", "MLP has no such", "--model.hidden_sizes '[3]'"),
+        ("--model MLP --model.pretrained true", "--model.pretrained true", "MLP has no such", "--model.help"),
         ("--model json.JSONDecoder", "--model json.JSONDecoder", "is not a LightningModule", "the class path of"),
         ("--model no.such.Net", "--model no.such.Net", "No module named 'no'", "--model package.module.Class"),
         ("--model json.Nothing", "--model json.Nothing", "no attribute 'Nothing'", "--model package.module.Class"),
