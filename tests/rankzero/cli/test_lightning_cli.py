@@ -104,7 +104,7 @@ def test_a_model_with_its_own_loaders_needs_no_data_module(cwd, user_module):
 
 
 BAD_INPUT = [
-    *(("--trainer.max_epocs 3", "--trainer.max_epochs"), ("--trainer.max_epochs x", "expected int")),
+    *(("--trainer.max_epoch 3", "--trainer.max_epochs"), ("--trainer.max_epochs x", "expected int")),
     *(("--trainer.precision 17", "expected one of"), ("--trainer.val_check_interval 5.5", "val_check_interval")),
     ("--trainer.strategy fsdp", "ddp_find_unused_parameters_true"),
     *(("--model ResNet --model.dept 18", "type   --model.depth"), ("--config unknown.yaml", "type   --model.depth")),
