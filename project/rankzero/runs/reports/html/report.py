@@ -81,7 +81,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         .render(
             summary=summary,
             reason=_shortened(str(summary.get("reason") or summary.get("problem") or "")),
-            metrics=_metric_texts(summary["metrics"]),
+            metrics=_metric_texts(summary["metrics"], curves),
             commands=next_commands(run, summary, environment, bool(curves)),
             charts=charts_of(curves, [attempt["step"] for attempt in attempts]),
             attempts=attempts[-MAX_ATTEMPTS:],
@@ -180,9 +180,16 @@ def _configuration(run: RunDirectory) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None and name}
 
 
-def _metric_texts(metrics: Mapping[str, float | None]) -> dict[str, str]:
-    """Returns each metric of a summary as text, once."""
-    return {name: number_text(value) for name, value in unique_metrics(nan_for_none(metrics)).items()}
+def _metric_texts(metrics: Mapping[str, float | None], curves: Iterable[str] = ()) -> dict[str, str]:
+    """Returns each metric of a summary as text, once.
+
+    The curve `train/loss` is the mean over all samples of an interval, unless the model logs a curve of that name. A
+    metric `train/loss` is then another value, usually that of the last batch.
+    """
+    texts = {name: number_text(value) for name, value in unique_metrics(nan_for_none(metrics)).items()}
+    if "train/loss" not in texts or "train/loss" not in curves or "train/mean_loss" in curves:
+        return texts
+    return {name.replace("train/loss", "train/loss as logged by the model"): text for name, text in texts.items()}
 
 
 def _figures(folder: Path) -> tuple[list[tuple[str, str]], int]:

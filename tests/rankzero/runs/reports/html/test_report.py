@@ -84,6 +84,16 @@ def test_the_report_of_a_finished_run_contains_everything_and_needs_no_network_a
     assert "Error" not in page.words and "dashed" not in page.words and "Resume:" not in page.words
 
 
+@pytest.mark.parametrize("is_own_curve", [True, False])
+def test_two_values_of_the_training_loss_have_different_names(made, is_own_curve):
+    run, summary = made
+    if not is_own_curve:
+        DurableTensorBoardLogger(run).log_metrics({"train/mean_loss": 1.0}, 0)
+    summary["metrics"] = {"train/loss": 0.375}
+    name = "train/loss as logged by the model" if is_own_curve else "train/loss"
+    assert f"launcher {name} 0.375 epochs" in page_of(run, summary).text
+
+
 def test_similar_epochs_and_attempts_are_listed_together_many_are_limited_and_their_curves_continue(tmp_path):
     ledger = [f"epoch {epoch}: 1,437 of 1,437 samples, each once" for epoch in range(1, 31)]
     ledger += ["epoch 31: 900 of 1,437 samples, each once", "epoch 32: 10 of 1,437 samples, each once so far"]
