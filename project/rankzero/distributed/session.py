@@ -27,6 +27,7 @@ from rankzero.distributed.monitoring.activity import Activity
 from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.quiet import silence_warnings
+from rankzero.distributed.process.stop_signals import is_interactive
 from rankzero.distributed.process.user_traceback import is_defect
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
@@ -188,22 +189,32 @@ def report_uncaught_errors() -> None:
 def _report_uncaught(
     previous: Callable[..., object], kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Reports an error that a script did not catch; `previous`, the script's own hook, prints a traceback."""
+    """Reports an error that a script did not catch; `previous`, the script's own hook, prints a traceback.
+
+    At the prompt of an interpreter, the program goes on: the session stays open, and the interpreter does not exit.
+    """
     launch = _coordinators[0].launch if _coordinators else None
-    try:
-        _close_coordinator(error)
-    except CannotStart as refusal:
-        error = refusal
+    is_prompt = is_interactive() and (launch is None or launch.world_size == 1)
+    if not is_prompt:
+        try:
+            _close_coordinator(error)
+        except CannotStart as refusal:
+            error = refusal
     error = as_refusal(error)
-    if isinstance(error, CannotStart):
+    if isinstance(error, CannotStart) and is_prompt:
+        print_error(f"cannot start\n{error}")
+    elif isinstance(error, CannotStart):
         raise SystemExit(refuse(error, launch))
-    if launch and (was_reported(error) or is_peer_failure(error) or isinstance(error, RunError)):
-        raise SystemExit(report_error(error, launch))
-    previous(kind, error, trace)
-    if launch and launch.world_size > 1 and not isinstance(error, KeyboardInterrupt):
-        report_error(error, launch, prints_traceback=False)
-    elif is_defect(error):
-        print_error(DEFECT_ADVICE)
+    elif launch and (was_reported(error) or is_peer_failure(error) or isinstance(error, RunError)):
+        code = report_error(error, launch)
+        if not is_prompt:
+            raise SystemExit(code)
+    else:
+        previous(kind, error, trace)
+        if launch and launch.world_size > 1 and not isinstance(error, KeyboardInterrupt):
+            report_error(error, launch, prints_traceback=False)
+        elif is_defect(error):
+            print_error(DEFECT_ADVICE)
 
 
 def _close_at_exit() -> None:

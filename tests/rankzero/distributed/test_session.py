@@ -22,6 +22,13 @@ from rankzero import Trainer
 trainer = Trainer(max_epochs=1, limit_train_batches=2, limit_val_batches=0, accelerator="cpu", devices={devices})
 trainer.fit(BoringModel())
 """
+REFUSED = """
+from lightning.pytorch.demos.boring_classes import BoringModel
+from rankzero import Trainer
+kept = "still here"
+trainer = Trainer(name="run-1", max_epochs=1, limit_train_batches=2, limit_val_batches=0, accelerator="cpu")
+Trainer(save_every="often")
+"""
 JOINED_BY_HAND = """
 import sys
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -86,6 +93,9 @@ def test_the_scripts_exception_hook_receives_all_errors_except_refusals(script_f
     with pytest.raises(SystemExit) as caught:
         sys.excepthook(RequestError, refusal, None)
     assert caught.value.code == 2 and len(errors) == 1 and "cannot start" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    sys.excepthook(RequestError, refusal, None)  # the prompt appears again
+    assert len(errors) == 1 and "cannot start" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -135,6 +145,15 @@ def test_a_program_from_standard_input_runs_only_in_one_process(tmp_path, device
     result = run("sh", "-c", "python - < program", folder=tmp_path, code=code)
     assert "Traceback" not in result.err
     assert "run-1: finished" in result.out if code == 0 else "devices=1, or save the program" in result.err
+
+
+@pytest.mark.system
+def test_a_refusal_at_the_prompt_is_printed_without_traceback_and_the_session_goes_on(tmp_path):
+    (tmp_path / "train.py").write_text(REFUSED)
+    (tmp_path / "typed").write_text("Trainer(max_epoch=3)\ntrainer.fit(BoringModel())\nprint(kept)\n")
+    result = run("sh", "-c", "python -i train.py < typed", folder=tmp_path)
+    assert result.err.count("cannot start") == 2 and "Traceback" not in result.err, result.err
+    assert "run-1: finished" in result.out and "still here" in result.out
 
 
 @pytest.mark.system

@@ -25,8 +25,8 @@ from rankzero.messages import Stopped
 
 
 def is_interactive() -> bool:
-    """Returns whether a person types the program: in a notebook or at the prompt of an interpreter."""
-    return hasattr(sys, "ps1")
+    """Returns whether a person types the program: in a notebook, at the prompt of an interpreter, or in `python -i`."""
+    return hasattr(sys, "ps1") or bool(sys.flags.inspect)
 
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
