@@ -1,17 +1,19 @@
 """Rankzero's LightningCLI: builds data and model from a command line, and the arguments of the Trainer."""
 
 import inspect
+import sys
+from pydoc import locate
 from typing import Any
 
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.parser import HelpFormatter, RankzeroParser, reader, without_enums
 from rankzero.cli.script_arguments import TRAINER_FLAGS
+from rankzero.messages import RequestError
 from rankzero.runs.stored_config import SINGLE_START_ARGUMENTS, Config, without_objects
 
 LINKED_ARGUMENTS = ("in_features", "out_features", "in_channels", "image_size", "num_classes")
@@ -60,6 +62,12 @@ class RankzeroCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Builds the data module, then the model; missing `LINKED_ARGUMENTS` are taken from the data module."""
+        model_class = locate(self.config.model.class_path)
+        included_models = [getattr(self.flags.command.models, name) for name in self.flags.command.models.__all__]
+        if "data" not in self.flags.explicitly_set and model_class not in included_models:
+            self.config.data = None
+            if self.flags.command.default_data:
+                self._check_own_loaders(model_class)
         config = self.config.clone()
         data: LightningDataModule | None = self._instantiate(Namespace(data=config.pop("data"))).data
         arguments = config.model.get("init_args") or Namespace()
@@ -68,9 +76,21 @@ class RankzeroCLI(LightningCLI):
                 arguments[name] = getattr(data, name, None)
         self.config_init = self._instantiate(config)
         self.model: LightningModule = self.config_init.model
-        has_own_loaders = is_overridden("train_dataloader", self.model) and "data" not in self.flags.explicitly_set
-        self.datamodule = None if has_own_loaders else data
+        self.datamodule = data
         self._add_configure_optimizers_method_to_model(None)
+
+    def _check_own_loaders(self, model_class: Any) -> None:
+        """Raises a `RequestError` if a model that is not included has no training loaders of its own."""
+        if getattr(model_class, "train_dataloader", None) is not LightningModule.train_dataloader:
+            return
+        names, default = self.flags.command.data.__all__, self.flags.command.default_data
+        beside = vars(sys.modules[model_class.__module__]).items()
+        own = [f"{value.__module__}.{name}" for name, value in beside if _is_data_module(value)]
+        raise RequestError(
+            self.flags.origins.request_for("model", self.config.model.class_path),
+            f"no data: {model_class.__name__} has no train_dataloader; choose {', '.join(names)}, or a class path",
+            f"--data {own[0] if own else default}",
+        )
 
     def _instantiate(self, config: Namespace) -> Namespace:
         try:
@@ -108,3 +128,7 @@ class RankzeroCLI(LightningCLI):
             name: value for name, value in self.config_init.items() if name in TRAINER_FLAGS and name != "seed"
         }
         return {**own_arguments, **self.config_init.trainer.as_dict()}
+
+
+def _is_data_module(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, LightningDataModule) and value is not LightningDataModule

@@ -92,7 +92,9 @@ def _announce_imports(flags: Arguments, launch: Launch) -> bool:
         return False
     is_first = not launch.node_rank if is_started_by_hand else launch.rank == 0
     if is_first and not is_local_process():
-        chosen = re.findall(r"--(?:model|data)=(?:\S*\.)?(\w+)", "\n".join(flags.arguments))
+        text = "\n".join(flags.arguments)
+        has_data = "data" in flags.explicitly_set or f"--model={flags.command.models.__name__}." in text
+        chosen = re.findall(rf"--(?:model{'|data' * has_data})=(?:\S*\.)?(\w+)", text)
         print_notice(f"loading {', '.join(['torch', 'Lightning', *chosen])}")
     return True
 

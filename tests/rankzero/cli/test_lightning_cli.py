@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from rankzero.messages import CannotStart
-from running import fit_in_process, weights
+from running import fit_in_process, refusal_of, weights
 from system.forks import summary
 
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1")
@@ -53,6 +53,7 @@ USER_MODULE = """
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
+from lightning_modules import MLP
 
 class Net(LightningModule):
     def __init__(self, num_classes: int = None, width: int = 3):
@@ -73,6 +74,9 @@ class Data(LightningDataModule):
         return DataLoader(TensorDataset(torch.rand(50, 4)), batch_size=8, shuffle=True)
     def val_dataloader(self):
         return DataLoader(TensorDataset(torch.rand(21, 4)), batch_size=8)
+
+class Own(MLP):
+    pass
 
 class WithLoaders(Net):
     def __init__(self):
@@ -101,6 +105,13 @@ def test_a_model_with_its_own_loaders_needs_no_data_module(cwd, user_module):
     assert summary(cwd, "WithLoaders-own-1")["samples"] == 50
     fit_in_process("--config", "runs/WithLoaders-own-1/config.yaml", "--run", "again")
     assert summary(cwd, "again")["samples"] == 50
+
+
+@pytest.mark.parametrize("model", ["--model mine.Net", "--model.class_path mine.Net", "--model mine.Own"])
+def test_a_users_model_without_loaders_needs_data(cwd, user_module, model):
+    error = refusal_of(fit_in_process, *model.split())
+    assert error.asked == model.replace(".class_path", "") and error.instead == "--data mine.Data"
+    assert "has no train_dataloader; choose CIFAR10, Digits" in error.found and os.listdir(cwd) == ["mine.py"]
 
 
 BAD_INPUT = [
