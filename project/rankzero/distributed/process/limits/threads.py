@@ -12,6 +12,9 @@ from rankzero.distributed.rendezvous.peers import Peer
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables with which a user sets the number of threads; torch reads both."""
 
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Variables with which a user determines how threads wait for one another."""
+
 MARK = "RANKZERO_NUM_THREADS"
 """Set to the value of OMP_NUM_THREADS, so that child processes know that Rankzero set that, and not the user."""
 
@@ -64,11 +67,15 @@ def user_setting(environ: Mapping[str, str]) -> str | None:
 
 
 def set_threads(threads: Threads, environ: MutableMapping[str, str] | None = None) -> None:
-    """Sets OMP_NUM_THREADS for libraries that are not loaded yet and for child processes.
+    """Sets OMP_NUM_THREADS and OMP_WAIT_POLICY for libraries that are not loaded yet and for child processes.
 
-    Sets nothing if torch's default is the same number, or if the user has set one.
+    Sets no number if torch's default is the same one, or if the user has set one. By default, threads that have nothing
+    to do keep their cores busy while they wait. Where another program needs these cores, a step then takes many times
+    as long (docs/launchers.md).
     """
     environ = os.environ if environ is None else environ
+    if not any(name in environ for name in WAITING):
+        environ["OMP_WAIT_POLICY"] = "PASSIVE"
     if threads.count is None or (threads.uses_all_cores and "OMP_NUM_THREADS" not in environ):
         return
     environ["OMP_NUM_THREADS"] = environ[MARK] = str(threads.count)

@@ -95,15 +95,23 @@ def test_before_the_rendezvous_local_ranks_are_assumed_to_share_cores_unless_bou
 
 
 def test_omp_num_threads_is_set_only_if_the_default_differs():
-    environ = {}
+    waiting = {"OMP_WAIT_POLICY": "ACTIVE"}
+    environ = {**waiting}
     set_threads(Threads(2, "2 cores", uses_all_cores=True), environ)
     set_threads(Threads(None, "OMP_NUM_THREADS=7"), environ)
-    assert environ == {}
+    assert environ == waiting
     set_threads(Threads(3, "12 cores / 4 ranks"), environ)
-    assert environ == {"OMP_NUM_THREADS": "3", MARK: "3"}
+    assert environ == {"OMP_NUM_THREADS": "3", MARK: "3", **waiting}
     assert user_setting(environ) is None
     set_threads(Threads(12, "12 cores", uses_all_cores=True), environ)
-    assert environ == {"OMP_NUM_THREADS": "12", MARK: "12"}
+    assert environ == {"OMP_NUM_THREADS": "12", MARK: "12", **waiting}
+
+
+def test_threads_wait_passively_unless_the_user_decides():
+    for given in ({}, {"GOMP_SPINCOUNT": "0"}, {"KMP_BLOCKTIME": "0"}, {"OMP_WAIT_POLICY": "ACTIVE"}):
+        environ = dict(given)
+        set_threads(Threads(None, "OMP_NUM_THREADS=7"), environ)
+        assert environ == (given or {"OMP_WAIT_POLICY": "PASSIVE"})
 
 
 @pytest.mark.system
