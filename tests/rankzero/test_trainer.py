@@ -218,6 +218,17 @@ def test_an_error_in_user_code_is_raised_unchanged(script_folder):
     assert train(save_every="2steps")[0].global_step == 12
 
 
+def test_a_trainer_trains_again_after_errors_before_the_first_checkpoint(script_folder):
+    trainer = Trainer(name="x", max_epochs=2, **QUIET)
+    for _ in range(2):
+        with pytest.raises(KeyError, match="the second"):
+            trainer.fit(FailingNet(), samples())
+    trainer.fit(DropoutNet(), samples())
+    assert trainer.global_step == 3 + 12 and summary_in(script_folder)["status"] == "finished"
+    assert [entry.split(":")[0] for entry in trainer._ledger.entries] == ["epoch 1", "epoch 2"]
+    assert trainer.run.checkpoint(15).is_dir()
+
+
 def test_a_stop_raises_system_exit_and_the_same_script_resumes_the_run(script_folder, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(rankzero.Stopped) as stopped:
         patch.setattr(DropoutNet, "stops_at", 3)

@@ -168,8 +168,11 @@ class FitLoop(_FitLoop):
     def reset(self) -> None:
         if self._resumed_order is not None:
             torch.set_grad_enabled(True)
-        else:
-            super().reset()
+            return
+        super().reset()
+        if not self.is_resuming and not self.is_trial:  # an error may have ended the previous `fit` in mid-epoch
+            for counts in map(vars, (self.epoch_progress.current, self.epoch_progress.total)):
+                counts.update(ready=counts["processed"], started=counts["processed"])
 
     def on_run_start(self) -> None:
         self.epoch_loop.activity.step = self.epoch_loop.global_step
