@@ -99,8 +99,8 @@ def parse_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
     lightning_arguments: list[str] = []
     sources: list[tuple[str, dict[str, Any]]] = []
     for path in parsed.config:
-        text, file_values = read_config(command, path)
-        sources.append((f"--config {path}", file_values))
+        text, content, file_values = read_config(command, path)
+        sources.append((f"--config {path}", content))
         values.update(file_values)
         lightning_arguments.append(f"--config={text}")
     values.update(_lightning_values(command, rest))

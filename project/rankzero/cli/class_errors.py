@@ -5,10 +5,12 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rankzero.cli.import_names import hidden_file
+from rankzero.cli.origins import Origins
 from rankzero.distributed.process.user_traceback import is_user_file
 from rankzero.messages import RequestError, nearest
 
@@ -115,6 +117,24 @@ def missing_class_error(requested: str, flag: str, class_path: str) -> RequestEr
     more = f" and {len(names) - MAX_CLASSES} more" * (len(names) > MAX_CLASSES)
     found = f"{module} has no class {name}; it defines {', '.join(names[:MAX_CLASSES])}{more}"
     return RequestError(requested, found, f"--{flag} {module}.{nearest(name, names) or names[0]}")
+
+
+def missing_requirement_error(error: BaseException, config: Mapping[str, Any], origins: Origins) -> RequestError | None:
+    """Returns the message for a class, such as WandbLogger, whose package is not installed; None for another error.
+
+    Args:
+        error: The error of the class, or of jsonargparse.
+        config: The configuration, from `flattened`.
+        origins: The source of each value.
+    """
+    causes = [str(cause) for cause in _causes(error)]
+    install = next((match[1] for text in causes if (match := re.search("pip install (?:-U )?([^`\n]+)`", text))), None)
+    path = next((match[1] for text in causes if (match := re.search("class_path '([^']+)'", text))), "")
+    if install is None:
+        return None
+    key = next((key.removesuffix(".class_path") for key, value in config.items() if value == path), "trainer")
+    found = f"{path.rpartition('.')[2]} requires {install.strip(chr(39))}, which is not installed"
+    return RequestError(origins.request_for(key), found, f"pip install {install}")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

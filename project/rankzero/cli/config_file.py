@@ -13,12 +13,12 @@ from rankzero.runs.directory import expanded
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
-def read_config(command: Command, path: str) -> tuple[str, dict[str, Any]]:
+def read_config(command: Command, path: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Reads a config file.
 
     Returns:
         The value for LightningCLI's `--config`, which is the path, or translated YAML text if the file has short names;
-        and the values in the file, by LightningCLI key or by Rankzero's flag.
+        its content, with short names translated; and the values in it, by LightningCLI key or by Rankzero's flag.
 
     Raises:
         RequestError: The file does not exist, is not YAML, or has an unknown key.
@@ -33,11 +33,18 @@ def read_config(command: Command, path: str) -> tuple[str, dict[str, Any]]:
         for name in {flag.name, *flag.aliases} & translated.keys():
             value = translated.pop(name)
             if value is not None:
-                _put(translated, flag.lightning_key or flag.name, flag.value(str(value)))
+                try:
+                    _put(translated, flag.lightning_key or flag.name, flag.value(str(value)))
+                except RequestError as error:
+                    example = error.instead.removeprefix(f"--{flag.name} ")
+                    source = f"in --config {path}"
+                    raise RequestError(
+                        f"{name}: {value}, {source}", error.found, f"{name}: {example}, {source}"
+                    ) from None
     keys = [*(flag.lightning_key or flag.name for flag in command.flags), "model", "data"]
     values = {key: value for key in keys if (value := _get(translated, key)) is not None}
     is_unchanged = translated == content
-    return path if is_unchanged else yaml.safe_dump(translated, sort_keys=False), values
+    return path if is_unchanged else yaml.safe_dump(translated, sort_keys=False), translated, values
 
 
 def read_section(name: str, text: str) -> dict[str, Any]:
@@ -68,7 +75,7 @@ def _load(path: str, flag: str = "config") -> dict[str, Any]:
     file = expanded(path)
     if not file.is_file():
         folder = file.parent if file.parent.is_dir() else Path()
-        names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
+        names = sorted(entry.name for entry in folder.glob("[!.]*") if entry.suffix in SUFFIXES)
         suggestion = nearest(file.name, names)
         raise RequestError(
             f"--{flag} {path}",

@@ -60,6 +60,15 @@ _SWITCHES = {
 }
 """Flag of another trainer that takes no value -> the flag and value to type."""
 
+_LOGGERS = {
+    "wandb": "WandbLogger",
+    "mlflow": "MLFlowLogger",
+    "comet": "CometLogger",
+    "csv": "CSVLogger --trainer.logger.save_dir runs",
+    "tensorboard": "true",
+}
+"""Value of `--logger` in other trainers -> value of `--trainer.logger`."""
+
 _LEARNING_RATE_FLAGS = ("lr", "learning_rate", "base_lr")
 
 
@@ -93,6 +102,8 @@ def equivalent_flag(name: str, value: str | None, valid_names: Sequence[str], mo
             f"--model.{name}{value_text or ' VALUE'}, where the model takes it, "
             f"or --optimizer AdamW --optimizer.lr{value_text}"
         )
+    if normalized == "logger" and (value or "").lower() in _LOGGERS:
+        return f"--trainer.logger {_LOGGERS[str(value).lower()]}"
     if normalized in TRAINER_ARGUMENTS:
         return f"--trainer.{normalized}{value_text or ' VALUE'}"
     return None

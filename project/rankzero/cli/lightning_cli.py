@@ -11,10 +11,11 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from rankzero.cli.arguments import Arguments
+from rankzero.cli.class_errors import missing_requirement_error
 from rankzero.cli.parser import HelpFormatter, RankzeroParser, reader, without_enums
 from rankzero.cli.script_arguments import TRAINER_FLAGS
 from rankzero.messages import RequestError
-from rankzero.runs.stored_config import SINGLE_START_ARGUMENTS, Config, without_objects
+from rankzero.runs.stored_config import SINGLE_START_ARGUMENTS, Config, flattened, without_objects
 
 LINKED_ARGUMENTS = ("in_features", "out_features", "in_channels", "image_size", "num_classes")
 """Arguments of the model that default to the data module's attributes of the same names."""
@@ -96,6 +97,8 @@ class RankzeroCLI(LightningCLI):
         try:
             instances: Namespace = self.parser.instantiate(config)
         except ValueError as error:
+            if refusal := missing_requirement_error(error, flattened(config.as_dict()), self.flags.origins):
+                raise refusal from None
             # jsonargparse wraps an error raised by a class's __init__ in its report of mismatched types.
             raise (error.__cause__ if isinstance(error.__cause__, Exception) else error) from None
         return instances

@@ -36,8 +36,8 @@ class Origins(NamedTuple):
             return exact[-1]
         if name := self.source_of(key):
             content = flattened(dict(self.sources)[name])
-            value_text = f": {quoted(str(content[key]))}" if key in content else ""
-            return f"{key}{value_text}, in {name}"
+            given = content.get(key, content.get(f"{key}.class_path"))
+            return f"{key}{'' if given is None else f': {quoted(str(given))}'}, in {name}"
         sections = [(option, text) for option, text in options if f"{key}.".startswith(f"{option}.")]
         if sections:
             return str(max(sections, key=lambda option: len(option[0]))[1])

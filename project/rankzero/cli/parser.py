@@ -1,20 +1,22 @@
 """LightningCLI's parser with error messages in the user's terms."""
 
+import inspect
 import re
 from argparse import Action
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from difflib import SequenceMatcher
 from enum import Enum
-from importlib import import_module
-from typing import Any, NoReturn
+from pydoc import locate
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from rankzero.cli.class_errors import hidden_file_error, import_failure, missing_class_error, wrong_class_error
-from rankzero.cli.foreign_flags import similar_names
+from rankzero.cli.foreign_flags import quoted, similar_names
 from rankzero.cli.import_names import hidden_file
 from rankzero.cli.origins import Origins
-from rankzero.messages import RequestError, nearest
+from rankzero.messages import RequestError, few, nearest
 
 
 class RankzeroParser(LightningArgumentParser):
@@ -31,8 +33,12 @@ class RankzeroParser(LightningArgumentParser):
             if isinstance(cause, RequestError):
                 raise cause
             cause = cause.__cause__ or cause.__context__
-        options = [option[2:] for option in self._option_string_actions if option.startswith("--")]
-        raise parsing_error(message, options, self.origins, ex)
+        types = {
+            option[2:]: getattr(action, "_typehint", None)
+            for option, action in self._option_string_actions.items()
+            if option.startswith("--")
+        }
+        raise parsing_error(message, types, self.origins, ex)
 
 
 class HelpFormatter(DefaultHelpFormatter):
@@ -53,21 +59,24 @@ def reader(read: Callable[[str], Any]) -> Callable[[Any], Any]:
 
 
 def parsing_error(
-    message: str, options: list[str], origins: Origins | None = None, error: Exception | None = None
+    message: str, types: Mapping[str, Any], origins: Origins | None = None, error: Exception | None = None
 ) -> RequestError:
     """Converts a message of jsonargparse, which has several lines in its own terms, into a `RequestError`.
 
     Args:
         message: The message of jsonargparse.
-        options: The existing options, without dashes.
+        types: Existing option, without dashes -> its type.
         origins: The source of each value.
         error: The exception that the message describes.
     """
-    origins = origins or Origins()
+    origins, options = origins or Origins(), list(types)
     if match := re.match(r"[Uu]nrecognized arguments: (\S+)", message):
         name = match[1].split("=")[0]
         return _unknown_name_error(name, "there is no such flag", [f"--{option}" for option in options])
-    key = ".".join(re.findall(r'[Pp]arser key "([^"]+)"', message))
+    names = re.findall(r'[Pp]arser key "([^"]+)"', message)
+    class_paths = re.findall(r"Problem with given class_path '([^']+)'", message)
+    # A union of a class and a list of it reports an error twice.
+    key = ".".join(names if len(set(class_paths)) == len(class_paths) else dict.fromkeys(names))
     class_path = match[1] if (match := re.search(r"class_path '([^']+)'", message)) else ""
     given_value = (class_path if "." not in key else "") or (re.findall(r"Given value: (.*)", message) or [""])[-1]
     given_value = re.sub(r"NestedArg\(key='.*?', val='?(.*?)'?\)$", r"\1", given_value)
@@ -98,9 +107,85 @@ def parsing_error(
         return RequestError(
             requested, match[1], f"--{key} package.module.Class, after changing to the folder that contains package"
         )
-    section = key.split(".")[0]
-    listing = f"--{section}.help CLASS_PATH" if section in ("model", "data") else "--help_all"
-    return RequestError(requested, _reason(message), f"{listing}, to see the valid values")
+    return _invalid_value_error(message, key, requested, types, origins)
+
+
+def _invalid_value_error(
+    message: str, key: str, requested: str, types: Mapping[str, Any], origins: Origins
+) -> RequestError:
+    """Returns the error for a value that its argument does not accept, with a value that it accepts."""
+    class_paths = re.findall(r"class_path[ =]'([^']+)'", message)
+    hints = [types.get(key), *(_arguments_of(path).get(key.rpartition(".")[2]) for path in reversed(class_paths))]
+    hint = next((hint for hint in hints if hint is not None), None)
+    value = (re.findall(r"(?:path string|(?:Got|Given) value): (.+?)\.?(?:$| Got)", message, re.M) or [""])[0]
+    classes = _by_similarity(value, _class_names(hint))
+    found = _reason(message)
+    if classes and f"path string: {value}" in message:
+        found = f"there is no class of that name; similar names: {few(classes, 5)}; or a class path"
+    examples = [f"[{value}]", "1", "0.1", "true", "[1]", "[0.1]"]
+    candidates = [*classes, *_by_similarity(value, _choices(hint)), *examples]
+    valid = next((text for text in candidates if _accepts(hint, text)), None) if hint else None
+    if valid is None:
+        listed = class_paths[:1] if key.split(".")[0] in ("model", "data") else []
+        listing = f"--{key.split('.')[0]}.help {listed[0]}" if listed else "--help_all"
+        return RequestError(requested, found, f"{listing}, to see the valid values")
+    if file := origins.source_of(key):
+        return RequestError(requested, found, f"{key}: {valid}, in {file}")
+    flag = requested.split(" ")[0] if requested.startswith(f"--{key}+") else f"--{key}"
+    return RequestError(requested, found, f"{flag} {quoted(valid)}")
+
+
+def _class_names(hint: Any) -> list[str]:
+    """Returns the names of the imported subclasses that a type accepts; none for a type that accepts numbers."""
+    bases = [part for part in _parts(hint) if isinstance(part, type)]
+    if {int, float} & set(bases):
+        return []
+    classes = [one for base in bases if base.__module__ != "builtins" for one in _subclasses(base)]
+    public = [one for one in classes if one.__name__[0] != "_" and not one.__module__.startswith("rankzero.")]
+    return sorted({one.__name__ for one in public if not inspect.isabstract(one)})
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    subclasses: list[type] = type.__subclasses__(base)
+    for subclass in subclasses:
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+def _choices(hint: Any) -> list[str]:
+    return [str(value) for part in _parts(hint) if get_origin(part) is Literal for value in get_args(part)]
+
+
+def _parts(hint: Any) -> list[Any]:
+    """Returns the types in a union or list, and the returned type of a callable."""
+    arguments = () if get_origin(hint) is Literal else get_args(hint)
+    arguments = arguments[-1:] if get_origin(hint) is Callable else arguments
+    return [part for argument in arguments for part in _parts(argument)] if arguments else [hint]
+
+
+def _by_similarity(value: str, valid: list[str]) -> list[str]:
+    """Returns valid values, the most similar first; of numbers, the nearest."""
+    try:
+        return sorted(valid, key=lambda text: abs(float(text) - float(value)))
+    except ValueError:
+        compared = SequenceMatcher(b=value.lower())
+
+        def difference(text: str) -> float:
+            compared.set_seq1(text.lower())
+            return -compared.ratio()
+
+        return sorted(valid, key=difference)
+
+
+def _accepts(hint: Any, text: str) -> bool:
+    """Returns whether a type accepts a value, also a class whose required arguments are still missing."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=hint)
+    try:
+        parser.parse_args([f"--value={text}"])
+    except Exception as error:
+        return "required" in str(error)
+    return True
 
 
 def _reason(message: str) -> str:
@@ -113,7 +198,7 @@ def _reason(message: str) -> str:
     lines = [line.strip(" -") for line in message.splitlines() if "Namespace(" not in line]
     relevant = [line for line in lines if line and not re.match(irrelevant, line)]
     found = "\n".join(dict.fromkeys(relevant)) or "the value is not valid"
-    found = re.sub(r"typing\.Literal\[([^]]*)\]", r"one of \1", re.sub(r"<class '(\w+)'>", r"\1", found))
+    found = re.sub(r"typing\.Literal\[([^]]*)\]", r"one of \1", re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", found))
     return found.replace("Expected a ", "expected ")
 
 
@@ -121,7 +206,7 @@ def _unknown_argument_error(
     group: str, argument: str, class_path: str, options: list[str], origins: Origins
 ) -> RequestError:
     """Returns the error for an argument that a class does not have, or no longer has."""
-    valid_names = _arguments_of(class_path) or [
+    valid_names = list(_arguments_of(class_path)) or [
         o.removeprefix(f"{group}.") for o in options if o.startswith(f"{group}.")
     ]
     class_name = class_path.rpartition(".")[2] or group
@@ -156,14 +241,14 @@ def _unknown_name_error(requested: str, found: str, valid_names: list[str]) -> R
     )
 
 
-def _arguments_of(class_path: str) -> list[str]:
-    """Returns the arguments of a class, including arguments that it passes to its parents; empty on any error."""
-    module, _, name = class_path.rpartition(".")
+def _arguments_of(class_path: str) -> dict[str, Any]:
+    """Returns the arguments of a class, including those of its parents, with their types; empty on any error."""
     try:
-        user_class = getattr(import_module(module), name)
-        return list(ArgumentParser(exit_on_error=False).add_class_arguments(user_class, fail_untyped=False))
-    except Exception:  # the caller reports another error; this list is optional
-        return []
+        parser = ArgumentParser(exit_on_error=False)
+        names = parser.add_class_arguments(locate(class_path), fail_untyped=False)
+        return {name: getattr(parser._option_string_actions[f"--{name}"], "_typehint", None) for name in names}
+    except Exception:  # the caller reports another error; the arguments are optional
+        return {}
 
 
 def without_enums(value: Any) -> Any:

@@ -87,6 +87,7 @@ def test_a_flag_of_another_trainer_suggests_the_rankzero_flag_with_the_users_val
         *(("--fp16", "--precision 16-mixed"), ("--bf16 --epochs 3", "--precision bf16-mixed")),
         ("--accumulate_grad_batches 2", "--trainer.accumulate_grad_batches 2"),
         ("--trainr.max_epochs 3", "--trainer.max_epochs 3"),
+        *(("--logger wandb", "--trainer.logger WandbLogger"), ("--logger tensorboard", "--trainer.logger true")),
     ):
         error = refusal_of(parse_arguments, FIT, arguments.split())
         assert error.instead.startswith(instead) and len(error.found) < 120

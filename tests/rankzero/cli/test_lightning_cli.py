@@ -4,6 +4,7 @@ import os
 
 import pytest
 import yaml
+from lightning_utilities.core.imports import RequirementCache
 
 from rankzero.messages import CannotStart
 from running import fit_in_process, refusal_of, weights
@@ -122,6 +123,10 @@ BAD_INPUT = [
     ("--model ResNet --model.depth 19", "10, 18, 34, 50, 101, 152"),
     ("--model MLP --model.hidden_sizes [8,0]", "hidden_sizes is"),
     ("--model ResNet --data Toy", "Type another --model or --data"),
+    ("--model MLP --trainer.logger WandbLogger", "type   pip install 'wandb>=0."),
+    ("--model MLP --config logger.yaml", "asked  trainer.logger: WandbLogger, in --config logger.yaml\n"),
+    ("--config epochs.yaml", "asked  epochs: many, in --config epochs.yaml"),
+    ("--config epochs.yaml", "type   epochs: 10, in --config epochs.yaml"),
     *(("--data ImageFolder", "--data.root"), ("--data ImageFolder --data.root nowhere", "nowhere does not exist")),
     ("--data ImageFolder --data.root empty", "contains no folders"),
     *(("--data.batch_size 0", "1 or more"), ("--data.batch_size 2000", "1,437 training samples")),
@@ -134,11 +139,14 @@ BAD_INPUT = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), BAD_INPUT, ids=[arguments for arguments, _ in BAD_INPUT])
-def test_bad_input_gives_one_message_and_creates_nothing(cwd, arguments, message):
+@pytest.mark.parametrize(("arguments", "message"), BAD_INPUT)
+def test_bad_input_gives_one_message_and_creates_nothing(cwd, monkeypatch, arguments, message):
+    monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=0.99999"))
     (cwd / "empty").mkdir()
     (cwd / "file").write_text("")
     (cwd / "unknown.yaml").write_text("model: {class_path: ResNet, init_args: {dept: 18}}")
+    (cwd / "epochs.yaml").write_text("epochs: many")
+    (cwd / "logger.yaml").write_text("trainer: {logger: {class_path: WandbLogger}}")
     (cwd / "trainer.yaml").write_text("trainer: {max_epoch: 3}")
     before = sorted(os.listdir(cwd))
     with pytest.raises(CannotStart) as error:

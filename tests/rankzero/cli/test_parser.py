@@ -1,12 +1,15 @@
 """Errors in the arguments of a model: jsonargparse finds them, Rankzero rewrites the message."""
 
+import re
 from argparse import ArgumentError
+from collections.abc import Iterable
 from enum import Enum
 
 import pytest
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import Callback, Timer
+from lightning.pytorch.loggers import Logger
 
 from rankzero.cli.flags.values import positive_int, save_interval
 from rankzero.cli.origins import Origins
@@ -22,6 +25,8 @@ def new_parser(**options):
     parser.add_argument("--config", action="config")
     parser.add_argument("--keep", type=reader(positive_int), default=3)
     parser.add_argument("--rate", type=float)
+    parser.add_argument("--logger", type=Logger | Iterable[Logger] | bool | None)
+    parser.add_argument("--callbacks", type=list[Callback] | Callback | None)
     parser.add_lightning_class_args(LightningModule, "model", subclass_mode=True, required=False)
     return parser
 
@@ -35,11 +40,8 @@ def refusal(*arguments, files=(), stored=""):
 @pytest.mark.parametrize(
     ("arguments", "asked", "found", "instead"),
     [
-        ("--kep 3", "--kep", "there is no such flag; valid names: --help, --config", "--keep"),
         ("--kep=3", "--kep", "there is no such flag", "--keep"),
         ("--zzzz", "--zzzz", "there is no such flag", "--help_all"),
-        ("--rate x", "--rate x", "expected float", "--help_all, to see the valid values"),
-        ("--model MLP --model.hidden_sizes x", "--model.hidden_sizes x", "expected list", "--model.help"),
         ("--model MLP --model.hiden=[3]", "--model.hiden '[3]'", "MLP has no such", "--model.hidden_sizes '[3]'"),
         ("--model MLP --model.pretrained true", "--model.pretrained true", "MLP has no such", "--model.help"),
         ("--model json.JSONDecoder", "--model json.JSONDecoder", "is not a LightningModule", "the class path of"),
@@ -58,12 +60,38 @@ def test_a_wrong_argument_gives_a_message_with_asked_found_and_type(arguments, a
     assert "jsonargparse" not in str(error) and "Namespace" not in str(error) and len(str(error).splitlines()) < 6
 
 
+@pytest.mark.parametrize(
+    ("arguments", "found", "valid"),
+    [
+        ("--rate x", "expected float", "1"),
+        ("--model MLP --model.hidden_sizes x", "expected list", "'[1]'"),
+        ("--model MLP --model.hidden_sizes 64", "expected list", "'[64]'"),
+        ("--model ResNet --model.depth 19", "expected one of 10, 18, 34", "18"),
+        ("--model MLP --model.optimizer adam", "similar names: Adam, ", "Adam"),
+        ("--model MLP --model.schedule Cosin", "or a class path", "Cosine"),
+        ("--model MLP --model.optimizer SGD --model.optimizer.lr x", "expected float", "1"),
+        ("--logger csv", "similar names: CSVLogger", "CSVLogger"),  # which has a required argument
+        ("--logger CSVLogger --logger.flush_logs_every_n_steps x", "expected int", "1"),
+        ("--callbacks+ EarlyStoping", "similar names: EarlyStopping", "EarlyStopping"),
+    ],
+)
+def test_an_invalid_value_suggests_one_that_is_accepted(arguments, found, valid):
+    error = refusal(*re.sub(r"--model (MLP|ResNet)", r"--model lightning_modules.\1", arguments).split())
+    asked = arguments.split(" ")[-2:]
+    assert error.asked == " ".join(asked) and found in error.found and error.instead == f"{asked[0]} {valid}"
+
+
 def test_a_mistake_in_a_config_file_names_the_file(tmp_path):
     file = tmp_path / "c.yaml"
     file.write_text("model: {class_path: lightning_modules.MLP, init_args: {hiden: 3}}")
     content = {"model": {"class_path": MLP, "init_args": {"hiden": 3}}}
     error = refusal("--config", str(file), files=[("--config c.yaml", content)])
     assert error.asked == "model.hiden: 3, in --config c.yaml" and error.instead == "--model.hidden_sizes"
+    content["model"]["init_args"] = {"optimizer": "Adan"}
+    file.write_text(str(content))
+    error = refusal("--config", str(file), files=[("--config c.yaml", content)])
+    assert error.asked == "model.optimizer: Adan, in --config c.yaml"
+    assert error.instead == "model.optimizer: Adam, in --config c.yaml"
 
 
 def test_the_suggestion_for_a_stored_configuration_omits_a_removed_argument():
@@ -90,7 +118,7 @@ def test_errors_of_another_caller_or_of_a_users_class_are_raised_unchanged():
 
 def test_any_parsing_error_becomes_a_printable_message_of_three_parts():
     for message in ("", "\n\n", 'Parser key "model":', "x" * 10_000, "\x1b[31m", "Option ''"):
-        lines = str(parsing_error(message, [])).splitlines()
+        lines = str(parsing_error(message, {})).splitlines()
         assert [line.split()[0] for line in lines] == ["asked", "found", "type"]
         assert all(line.isprintable() and len(line) < 700 for line in lines)
 

@@ -8,12 +8,13 @@ from typing import Any
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from rankzero.cli.arguments import Arguments
+from rankzero.cli.foreign_flags import similar_names
 from rankzero.cli.lightning_cli import RankzeroCLI
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.session import Session
-from rankzero.messages import Exit, RequestError, as_user_errors, nearest, print_line
+from rankzero.messages import Exit, RequestError, as_user_errors, print_line
 from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.export import export_weights
 from rankzero.runs.checkpoints.manifest import newest_valid, read_manifest
@@ -104,12 +105,12 @@ def find_checkpoint(flags: Arguments) -> Path:
     if name is None and names:
         name = names[-1]
     if name not in names:
-        suggestion = nearest(name, names) if name else None
+        similar = similar_names(name or "", names)
         newest = names and f"the newest of {len(names)}: {', '.join(reversed(names[-8:]))}"
         raise RequestError(
             f"to {verb} --name {name}" if name else f"to {verb} the newest run",
             f"there is no such run in {root.resolve()}; {newest or 'it contains no run'}",
-            f"--name {suggestion or names[-1]}"
+            (f"--name {similar[0]}" if similar else f"python launch/list.py --root {root}")
             if names
             else "python launch/fit.py, or --root DIR, where DIR contains the runs",
         )

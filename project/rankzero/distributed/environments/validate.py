@@ -123,9 +123,8 @@ def processes_to_start(requested: RequestedWorld, launch: Launch) -> int:
         return 0
     count, maximum = requested.devices or 0, PROCESSES_PER_CORE * (os.cpu_count() or 1)
     if count > maximum:
-        raise RequestError(
-            f"--devices {count}", f"{os.cpu_count()} cores on this machine", f"--devices {maximum} or fewer"
-        )
+        found = f"{os.cpu_count()} cores on this machine, which run at most {maximum} processes"
+        raise RequestError(f"--devices {count}", found, f"--devices {os.cpu_count()}")
     return 0 if count == 1 else count
 
 

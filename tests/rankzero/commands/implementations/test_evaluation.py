@@ -177,7 +177,7 @@ def test_the_error_for_a_removed_argument_names_the_checkpoint_and_a_valid_flag(
 
 def test_a_wrong_run_checkpoint_root_or_output_is_refused(run):
     for arguments, message in {
-        ("--run", "y"): "type   --name x",
+        ("--run", "y"): "type   python launch/list.py --root",
         ("--checkpoint", "runs/x/nothing"): (
             "there is no such file or folder\n  type   runs/x/checkpoints/step-00000046"
         ),
