@@ -76,7 +76,8 @@ def _load(path: str, flag: str = "config") -> dict[str, Any]:
     if not file.is_file():
         folder = file.parent if file.parent.is_dir() else Path()
         names = sorted(entry.name for entry in folder.glob("[!.]*") if entry.suffix in SUFFIXES)
-        suggestion = nearest(file.name, names)
+        by_stem = {Path(name).stem: name for name in names}  # all names are similar in their suffix
+        suggestion = by_stem.get(nearest(file.stem, by_stem) or "")
         raise RequestError(
             f"--{flag} {path}",
             f"there is no such file; {folder.resolve()} contains {', '.join(names) if names else 'no .yaml file'}",

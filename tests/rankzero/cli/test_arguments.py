@@ -145,3 +145,4 @@ def test_a_wrong_or_missing_config_file_is_refused(tmp_path):
         assert refusal_of(parse_file, tmp_path / "train.yaml", text).instead.endswith(end)
     error = refusal_of(read_config, FIT, str(tmp_path / "trian.yaml"))
     assert "contains train.yaml" in error.found and error.instead.endswith("train.yaml")
+    assert refusal_of(read_config, FIT, str(tmp_path / "other.yaml")).instead == "--config FILE, or omit it"

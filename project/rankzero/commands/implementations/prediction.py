@@ -95,7 +95,7 @@ def read_split(cli: RankzeroCLI, split: str) -> None:
             name for name in STAGES if any(is_overridden(f"{name}_dataloader", owner) for owner in owners)
         ]
         raise RequestError(
-            f"--split {split}",
+            "to predict" if split == "predict" else f"--split {split}",
             f"no {hook} in {' or '.join(type(owner).__name__ for owner in owners)}",
             f"--split {available_splits[0]}" if available_splits else f"a data module with a {hook}",
         )
