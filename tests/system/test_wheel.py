@@ -31,9 +31,11 @@ class Data(BoringDataModule):
 TRAIN_SCRIPT = """
 from project.settings import EPOCHS  # a package of the user's, named as the source folder of the wheel
 from data_modules.mine import Data
+from lightning import seed_everything
 from models import Net
 from rankzero import Trainer
 
+seed_everything(1)  # for equal random data on all ranks
 trainer = Trainer(max_epochs=EPOCHS, accelerator="cpu", name="script", enable_progress_bar=False)
 trainer.fit(Net(), datamodule=Data())
 print(f"rank {trainer.global_rank} of {trainer.world_size} done")

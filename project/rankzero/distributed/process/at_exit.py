@@ -24,8 +24,13 @@ _codes: list[int] = []
 
 
 def install() -> None:
-    """Registers the exit function, unless other code has registered one before, which would not run any more."""
-    if atexit._ncallbacks() == 0:
+    """Registers the exit function, unless other code has registered one before, which would not run any more.
+
+    Before a teardown, frozen objects are released: libraries count the remaining objects then, and print warnings.
+    """
+    is_first = atexit._ncallbacks() == 0
+    atexit.register(gc.unfreeze)
+    if is_first:
         atexit.register(_skip_teardown)
 
 
