@@ -42,6 +42,7 @@ def test_a_failure_of_one_rank_ends_all_ranks_and_is_reported_once(user_folder, 
         assert 'File "' in log and (index != rank or "deliberate" in log or name)
     if codes[0] == 1:
         assert summary(user_folder, "x")["status"] == "failed"
+        assert printed.count("run x: failed") == printed.count("│ to ") == 1
 
 
 def test_a_failing_rank_does_not_wait_in_on_exception_checkpoint(user_folder):

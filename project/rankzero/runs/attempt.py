@@ -286,7 +286,7 @@ class Attempt:
                 summary = self._summarize("failed", without_stack(cause), metrics=computed_metrics_of(self.trainer))
             self._lock.release()
             if not is_taken_over:  # last, because this process may be terminated while it reads long curves
-                write_report(self.run, summary)
+                self._report(summary)
 
     def _record_hang(self, description: str) -> None:
         """Writes a hang and the stacks of this process to the log; the run may end later, or continue."""

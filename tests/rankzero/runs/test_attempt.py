@@ -249,7 +249,7 @@ def save_slowly(run_attempt):
     io.wait = release_and_wait
 
 
-def test_an_attempt_aborted_by_another_rank_is_logged_saved_reported_and_unlocked(attempt):
+def test_an_attempt_aborted_by_another_rank_is_logged_saved_reported_and_unlocked(attempt, capsys):
     """The control channel calls `on_abort` in a separate thread before it terminates the process."""
     save(5)
     cause = "rank 1 on a failed: <IndexError>"
@@ -261,6 +261,8 @@ def test_an_attempt_aborted_by_another_rank_is_logged_saved_reported_and_unlocke
         verify(Path("runs/x/checkpoints/step-00000007"))
         assert f"ERROR {cause}" in log() and read("summary.json")["status"] == "failed" and is_free()
         assert "rank 1 on a failed: &lt;IndexError&gt;</pre>" in Path("runs/x/report.html").read_text()
+        printed = capsys.readouterr().out
+        assert "run x: failed" in printed and "to resume" in printed
 
 
 def test_the_report_is_written_after_all_that_the_next_attempt_needs(attempt, monkeypatch, capsys):
