@@ -23,6 +23,7 @@ trainer = Trainer(max_epochs=1, limit_train_batches=2, limit_val_batches=0, acce
 trainer.fit(BoringModel())
 """
 REFUSED = """
+from lightning.pytorch import LightningModule
 from lightning.pytorch.demos.boring_classes import BoringModel
 from rankzero import Trainer
 kept = "still here"
@@ -148,11 +149,12 @@ def test_a_program_from_standard_input_runs_only_in_one_process(tmp_path, device
 
 
 @pytest.mark.system
-def test_a_refusal_at_the_prompt_is_printed_without_traceback_and_the_session_goes_on(tmp_path):
+def test_the_prompt_prints_a_refusal_without_traceback_and_an_error_once_and_the_session_goes_on(tmp_path):
     (tmp_path / "train.py").write_text(REFUSED)
-    (tmp_path / "typed").write_text("Trainer(max_epoch=3)\ntrainer.fit(BoringModel())\nprint(kept)\n")
+    typed = "Trainer(max_epoch=3)\ntrainer.fit(BoringModel())\ntrainer.test(LightningModule())\nprint(kept)\n"
+    (tmp_path / "typed").write_text(typed)
     result = run("sh", "-c", "python -i train.py < typed", folder=tmp_path)
-    assert result.err.count("cannot start") == 2 and "Traceback" not in result.err, result.err
+    assert result.err.count("cannot start") == 2 and result.err.count("Traceback") == 1, result.err
     assert "run-1: finished" in result.out and "still here" in result.out
 
 

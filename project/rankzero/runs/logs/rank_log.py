@@ -44,6 +44,9 @@ class _LogFile(logging.FileHandler):
         """Does nothing: a full disk is reported elsewhere."""
 
 
+logging.getLogger("rankzero").addHandler(logging.NullHandler())  # outside a run, errors must not go to stderr
+
+
 class RankLog:
     """Writes what is logged to `logging.getLogger("rankzero")` to this rank's log, and crashes of the process too.
 
