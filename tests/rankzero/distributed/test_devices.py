@@ -17,7 +17,7 @@ FIT = command_of("fit")
 @pytest.fixture(autouse=True)
 def threads_of_the_environment(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "0")
 
 
 class CoordinatorOfRankZero:

@@ -15,6 +15,9 @@ VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Variables with which a user determines how threads wait for one another."""
 
+SPIN_COUNT = 10_000
+"""Iterations, some tenths of a millisecond, for which a thread that waits keeps its core busy; 300,000 by default."""
+
 MARK = "RANKZERO_NUM_THREADS"
 """Set to the value of OMP_NUM_THREADS, so that child processes know that Rankzero set that, and not the user."""
 
@@ -67,15 +70,15 @@ def user_setting(environ: Mapping[str, str]) -> str | None:
 
 
 def set_threads(threads: Threads, environ: MutableMapping[str, str] | None = None) -> None:
-    """Sets OMP_NUM_THREADS and OMP_WAIT_POLICY for libraries that are not loaded yet and for child processes.
+    """Sets OMP_NUM_THREADS and GOMP_SPINCOUNT for libraries that are not loaded yet and for child processes.
 
-    Sets no number if torch's default is the same one, or if the user has set one. By default, threads that have nothing
-    to do keep their cores busy while they wait. Where another program needs these cores, a step then takes many times
-    as long (docs/launchers.md).
+    Sets no number of threads if torch's default is the same one, or if the user has set one. By default, threads that
+    wait for one another keep their cores busy for long. Where another program needs these cores, a step then takes many
+    times as long (docs/launchers.md).
     """
     environ = os.environ if environ is None else environ
     if not any(name in environ for name in WAITING):
-        environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        environ["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
     if threads.count is None or (threads.uses_all_cores and "OMP_NUM_THREADS" not in environ):
         return
     environ["OMP_NUM_THREADS"] = environ[MARK] = str(threads.count)
