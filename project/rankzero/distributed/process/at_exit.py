@@ -50,7 +50,7 @@ def _skip_teardown() -> None:
     gc.collect()
     files = [item for item in gc.get_objects() if issubclass(type(item), io.IOBase.__mro__[1])]
     for file in [*files, sys.stdout, sys.stderr]:
-        with suppress(Exception):  # closed, or nobody reads what it writes
+        with suppress(Exception):  # closed, or its reader has ended
             file.flush()
     ctypes.CDLL(None).fflush(None)
     _EXIT(_codes[-1])

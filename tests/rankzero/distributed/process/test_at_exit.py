@@ -44,7 +44,7 @@ threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
     ],
     ids=["a command", "a script", "an earlier exit function", "a profiler", "MPI", "an interpreter left open"],
 )
-def test_only_the_teardown_of_modules_is_skipped_and_only_where_nobody_needs_it(
+def test_only_the_teardown_of_modules_is_skipped_and_only_if_it_is_not_needed(
     tmp_path, options, before, end, has_teardown
 ):
     (tmp_path / "program.py").write_text(PROGRAM.format(before=before, end=end))
