@@ -82,11 +82,11 @@ def fail_on_leaks() -> Iterator[None]:
     leaves_trainer = bool(messages._spellings)
     messages.set_spelling(None)  # so that only this test fails
     assert not leaves_trainer, "a Trainer was built without `script_process`"
-    leaked = [
-        thread.name
-        for thread in set(threading.enumerate()) - initial_threads
-        if not thread.daemon and thread.is_alive() and not thread.name.startswith("parts")  # a pool for all tests
-    ]
+    started = set(threading.enumerate()) - initial_threads
+    kept = [t for t in started if not t.daemon and not t.name.startswith("parts")]  # "parts": a pool for all tests
+    for thread in kept:
+        thread.join(timeout=5)  # its work may be done, but its last lines not yet
+    leaked = [thread.name for thread in kept if thread.is_alive()]
     assert not leaked, f"the test leaked threads: {leaked}"
     leaked_processes = _children(initial_children)
     if leaked_processes:
