@@ -56,6 +56,6 @@ def gather_with_failures(coordinator, ended):
 
 def test_a_rank_that_exits_is_interrupted_or_does_not_respond_keeps_no_other_rank_waiting(on_ranks, tmp_path):
     exited, values = (["value", None], {1: "SystemExit: 0"}), ["value", None]
-    late = f"rank 1 on {socket.gethostname()} was still starting after 0.5 s"
+    late = f"rank 1 on {socket.gethostname()} was still starting after 0.5 s; to wait longer, add --start_timeout 4"
     first, second = on_ranks(gather_with_failures, 2, tmp_path / "ended")
     assert first == [exited, (values, {1: "KeyboardInterrupt"}), late] and second == [exited, "interrupted"]

@@ -117,12 +117,16 @@ class StoreExchange:
             except torch.distributed.DistStoreError:
                 if remaining <= 0:
                     late = self._first_missing(values) or 0
-                    raise AnotherRankFailed(f"{self.name_of(late)} was still {work} after {seconds:g} s") from None
+                    raise AnotherRankFailed(self._describe_timeout(late, work, seconds)) from None
             for rank in self.left_ranks() & set(range(len(values))):
                 if not self.store.check([values[rank]]):
                     raise AnotherRankFailed(f"{self.name_of(rank)} has ended its program")
             if self.rank <= 1:
                 progress.print_if_due(lambda: self._describe_late(values, work))
+
+    def _describe_timeout(self, rank: int, work: str, seconds: float) -> str:
+        advice = f"to wait longer, add --start_timeout {max(int(seconds), 1) * 4}"
+        return f"{self.name_of(rank)} was still {work} after {seconds:g} s; {advice}"
 
     def _describe_late(self, values: list[str], work: str) -> str:
         late = self._first_missing(values)

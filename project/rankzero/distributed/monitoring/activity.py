@@ -5,6 +5,7 @@ from collections.abc import Callable
 from time import monotonic
 
 START = "start"
+"""Lightning prepares data and model."""
 DATA = "data wait"
 FORWARD = "forward"
 BACKWARD = "backward"

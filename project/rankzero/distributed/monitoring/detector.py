@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from time import monotonic
 
+from rankzero.distributed.monitoring.activity import START
 from rankzero.distributed.monitoring.diagnosis import describe_hang
 from rankzero.distributed.monitoring.pauses import PauseDetector
 from rankzero.distributed.monitoring.status import Status
@@ -28,6 +29,7 @@ class HangDetector:
     ) -> None:
         self.hosts, self.silence_seconds, self._clock, self._leader_of = hosts, silence_seconds, clock, leader_of
         self._statuses: dict[int, tuple[Status, float]] = {}  # the oldest report first
+        self._starting: dict[int, Status] = {}
         self._urgent: set[int] = set()
         self._is_reported = False
         self._pauses = PauseDetector(clock)
@@ -35,8 +37,11 @@ class HangDetector:
     def update(self, rank: int, status: Status | None) -> None:
         """Records the report of a rank; None if the rank is not training."""
         self._statuses.pop(rank, None)
+        self._starting.pop(rank, None)
         self._urgent.discard(rank)
-        if status is not None:
+        if status is not None and status.phase == START:
+            self._starting[rank] = status
+        elif status is not None:
             self._statuses[rank] = status, self._clock()
             if status.is_urgent:
                 self._urgent.add(rank)
@@ -65,6 +70,14 @@ class HangDetector:
         is_new = bool(description) and not self._is_reported
         self._is_reported = bool(description)
         return description if is_new else ""
+
+    def late_start(self) -> str:
+        """Returns which rank the others wait for while Lightning prepares data and model; empty if there is none."""
+        for rank, status in sorted(self._starting.items()):
+            if not status.waits_in:
+                position = f" ({status.position})" if status.position else ""
+                return f"rank {rank} on {self.hosts[rank]} is preparing data and model{position}"
+        return ""
 
     def last_place(self, rank: int) -> str:
         """Returns phase and step of a rank's last report; empty if the rank was not training."""

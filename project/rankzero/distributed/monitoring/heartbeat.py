@@ -8,8 +8,9 @@ from rankzero.distributed.monitoring.activity import (
     BACKWARD,
     CHECKPOINT,
     DATA,
+    END,
     SANITY_CHECK,
-    UNMONITORED,
+    START,
     VALIDATION,
     Activity,
 )
@@ -67,15 +68,15 @@ class Heartbeat:
         return self.timeout + self._longest
 
     def status(self) -> Status | None:
-        """Returns the status of this rank; None outside training."""
+        """Returns the status of this rank; None after training, and at first while Lightning prepares it."""
         activity, resumed_at = self.activity, self._pauses.resumed_at()
         phase, since, now = activity.phase, activity.since, self._clock()  # in this order, see `Activity.enter`
         if since != self._last_visit:
             self._longest = max(self._longest, self._last_age)
         self._last_visit, self._last_age = since, max(0.0, now - max(since, resumed_at))
-        if phase in UNMONITORED:
-            self._last_age = 0.0
-            return None
+        if phase in (START, END):
+            age, self._last_age = self._last_age, 0.0
+            return self._while_starting(age) if phase == START and age >= DETAIL_SECONDS else None
         may_take_longer = activity.batches < 2 or phase in (SANITY_CHECK, VALIDATION)
         needs_details = self._last_age >= min(DETAIL_SECONDS, self.timeout / 2)
         gradient = activity.first_gradient
@@ -86,6 +87,11 @@ class Heartbeat:
             return self._with_details(status)
         except Exception:  # an unexpected state of a process or of torch; the thread must keep reporting
             return status
+
+    def _while_starting(self, age: float) -> Status:
+        frames = main_thread_frames()
+        waits_in = self._collective(START, frames)[1]
+        return Status(0, START, age, None, waits_in=waits_in, position=current_user_position(frames))
 
     def _with_details(self, status: Status) -> Status:
         frames = main_thread_frames()

@@ -15,6 +15,7 @@ The messages, of which a connection transmits each as a line of JSON:
     relay -> rank    the messages of the server, and {"lost": how the connection to rank zero ended}
 """
 
+import math
 import socket
 import threading
 import time
@@ -28,6 +29,7 @@ from rankzero.distributed.monitoring.report_schedule import silence_seconds
 from rankzero.distributed.monitoring.slow_ranks import SlowRankDetector
 from rankzero.distributed.monitoring.status import Status
 from rankzero.distributed.rendezvous.peers import Members
+from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import few, print_error, printable, printable_line
 
@@ -72,6 +74,7 @@ class ControlServer:
         self.interval, self.size = interval, len(members)
         hosts = [members[rank].host for rank in range(self.size)]
         self._hangs = HangDetector(hosts, silence_seconds(interval), leader_of=self._leader_of)
+        self._start_progress: Progress | None = None
         self.slow_ranks = SlowRankDetector(hosts)
         self._server = LineServer(listeners, "control", world_id, secret, requires_key=secret is not None)
         self._connections: dict[ServedConnection, list[int]] = {}
@@ -179,6 +182,11 @@ class ControlServer:
             self._record_failure(f"{few(missing)} did not open {connections}", 0)
 
     def _check_for_hang(self) -> None:
+        if late := self._hangs.late_start():
+            self._start_progress = self._start_progress or Progress(math.inf)
+            self._start_progress.print_if_due(lambda: late)
+        else:
+            self._start_progress = None
         if description := self._hangs.new_hang():
             self._send_all({"hang": description})
             if self.on_hang(description):

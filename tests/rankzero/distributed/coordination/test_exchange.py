@@ -8,6 +8,7 @@ from rankzero.messages import AnotherRankFailed, RequestError
 from running import on_each_rank, store_clients
 
 SIZE = 5
+LONGER = "to wait longer, add --start_timeout 4"
 
 
 class CountingStore:
@@ -47,7 +48,9 @@ def test_rank_zero_decides_on_the_values_of_all_ranks_in_few_operations(ranks):
 def test_the_first_missing_rank_is_named_on_all_ranks(ranks, missing):
     present = [rank for rank in ranks if rank.rank not in (missing, SIZE - 1)]
     errors = on_each_rank(present, lambda rank: rank.decide(None, len, 0.3))
-    assert [str(error) for error in errors] == [f"rank {missing} was still starting after 0.3 s"] * len(present)
+    assert [str(error) for error in errors] == [f"rank {missing} was still starting after 0.3 s; {LONGER}"] * len(
+        present
+    )
     assert all(isinstance(error, AnotherRankFailed) for error in errors)
 
 
@@ -55,6 +58,13 @@ def test_a_missing_rank_zero_is_named(ranks, monkeypatch):
     monkeypatch.setattr(TIMERS, "late_answer", 0.1)
     with pytest.raises(AnotherRankFailed, match=r"rank 0 was still loading after 0\.3 s"):
         ranks[1].decide(None, len, 0.2, work="loading")
+
+
+def test_a_rank_that_has_ended_its_program_is_named_on_all_others_at_once(ranks, monkeypatch):
+    monkeypatch.setattr(TIMERS, "slow_poll", 0.1)
+    ranks[0].left_ranks = lambda: {2}
+    errors = on_each_rank([ranks[rank] for rank in (0, 1, 3, 4)], lambda rank: rank.decide(None, len, 3600))
+    assert [str(error) for error in errors] == ["rank 2 has ended its program"] * 4
 
 
 def test_a_refusal_of_rank_zero_is_raised_on_all_ranks(ranks):

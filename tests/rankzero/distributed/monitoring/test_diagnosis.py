@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from rankzero.distributed.monitoring.activity import SANITY_CHECK
+from rankzero.distributed.monitoring.activity import SANITY_CHECK, START
 from rankzero.distributed.monitoring.detector import HangDetector
 from rankzero.distributed.monitoring.diagnosis import describe_hang, ranks_text
 from rankzero.distributed.monitoring.status import Status
@@ -53,6 +53,17 @@ def test_a_rank_that_waits_for_ranks_outside_training_is_a_hang():
         "rank 0 in backward, waiting in all_reduce of 421 values (train.py:9 in training_step), for ranks 1-2, "
         "which are not training"
     )
+
+
+def test_before_training_the_rank_that_waits_for_no_other_is_late_and_this_is_no_hang():
+    detector = HangDetector(HOSTS, TIMERS.silence)
+    detector.update(0, status(START, 1e6, None, waits_in="barrier"))
+    assert detector.late_start() == ""
+    detector.update(1, status(START, 12.0, None, position="data.py:7 in prepare_data"))
+    assert detector.late_start() == "rank 1 on n1 is preparing data and model (data.py:7 in prepare_data)"
+    assert detector.new_hang() == detector.last_place(1) == ""
+    detector.update(1, None)
+    assert detector.late_start() == ""
 
 
 def test_ranks_in_different_collectives_wait_for_one_another():

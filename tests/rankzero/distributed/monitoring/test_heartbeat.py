@@ -8,7 +8,16 @@ from torch.distributed import HashStore
 from rankzero.distributed.coordination.exchange import StoreExchange
 from rankzero.distributed.monitoring import activity
 from rankzero.distributed.monitoring import heartbeat as heartbeat_module
-from rankzero.distributed.monitoring.activity import BACKWARD, DATA, END, FORWARD, SANITY_CHECK, VALIDATION, Activity
+from rankzero.distributed.monitoring.activity import (
+    BACKWARD,
+    DATA,
+    END,
+    FORWARD,
+    SANITY_CHECK,
+    START,
+    VALIDATION,
+    Activity,
+)
 from rankzero.distributed.monitoring.diagnosis import describe_hang
 from rankzero.distributed.monitoring.heartbeat import Heartbeat
 from rankzero.distributed.monitoring.report_schedule import ReportSchedule, report_interval, silence_seconds
@@ -37,9 +46,10 @@ class Observed:
         return status
 
 
-def test_only_time_in_training_has_a_status_and_the_limit_grows_by_its_longest_phase(monkeypatch):
+def test_only_training_is_limited_and_the_limit_grows_by_its_longest_phase(monkeypatch):
     run = Observed(monkeypatch)
-    assert run.status_after(5) is None
+    assert run.status_after(3) is None
+    assert run.status_after(60)[:4] == (0, START, 63.0, None)
     run.activity.enter(FORWARD)
     assert run.status_after(8).phase == FORWARD
     run.activity.enter(DATA)
