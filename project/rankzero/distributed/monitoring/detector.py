@@ -53,6 +53,10 @@ class HangDetector:
         described too.
         """
         now, resumed_at = self._clock(), self._pauses.resumed_at()
+        starting = self._starting.values()
+        if len(starting) == len(self.hosts) and all(status.waits_in and status.is_overdue() for status in starting):
+            is_new, self._is_reported = not self._is_reported, True
+            return describe_hang(self._starting, {}, self.hosts) if is_new else ""
         oldest = next((time for _, time in self._statuses.values()), now)
         if not self._urgent and now - max(oldest, resumed_at) <= self.silence_seconds:
             self._is_reported = False

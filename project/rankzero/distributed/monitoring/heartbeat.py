@@ -61,6 +61,7 @@ class Heartbeat:
         self._pauses = PauseDetector(clock)
         self._longest = 0.0
         self._last_visit, self._last_age = activity.since, 0.0
+        self._waits_in, self._waits_since = "", activity.since
 
     @property
     def limit(self) -> float:
@@ -76,7 +77,7 @@ class Heartbeat:
         self._last_visit, self._last_age = since, max(0.0, now - max(since, resumed_at))
         if phase in (START, END):
             age, self._last_age = self._last_age, 0.0
-            return self._while_starting(age) if phase == START and age >= DETAIL_SECONDS else None
+            return self._while_starting(now) if phase == START and age >= DETAIL_SECONDS else None
         may_take_longer = activity.batches < 2 or phase in (SANITY_CHECK, VALIDATION)
         needs_details = self._last_age >= min(DETAIL_SECONDS, self.timeout / 2)
         gradient = activity.first_gradient
@@ -88,10 +89,13 @@ class Heartbeat:
         except Exception:  # an unexpected state of a process or of torch; the thread must keep reporting
             return status
 
-    def _while_starting(self, age: float) -> Status:
+    def _while_starting(self, now: float) -> Status:
         frames = main_thread_frames()
         waits_in = self._collective(START, frames)[1]
-        return Status(0, START, age, None, waits_in=waits_in, position=current_user_position(frames))
+        if waits_in != self._waits_in:
+            self._waits_in, self._waits_since = waits_in, now
+        age, position = now - self._waits_since, current_user_position(frames)
+        return Status(0, START, age, self.timeout, waits_in=waits_in, position=position)
 
     def _with_details(self, status: Status) -> Status:
         frames = main_thread_frames()

@@ -66,6 +66,19 @@ def test_before_training_the_rank_that_waits_for_no_other_is_late_and_this_is_no
     assert detector.late_start() == ""
 
 
+def test_before_training_ranks_that_all_wait_too_long_hang():
+    detector = HangDetector(HOSTS[:2], TIMERS.silence)
+    detector.update(0, status(START, 20.0, waits_in="barrier"))
+    detector.update(1, status(START, 9.0, waits_in="all_gather_object"))
+    assert detector.new_hang() == ""
+    detector.update(1, status(START, 11.0, waits_in="all_gather_object", position="data.py:7 in setup"))
+    assert detector.new_hang() == (
+        "the ranks wait for one another in different collectives: "
+        "rank 1 in start, waiting in all_gather_object (data.py:7 in setup); rank 0 in start, waiting in barrier"
+    )
+    assert detector.new_hang() == ""
+
+
 def test_ranks_in_different_collectives_wait_for_one_another():
     in_barrier = {"waits_in": "barrier", "sequence": 5, "position": "train.py:9 in training_step"}
     text = described(status("forward", **in_barrier), status(**GRADIENTS))

@@ -49,7 +49,7 @@ class Observed:
 def test_only_training_is_limited_and_the_limit_grows_by_its_longest_phase(monkeypatch):
     run = Observed(monkeypatch)
     assert run.status_after(3) is None
-    assert run.status_after(60)[:4] == (0, START, 63.0, None)
+    assert run.status_after(60)[:4] == (0, START, 63.0, 20.0)
     run.activity.enter(FORWARD)
     assert run.status_after(8).phase == FORWARD
     run.activity.enter(DATA)
