@@ -56,13 +56,12 @@ def metrics_line(
     metrics: Mapping[str, float],
     preferred: Iterable[str],
     tail: str,
-    width: int = LINE_COLUMNS,
     separator: str = "  ",
 ) -> str:
-    """Returns a line of at most `width` columns with as many metrics as fit, those in `preferred` first."""
+    """Returns a line of at most `LINE_COLUMNS` columns with as many metrics as fit, those in `preferred` first."""
     shown, preferred_names = unique_metrics(metrics), [name for name in preferred if name in metrics]
     names = sorted(shown, key=lambda name: (name not in preferred_names, name))
-    available_columns = width - cell_len(head) - cell_len(tail) - 2 * len(separator)
+    available_columns = LINE_COLUMNS - cell_len(head) - cell_len(tail) - 2 * len(separator)
     pieces: list[str] = []
     for number, name in enumerate(names):
         piece = f"{printable_line(name)} {number_text(shown[name])}"

@@ -50,12 +50,11 @@ def available_width() -> int:
     return shutil.get_terminal_size((0, 0)).columns or _UNLIMITED
 
 
-def print_table(columns: Sequence[Column], rows: Sequence[Row], title: str = "") -> None:
+def print_table(columns: Sequence[Column], rows: Sequence[Row]) -> None:
     """Prints a table. Shortens texts in the middle, the longest first, if the table does not fit."""
     total_width = available_width()
     widths, gap = column_widths(columns, rows, total_width)
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), title=Text(title) if title else None)
-    table.title_justify, table.title_style = "left", "bold"
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
     for column, width in zip(columns, widths, strict=True):
         header = Text(shortened(column.title, width), style="bold")
         table.add_column(header, justify="right" if column.is_number else "left", width=width, no_wrap=True)

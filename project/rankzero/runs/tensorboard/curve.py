@@ -1,6 +1,5 @@
 """The values of one TensorBoard tag. Imports neither torch, Lightning nor NumPy."""
 
-import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,8 +38,3 @@ class Curve:
     def is_downsampled(self) -> bool:
         """Whether some logged values are not among the points."""
         return self.count > len(self.values)
-
-    def at(self, step: int) -> float:
-        """Returns the newest value that was logged at this step or earlier; NaN if there is none."""
-        index = bisect.bisect_right(self.steps, step)
-        return self.values[index - 1] if index else math.nan

@@ -1,5 +1,4 @@
 import json
-import os
 import subprocess
 import time
 from dataclasses import asdict
@@ -37,7 +36,7 @@ def test_the_metric_of_keep_best_is_read_from_both_kinds_of_configuration(tmp_pa
         assert read_run(run).kept_best == expected, text
 
 
-def test_only_directories_with_a_record_are_runs_and_a_pipe_in_place_of_a_file_is_not_read(tmp_path):
+def test_only_directories_with_a_record_are_runs(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     assert not any(is_run(tmp_path / name) for name in ("file", "folder", "missing", "file/inside", "nul\0", "n" * 300))
@@ -45,10 +44,6 @@ def test_only_directories_with_a_record_are_runs_and_a_pipe_in_place_of_a_file_i
     assert is_run(run)
     names = ["a.before-1", "a.before-12", "a.before-x", "a.before-1b", ".before-1"]
     assert [read_run(tmp_path / name).is_archived for name in names] == [True, True, False, False, False]
-    for name in ("run.json", "summary.json", "config.yaml"):
-        (run / name).unlink(missing_ok=True)
-        os.mkfifo(run / name)
-    assert read_run(run).problem == "run.json cannot be read: not a file; summary.json cannot be read: not a file"
 
 
 @pytest.fixture

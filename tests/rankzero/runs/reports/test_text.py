@@ -84,7 +84,7 @@ def test_the_longest_texts_are_shortened_first_none_below_its_minimum_and_none_i
     assert column_widths(columns, rows, 10) == ([6, 8, 4], 1)
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr("shutil.get_terminal_size", lambda fallback: os.terminal_size(fallback))
-    print_table([Column("name", 6)], [Row(["n" * 500])], title="long")
+    print_table([Column("name", 6)], [Row(["n" * 500])])
     assert "n" * 500 in capsys.readouterr().out
 
 
@@ -161,11 +161,11 @@ def test_only_numbers_are_metrics():
 
 def test_a_line_with_any_characters_fits_its_width_and_states_how_many_metrics_are_omitted():
     metrics = {f"metric_{number:02}": float(number) for number in range(30)}
-    line = metrics_line("epoch 1/2 done  step 3", metrics, ["metric_29"], "7 s", 120)
+    line = metrics_line("epoch 1/2 done  step 3", metrics, ["metric_29"], "7 s")
     assert len(line) <= 120 and line.startswith("epoch 1/2 done  step 3  metric_29 29  metric_00 0  ")
     shown = line.count("metric_")
     assert line.endswith(f"  +{30 - shown} more  7 s") and shown > 4
-    assert metrics_line("head", {"x" * 200: 1.0}, [], "tail", 120) == "head  +1 more  tail"
-    assert metrics_line("head", {}, [], "tail", 120) == "head  tail"
+    assert metrics_line("head", {"x" * 200: 1.0}, [], "tail") == "head  +1 more  tail"
+    assert metrics_line("head", {}, [], "tail") == "head  tail"
     line = metrics_line("head", {"損失" * 12: 1.0, "a\nb\x1b[31m": 2.0, "w" * 30: 3.0}, (), "tail")
     assert cell_len(line) <= 120 and line.isprintable() and "a?b?[31m 2" in line

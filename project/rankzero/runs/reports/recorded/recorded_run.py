@@ -1,6 +1,5 @@
 """What the files of a run's directory record about the run. Does not import torch."""
 
-import errno
 import json
 import math
 import os
@@ -9,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in, step_of
@@ -18,9 +16,6 @@ RUN_FILE, SUMMARY_FILE, CONFIG_FILE = "run.json", "summary.json", "config.yaml"
 
 ARCHIVED_NAME = re.compile(r".+\.before-[0-9]+")
 """Name of a run that `--resume never` has archived."""
-
-_MAX_BYTES = 1 << 24
-"""Larger files are not read: they were not written by Rankzero."""
 
 # Settings are searched in the text of the configuration, because parsing YAML takes milliseconds per run.
 _KEEP_BEST = re.compile(r"""^ *keep_best: *['"]?(min|max):([^\s'"]+)['"]? *$""", re.MULTILINE)
@@ -153,8 +148,7 @@ def is_run(path: Path) -> bool:
 def _read_object(file: Path, problems: list[str]) -> dict[str, Any]:
     """Reads a JSON object; if the file cannot be read, returns {} and appends the reason, unless it is missing."""
     try:
-        with _regular_file(file).open("rb") as stream:
-            content = json.loads(stream.read(_MAX_BYTES))
+        content = json.loads(file.read_bytes())
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -171,17 +165,9 @@ def _read_object(file: Path, problems: list[str]) -> dict[str, Any]:
 def stored_config_text(path: Path) -> str:
     """Returns the configuration of a run as YAML; empty if it cannot be read."""
     try:
-        with _regular_file(path / CONFIG_FILE).open(errors="replace") as file:
-            return file.read(_MAX_BYTES)
+        return (path / CONFIG_FILE).read_text(errors="replace")
     except OSError:
         return ""
-
-
-def _regular_file(path: Path) -> Path:
-    """Returns the path of a file; raises an OSError if it is not a regular file: opening a pipe could block."""
-    if not S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "not a file")
-    return path
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -41,7 +41,7 @@ def status_of(run: RecordedRun, now: float | None = None) -> Status:
         now: The time in seconds since 1970; None for the current time.
     """
     now = time.time() if now is None else now
-    owner, file = _owner_of(run.path)
+    owner, file = current_owner(lock_path(run.path))
     if owner is not None:
         on_this_host = owner.pid > 0 and owner.is_on_host_of(Peer.this(Launch()))
         status = _on_this_host(owner) if on_this_host else _on_another_host(owner, file, now)
@@ -55,16 +55,6 @@ def status_of(run: RecordedRun, now: float | None = None) -> Status:
         return Status(UNKNOWN, "no attempt is recorded")
     host = f" on {run.host}" if run.host else ""
     return Status(UNKNOWN, f"attempt {run.attempts}{host} has neither a lock nor a summary")
-
-
-def _owner_of(run: Path) -> tuple[Owner | None, Path]:
-    """Returns the owner of a run's lock and the file that describes it; the owner is None without a lock."""
-    paths = dict.fromkeys([lock_path(run), run.resolve().parent / f".{run.resolve().name}.lock"])
-    for path in paths:  # they differ if the run is a symbolic link and this user may not write to its folder
-        owner, file = current_owner(path)
-        if owner is not None:
-            return owner, file
-    return None, next(iter(paths))
 
 
 def _on_this_host(owner: Owner) -> Status:
