@@ -34,8 +34,8 @@ from rankzero.messages import (
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.directory import RunDirectory, choose_run
 from rankzero.runs.lock import RunLock
-from rankzero.runs.logs.rank_log import RankLog
 from rankzero.runs.next_attempt import objection_to_next_attempt, request_next_attempt
+from rankzero.runs.rank_log import RankLog
 from rankzero.runs.reports import terminal
 from rankzero.runs.reports.environment import describe_environment
 from rankzero.runs.reports.html.report import write_report

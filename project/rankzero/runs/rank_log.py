@@ -1,7 +1,9 @@
-"""Log of one rank: `logs/rank-000.log` in the directory of the run. Does not import torch."""
+"""Log of one rank: `logs/rank-000.log` in the directory of the run, with crashes. Does not import torch."""
 
+import faulthandler
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,8 +14,17 @@ from typing_extensions import override
 
 from rankzero.messages import print_error
 from rankzero.runs.directory import RunDirectory, cannot_write_error
-from rankzero.runs.logs.crash_log import CrashLog
 from rankzero.runs.shared_folder import check_shared
+
+SIGNALS = {
+    "Segmentation fault": "SIGSEGV",
+    "Bus error": "SIGBUS",
+    "Aborted": "SIGABRT",
+    "Floating point exception": "SIGFPE",
+    "Floating-point exception": "SIGFPE",
+    "Illegal instruction": "SIGILL",
+}
+"""Maps faulthandler's description of a signal to the signal's name."""
 
 
 class _LogFile(logging.FileHandler):
@@ -58,7 +69,7 @@ class RankLog:
     def __init__(self, run: RunDirectory, rank: int) -> None:
         self.run, self.rank = run, rank
         self.logger = logging.getLogger("rankzero")
-        self._crash_log = CrashLog(run)
+        self._logs_crashes = False
 
     def create(self) -> None:
         """Creates the file in the directory in which rank zero has begun the attempt.
@@ -79,14 +90,14 @@ class RankLog:
         origin = f"rank {self.rank} on {socket.gethostname()}".replace("%", "%%")
         handler.setFormatter(logging.Formatter(f"%(asctime)s {origin} %(levelname)s %(message)s"))
         self.logger.addHandler(handler)
-        self._crash_log.enable(cast(TextIO, handler.stream))
+        self._begin_to_log_crashes()
         self._settings = self.logger.level, self.logger.propagate
         self.logger.setLevel(logging.INFO)
         self.logger.propagate = False
 
     def close(self) -> None:
         """Ends writing, and restores the settings of the logger."""
-        self._crash_log.disable()
+        self._end_to_log_crashes()
         self.logger.removeHandler(self._handler)
         level, self.logger.propagate = self._settings
         self.logger.setLevel(level)
@@ -95,14 +106,35 @@ class RankLog:
 
     def _begin_again(self) -> None:
         """Begins a new file after the log was deleted: crashes are written to it too, and it names the attempt."""
-        self._crash_log.disable()
-        self._crash_log.enable(cast(TextIO, self._handler.stream))
+        self._end_to_log_crashes()
+        self._begin_to_log_crashes()
         self.logger.warning("attempt %d: this log was deleted during the run: earlier lines are lost", self.run.attempt)
         if self.rank == 0 and not self._has_warned:
             self._has_warned = True
             folder = self.run.log(0).parent
             print_error(f"a log in {folder} was deleted during the run: its lines are lost, and training continues")
 
+    def _begin_to_log_crashes(self) -> None:
+        """Makes Python write the traceback of a crash to the log, unless the user has set PYTHONFAULTHANDLER."""
+        if not faulthandler.is_enabled():
+            faulthandler.enable(cast(TextIO, self._handler.stream))
+            self._logs_crashes = True
+
+    def _end_to_log_crashes(self) -> None:
+        if self._logs_crashes:
+            faulthandler.disable()
+            self._logs_crashes = False
+
     def describe_crash(self, rank: int) -> str:
         """Returns how a rank ended if its log contains a crash of this attempt; otherwise an empty string."""
-        return self._crash_log.describe_crash(rank)
+        log, crash, in_this_attempt = self.run.log(rank), None, False
+        try:
+            with log.open(errors="replace") as file:
+                for line in file:
+                    if f" attempt {self.run.attempt}: " in line:
+                        in_this_attempt, crash = True, None
+                    elif in_this_attempt and crash is None:
+                        crash = re.match("Fatal Python error: (.+)", line)
+        except OSError:
+            return ""
+        return f"was killed by {SIGNALS.get(crash[1], crash[1])}, see {log}" if crash else ""

@@ -1,1 +1,0 @@
-"""Logs of the ranks, and crashes in them."""
