@@ -32,10 +32,10 @@ from rankzero.runs.stored_config import (
     changed_settings,
     changes,
     classes_in,
+    config_in,
     data_limits,
     decides_results,
     dump_config,
-    read_config,
 )
 from rankzero.runs.summary import already_finished_note, has_reached_limits
 
@@ -189,13 +189,13 @@ def _choose_resume_point(
             note = "was not written by Rankzero: its last epoch restarts from the beginning"
             plan.notes.append(f"{plan.checkpoint} {note}")
     _check_same_training(plan, config)
-    if stored := _stored_config(plan):
-        plan.notes += changes(read_config(stored), config)
+    if stored := config_in(plan.manifest):
+        plan.notes += changes(stored, config)
     summary = run.summary_of_part()
     is_finished = resume == "auto" and has_reached_limits(summary, trainer)
     plan.already_finished = is_finished and plan.checkpoint is not None and plan.step >= summary["steps"]
-    if resume == "auto" and (stored := _stored_config(plan)):
-        _check_settings(plan, read_config(stored), config)
+    if resume == "auto" and stored:
+        _check_settings(plan, stored, config)
     epochs = summary.get("epochs", 0)
     if plan.already_finished and trainer.max_epochs not in (None, -1) and trainer.max_epochs < epochs:
         found = f"run {run.name} has trained {epochs} epochs"
@@ -224,17 +224,11 @@ def read_description(checkpoint: Path | str, trusted: bool = False) -> dict[str,
     return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": record}
 
 
-def _stored_config(plan: ResumePlan) -> Any:
-    """Returns the configuration that the chosen checkpoint stores; None if there is none."""
-    return (plan.manifest.get("rankzero") or {}).get("config")
-
-
 def _check_same_training(plan: ResumePlan, config: Config) -> None:
     """Raises a RequestError if the checkpoint belongs to another model or data class than requested."""
-    stored = _stored_config(plan)
-    if stored is None:
+    if (plan.manifest.get("rankzero") or {}).get("config") is None:
         return
-    stored_classes, requested_classes = classes_in(read_config(stored)), classes_in(config)
+    stored_classes, requested_classes = classes_in(config_in(plan.manifest)), classes_in(config)
     if not stored_classes:
         found = "its manifest does not name the model and the data module"
         raise RequestError(f"the checkpoint {plan.checkpoint}", found, "the path of another checkpoint")

@@ -17,18 +17,6 @@ Config = dict[str, Any]
 """Maps each section (`model`, `data`, `trainer`) or flag to its value, as `--config` reads it from YAML."""
 
 
-MAX_DEPTH = 100
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML loader that refuses aliases: a few lines of them can expand to more than fits into memory."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("an alias")
-        return super().compose_node(parent, index)
-
-
 class _Dumper(yaml.SafeDumper):
     """YAML dumper that writes no aliases."""
 
@@ -41,30 +29,30 @@ def dump_config(config: Config) -> str:
     return str(yaml.dump(config, Dumper=_Dumper, sort_keys=False))
 
 
-def as_json(value: Any, depth: int = 0) -> Any:
-    """Returns a configuration value for JSON: keys become strings, non-finite numbers become YAML's spelling of them.
-
-    Raises:
-        ValueError: The value is nested more than `MAX_DEPTH` levels deep.
-    """
-    if depth > MAX_DEPTH:
-        raise ValueError("nested too deeply")
+def as_json(value: Any) -> Any:
+    """Returns a configuration value for JSON: keys become strings, and non-finite numbers YAML's words for them."""
     if isinstance(value, dict):
-        return {str(key): as_json(item, depth + 1) for key, item in value.items()}
+        return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [as_json(item, depth + 1) for item in value]
+        return [as_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def read_config(stored: Any) -> Config:
-    """Returns a stored configuration, an object or YAML; {} if it is neither."""
+def read_config(text: str) -> Config:
+    """Returns the configuration in a file of YAML; {} if the file is damaged."""
     try:
-        content = as_json(yaml.load(stored, Loader=_Loader) if isinstance(stored, str) else stored)
-    except (yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
+        content = as_json(yaml.safe_load(text))
+    except (yaml.YAMLError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def config_in(manifest: Mapping[str, Any]) -> Config:
+    """Returns the configuration in the manifest of a checkpoint; {} if there is none."""
+    config = (manifest.get("rankzero") or {}).get("config")
+    return config if isinstance(config, dict) else {}
 
 
 def classes_in(config: Config) -> dict[str, str]:
@@ -116,7 +104,7 @@ def changed_settings(
     """Returns changed settings as `--flag before -> now`. Secret values are hidden.
 
     Args:
-        stored: Configuration of the checkpoint, from `read_config`.
+        stored: Configuration of the checkpoint.
         current: Configuration of this start.
         is_compared: Whether a setting is compared, by its key of `flattened`.
     """

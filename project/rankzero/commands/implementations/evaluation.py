@@ -21,7 +21,7 @@ from rankzero.runs.checkpoints.manifest import newest_valid, read_manifest
 from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.reports import terminal
 from rankzero.runs.resume import requested_checkpoint
-from rankzero.runs.stored_config import dump_config, read_config
+from rankzero.runs.stored_config import config_in, dump_config
 from rankzero.runs.summary import finite_or_none
 from rankzero.trainer import Trainer
 
@@ -143,7 +143,7 @@ def with_stored_configuration(flags: Arguments, checkpoint: Path) -> Arguments:
     """Returns the flags, preceded by the configuration of model and data that the checkpoint stores."""
     if not checkpoint.is_dir():
         return flags  # a .ckpt file has no stored configuration; --model and --data name the classes
-    config = read_config(read_manifest(checkpoint)["rankzero"].get("config"))
+    config = config_in(read_manifest(checkpoint))
     # A dict, as in `--data '{"class_path": ...}'`, replaces the stored section; a class path is merged into it.
     replaced = {name for name in ("model", "data") for token in flags.arguments if token.startswith(f"--{name}={{")}
     reused = {key: config[key] for key in REUSED_SECTIONS if config.get(key) is not None and key not in replaced}

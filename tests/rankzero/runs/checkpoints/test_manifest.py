@@ -94,8 +94,6 @@ def test_one_flipped_bit_in_any_file_is_refused(valid_checkpoint, refusal_of):
 MANIFESTS = (
     *(b"", b"[]", b"3", b"null", b"{'format': 3}", b"\xff\xfe\x00", b'{"format": 3.0}', b'{"format": true}'),
     *(b'{"format": NaN}', b'{"format": 3, "x": NaN}', b'{"format": 3, "format": 3}'),
-    *(b"[" * 200_000 + b"]" * 200_000, b'{"format": 3, "x": ' + b"[" * 990 + b"]" * 990 + b"}"),
-    *(b'{"format": ' + b"9" * digits + b"}" for digits in (4000, 100_000)),
 )
 
 
@@ -106,27 +104,17 @@ def test_a_file_that_is_not_a_manifest_is_refused(valid_checkpoint, content, ref
 
 
 CHANGES = [
-    *({"files": files} for files in ([], {}, {STATE: None}, {STATE: {"bytes": 9}})),
-    *({"files": {STATE: {"bytes": size, "sha256": ""}}} for size in ("9", True, -1, 10**400)),
-    {"files": {STATE: {"bytes": 9, "sha256": 3}}},
-    {"files": {STATE: {"bytes": 1, "sha256": ""}, "x": {"bytes": 1, "sha256": ""}}},
-    *({"epoch": "1"}, {"step": 1.5}, {"needs": "none"}, {"contents": [1]}, {"rankzero": []}, {"x": 1}),
-    *({"without": [field]} for field in ("epoch", "step", "rankzero", "contents", "needs", "files")),
+    *({"files": files} for files in ([], {}, {"../x": {"bytes": 1, "sha256": "0"}})),
+    *({"x": 1}, {"without": ["needs"]}),
 ]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: str(change)[:60])
-def test_an_invalid_or_missing_field_in_a_manifest_with_a_valid_checksum_is_refused(
+@pytest.mark.parametrize("change", CHANGES, ids=str)
+def test_a_manifest_with_other_entries_and_a_valid_checksum_is_refused(
     valid_checkpoint, change, refusal_of, write_manifest
 ):
     write_manifest(valid_checkpoint, **change)
-    assert MANIFEST in refusal_of(valid_checkpoint) or STATE in refusal_of(valid_checkpoint)
-
-
-@pytest.mark.parametrize("name", ["../x", "../../../etc/passwd", "/etc/passwd", "a/b", ".", "..", "", "x\0y"])
-def test_a_file_name_other_than_state_pt_is_refused(valid_checkpoint, name, refusal_of, write_manifest):
-    write_manifest(valid_checkpoint, files={name: {"bytes": 1, "sha256": "0"}})
-    assert "instead of only state.pt" in refusal_of(valid_checkpoint)
+    assert "other entries" in refusal_of(valid_checkpoint)
 
 
 KINDS = {
