@@ -1,18 +1,13 @@
 """Reads the newest values of a run from the end of its TensorBoard files. Imports neither torch nor Lightning."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from rankzero.runs.tensorboard.records import CHECKSUM_BYTES, HEADER_BYTES, record_length
 
-TAIL_BYTES = 1 << 16
-"""Bytes at the end of a file that are read: about 600 values."""
-
-MAX_TAIL_BYTES = 1 << 24
-"""Bytes that are read at most, if most of the end consists of images."""
-
-LARGE_RECORD_BYTES = 1 << 19
-"""Size from which a record is skipped: it contains an image, or more than 5,000 values."""
+TAIL_BYTES = 1 << 20
+"""Bytes at the end of a file that are read: about 10,000 values, or several images and the values between them."""
 
 _LEADING_ZEROS = bytes(5)
 """The upper bytes of a record's size, which is a 64-bit little-endian number below 2^24."""
@@ -50,15 +45,10 @@ def _values_at_end(path: Path) -> dict[str, Value]:
     from google.protobuf.message import DecodeError
     from tensorboard.compat.proto.event_pb2 import Event
 
-    window, values = TAIL_BYTES, dict[str, Value]()
+    values: dict[str, Value] = {}
     with path.open("rb") as file:
-        size = file.seek(0, 2)
-        while True:
-            file.seek(max(0, size - window))
-            records = _small_records(file.read(window))
-            if window >= min(size, MAX_TAIL_BYTES) or sum(map(len, records)) >= TAIL_BYTES // 2:
-                break
-            window *= 4
+        file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+        records = _records(file.read())
     for record in records:
         try:
             event = Event.FromString(record)
@@ -70,18 +60,15 @@ def _values_at_end(path: Path) -> dict[str, Value]:
     return values
 
 
-def _small_records(data: bytes) -> list[bytes]:
-    """Returns the records in the end of a file that may contain values."""
-    records: list[bytes] = []
+def _records(data: bytes) -> Iterator[bytes]:
+    """Yields the complete records in the end of a file."""
     position = _first_record(data)
     while position is not None and (length := _length_at(data, position)) is not None:
         begin = position + HEADER_BYTES
         if begin + length > len(data):
-            break
-        if length < LARGE_RECORD_BYTES:
-            records.append(data[begin : begin + length])
+            return
+        yield data[begin : begin + length]
         position = begin + length + CHECKSUM_BYTES
-    return records
 
 
 def _first_record(data: bytes) -> int | None:
