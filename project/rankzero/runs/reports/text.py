@@ -1,6 +1,7 @@
 """Short texts for tables: names, numbers, durations. Does not import torch."""
 
 import math
+from collections.abc import Sequence
 
 from rich.cells import cell_len
 
@@ -25,6 +26,21 @@ def shortened(text: str, width: int) -> str:
         return _beginning(text, width)
     tail = _beginning(text[::-1], (width - 1) // 2)[::-1]
     return f"{_beginning(text, width - 1 - cell_len(tail))}…{tail}"
+
+
+def distinct(texts: Sequence[str], width: int, numbers: Sequence[int] = ()) -> list[str]:
+    """Returns texts shortened to `width` columns, with a number before each if two of them would be equal.
+
+    Args:
+        texts: The texts.
+        width: Number of columns.
+        numbers: The number of each text; by default, they count from 1.
+    """
+    short = [shortened(text, width) for text in texts]
+    if len(set(short)) == len(short):
+        return short
+    pairs = zip(numbers or range(1, len(texts) + 1), texts, strict=True)
+    return [f"{number} {shortened(text, width - len(str(number)) - 1)}" for number, text in pairs]
 
 
 def _beginning(text: str, width: int) -> str:

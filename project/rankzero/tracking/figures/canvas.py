@@ -2,12 +2,9 @@
 
 import io
 import warnings
-from collections.abc import Iterable, Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-
-from rankzero.runs.reports.text import shortened
 
 STYLES = ("-", "--", ":")
 COLOR_MAP = "Blues"
@@ -25,18 +22,3 @@ def png(figure: Figure) -> bytes:
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # a name may be in any script
         figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, bbox_inches="tight", facecolor="white")
     return buffer.getvalue()
-
-
-def distinct_labels(names: Sequence[str], indices: Iterable[int], width: int) -> list[str]:
-    """Returns names that are shortened to `width` columns, with the numbers of the classes if two of them are equal.
-
-    Args:
-        names: Names of all classes.
-        indices: The classes whose names are returned.
-        width: Number of columns.
-    """
-    chosen = list(indices)
-    labels = [shortened(names[index], width) for index in chosen]
-    if len(set(labels)) == len(labels):
-        return labels
-    return [f"{index} {shortened(names[index], width - len(str(index)) - 1)}" for index in chosen]

@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from rankzero.runs.reports.palette import BRIGHT_COLORS
-from rankzero.runs.reports.text import shortened
-from rankzero.tracking.figures.canvas import COLOR_MAP, STYLES, distinct_labels
+from rankzero.runs.reports.text import distinct, shortened
+from rankzero.tracking.figures.canvas import COLOR_MAP, STYLES
 from rankzero.tracking.figures.class_counts import Curve
 from rankzero.tracking.figures.value_pairs import Pairs
 
@@ -41,7 +41,7 @@ def draw_confusion(matrix: Tensor, names: Sequence[str]) -> Figure:
     figure = Figure(figsize=(side + 2.4, side + 1.6))
     axes = figure.add_subplot()
     image = axes.imshow(fractions.numpy(), cmap=COLOR_MAP, vmin=0, vmax=1)
-    labels = distinct_labels(names, shown.tolist(), MAX_NAME)
+    labels = distinct([names[index] for index in shown.tolist()], MAX_NAME, shown.tolist())
     size = 9 if count <= _MAX_COUNTED else 8
     is_flat = count <= 12 and max(map(len, labels)) <= 4
     axes.set_xticks(range(count), labels, rotation=0 if is_flat else 90, fontsize=size)
@@ -87,7 +87,8 @@ def draw_accuracy(samples: Tensor, correct: Tensor, names: Sequence[str]) -> Fig
     values = accuracies[order].tolist()
     axes.barh(range(count), values, color=BRIGHT_COLORS[0], height=0.72)
     classes = present[order].tolist()
-    axes.set_yticks(range(count), distinct_labels(names, classes, MAX_NAME + 6), fontsize=9)
+    labels = distinct([names[index] for index in classes], MAX_NAME + 6, classes)
+    axes.set_yticks(range(count), labels, fontsize=9)
     for place, (value, index) in enumerate(zip(values, classes, strict=True)):
         axes.text(1.02, place, f"{value:.1%} of {int(samples[index]):,}", va="center", fontsize=8)
     mean = float(correct.sum() / samples.sum().clamp(min=1))

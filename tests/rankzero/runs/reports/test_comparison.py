@@ -20,11 +20,12 @@ from rankzero.runs.reports.comparison.panels import (
 )
 from rankzero.runs.reports.comparison.results import MAX_METRICS, Result, best, results
 from rankzero.runs.reports.comparison.settings import Difference, differences
-from rankzero.runs.reports.comparison.tables import distinct, print_comparison
+from rankzero.runs.reports.comparison.tables import print_comparison
 from rankzero.runs.reports.comparison.x_axis import EPOCHS, SAMPLES, SECONDS, XAxis
 from rankzero.runs.reports.palette import COLORS
 from rankzero.runs.reports.recorded.recorded_run import RecordedRun
 from rankzero.runs.reports.recorded.run_status import Status
+from rankzero.runs.reports.text import distinct
 from rankzero.runs.tensorboard.curve import Curve
 
 
@@ -263,6 +264,7 @@ def test_equal_settings_are_said_and_unknown_ones_are_not_and_names_equal_when_s
     names = ["resnet-lr0.1-seed1", "resnet-lr0.3-seed1"]
     assert distinct(names, 20) == names
     assert distinct(names, 9) == ["1 res…ed1", "2 res…ed1"]
+    assert distinct(names, 12, (3, 11))[1].startswith("11 ")
 
 
 def recorded(starts=(), **totals):

@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from data_modules import CIFAR10, Digits, FashionMNIST
 from rankzero.tracking.figures import charts, drawing
-from rankzero.tracking.figures.canvas import distinct_labels, png
+from rankzero.tracking.figures.canvas import png
 from rankzero.tracking.figures.class_counts import ClassCounts
 from rankzero.tracking.figures.class_names import class_names, tags_of
 from rankzero.tracking.figures.collection import Validation
@@ -88,13 +88,6 @@ def test_each_image_is_scaled_to_one():
     image = drawing.scaled(torch.tensor([[[-3.0, 0.0], [1.0, 5.0]]]))
     assert image.flatten().tolist() == [0.0, 0.375, 0.5, 1.0]
     assert drawing.scaled(torch.full((1, 2, 2), 7.0)).sum() == 0
-
-
-def test_equal_labels_are_distinguished_by_the_number_of_the_class():
-    names = [f"a very long name {number} with a common end" for number in range(12)]
-    assert distinct_labels(["cat", "dog"], [1, 0], 10) == ["dog", "cat"]
-    labels = distinct_labels(names, [3, 11], 12)
-    assert [label.split()[0] for label in labels] == ["3", "11"] and all(len(label) <= 12 for label in labels)
 
 
 NAMES = ["cat", "dog", "owl"]

@@ -15,11 +15,10 @@ from matplotlib.ticker import FuncFormatter
 
 from rankzero.runs.checkpoints.atomic_files import replacing
 from rankzero.runs.reports.comparison.panels import Panel
-from rankzero.runs.reports.comparison.tables import distinct
 from rankzero.runs.reports.comparison.x_axis import EPOCHS, SAMPLES, SECONDS, STEPS
 from rankzero.runs.reports.metric_choice import direction
 from rankzero.runs.reports.palette import COLORS
-from rankzero.runs.reports.text import compact, shortened
+from rankzero.runs.reports.text import compact, distinct, shortened
 
 STYLES = ("-", "--", "-.", ":", "--", "-.", ":", "-")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

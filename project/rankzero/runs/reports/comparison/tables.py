@@ -8,7 +8,7 @@ from rankzero.messages import print_line
 from rankzero.runs.reports.comparison.results import Result
 from rankzero.runs.reports.comparison.settings import Difference
 from rankzero.runs.reports.table import Column, Row, available_width, print_table
-from rankzero.runs.reports.text import shortened
+from rankzero.runs.reports.text import distinct
 
 _MAX_LABEL, _MIN_VALUE = 24, 13
 """Most columns for the names of settings and results, and least columns for the values of a run."""
@@ -31,14 +31,6 @@ def print_comparison(labels: Sequence[str], settings: Sequence[Difference] | Non
     _print_blocks("result", labels, [_row(row, has_best) for row in rows], is_number=True)
     if has_best:
         print_line("* best value of all runs")
-
-
-def distinct(labels: Sequence[str], width: int) -> list[str]:
-    """Returns names shortened to `width` columns, with a number before each if two of them would be equal."""
-    short = [shortened(label, width) for label in labels]
-    if len(set(short)) == len(short):
-        return short
-    return [f"{number} {shortened(label, width - 2)}" for number, label in enumerate(labels, 1)]
 
 
 def _print_blocks(title: str, labels: Sequence[str], rows: Sequence[Row], is_number: bool) -> None:

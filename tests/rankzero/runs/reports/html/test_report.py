@@ -169,7 +169,7 @@ def test_hostile_names_and_texts_are_shown_as_text_and_secrets_are_left_out(tmp_
 def test_a_run_without_curves_and_environment_and_with_a_damaged_configuration_has_a_report(tmp_path):
     run, summary = make_run(tmp_path / "x", environment={}, status="stopped")
     shutil.rmtree(run.path / "tensorboard")
-    for content in ("a: [", "a: !!timestamp 5", "a: *b", "[", "a: &b [*b]", "- 1"):
+    for content in ("a: [", "a: *b", "- 1"):
         (run.path / "config.yaml").write_text(content)
         page = page_of(run, summary)
         assert "The TensorBoard folder of this run contains no values." in page.text
