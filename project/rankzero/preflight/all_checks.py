@@ -20,7 +20,6 @@ from rankzero.distributed.monitoring.slow_ranks import SLOW_FACTOR
 from rankzero.distributed.session import Session
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import AnotherRankFailed, Exit, RequestError, print_error
-from rankzero.preflight.bandwidth import check_collectives
 from rankzero.preflight.check import (
     FAIL,
     NETWORK_ADVICE,
@@ -31,13 +30,11 @@ from rankzero.preflight.check import (
     gather,
 )
 from rankzero.preflight.environment import CLOCK_SECONDS, check_environment
-from rankzero.preflight.links import SLOW_LINK_FACTOR, check_links
-from rankzero.preflight.message_passing import check_message_passing
+from rankzero.preflight.network import SLOW_LINK_FACTOR, check_collectives, check_links, check_message_passing
 from rankzero.preflight.processes import SLOW_IMPORT_SECONDS, check_imports, check_launcher, check_processes
 from rankzero.preflight.report import Report
 from rankzero.preflight.run_directory import SLOW_FSYNC_SECONDS, check_run_directory
-from rankzero.preflight.training import check_data, check_steps, check_workers
-from rankzero.preflight.trial import Trial
+from rankzero.preflight.training import Trial, check_data, check_steps, check_workers
 from rankzero.sampling.plan import SamplingPlan
 
 

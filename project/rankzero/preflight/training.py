@@ -1,17 +1,294 @@
-"""Checks the training data, the processes that load it, and steps of the model."""
+"""Checks the training data, the processes that load it, and a few steps of the model without communication."""
 
+import copy
+import resource
 import shutil
-from collections.abc import Mapping, Sequence
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from statistics import median_low
+from statistics import median, median_low
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.exceptions import _TunerExitException
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch.utils.data import DataLoader
+
 from rankzero.distributed.coordination.coordinator import Coordinator
+from rankzero.distributed.devices import WorldInfo, synchronize
+from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.slow_ranks import slow_ranks
 from rankzero.distributed.process.limits.cores import usable_cores
 from rankzero.preflight.check import FAIL, OK, WARN, Check, error_lines, gather
-from rankzero.preflight.trial import Trial
+from rankzero.sampling import generators
 from rankzero.sampling.fingerprint import differences_between_ranks
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.training.callbacks.stop import NoSignalConnector
+
+STEPS, SECONDS = 30, 1.0
+"""A trial runs at least this many steps and seconds, unless its run is shorter or its steps are slow."""
+
+SLOW_STEPS, SLOW_SECONDS = 4, 5.0
+"""A trial with slow steps ends after this time, but has at least this many steps."""
+
+MAX_STEPS = 10_000
+"""A trial never has more steps, however fast they are."""
+
+WARM_UP_STEPS = 2
+"""Number of first steps that are not measured."""
+
+
+class Trial:
+    """A few steps of a model on one batch of its data, with a Trainer of Lightning.
+
+    The model and the data cannot be used afterwards. They see the rank and the world size of the run. No step
+    communicates, but a barrier in a hook that loads data waits for all ranks, if a process group exists.
+
+    Args:
+        launch: The position of this process among all processes.
+        world: The devices of all processes.
+        model: The model.
+        data: Its data module, training loaders, or None if the model has loaders of its own.
+        plan: Batch sizes and seed; no loader has used this plan before.
+        settings: Arguments of the Trainer: `max_epochs`, `max_steps`, `precision`.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        world: WorldInfo,
+        model: LightningModule,
+        data: Any,
+        plan: SamplingPlan,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self.world, self.model, self.data, self.plan = world, model, data, plan
+        self.device = torch.device("cuda", world.index) if world.accelerator == "cuda" else torch.device("cpu")
+        self._timer = _StepTimer(self.device)
+        self._folder = TemporaryDirectory(prefix="rankzero-preflight-")
+        self.trainer = Trainer(
+            **settings,
+            accelerator=world.accelerator,
+            strategy=_OneRank("mps" if world.accelerator == "mps" else self.device, launch, world),
+            devices=1,
+            limit_val_batches=0,
+            logger=_NoLogger(self._folder.name),
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[self._timer],
+            plugins=[LightningEnvironment()],
+        )
+        self.trainer._signal_connector = NoSignalConnector(self.trainer)
+        self.trainer.strategy.connect(model)
+        model.trainer = self.trainer
+        vars(model)["configure_callbacks"] = list  # a callback of the model might write checkpoints
+        self._source: LightningModule | LightningDataModule | None = model if data is None else None
+        """What provides the loaders; None if the user's script does."""
+        if isinstance(data, LightningDataModule):
+            self._source, data.trainer = data, self.trainer
+            self.trainer.datamodule = data  # type: ignore[attr-defined]  # set by Lightning in `fit`
+
+    def prepare_data(self) -> None:
+        """Calls `prepare_data` on one rank, or on one rank of each machine, as Lightning does."""
+        if self._source is None:
+            return
+        first_rank = self.trainer.local_rank if self._source.prepare_data_per_node else self.trainer.global_rank
+        if first_rank == 0:
+            self._source.prepare_data()
+
+    def load_batch(self) -> dict[str, Any]:
+        """Loads the first batch of this rank; `prepare_data` must be complete on all ranks.
+
+        Returns:
+            `workers`: number of loader processes; `prefetched_bytes`: size of the batches in bytes that they may hold;
+            `data`: fingerprint of the data set.
+        """
+        generators.seed(self.plan.seed)  # a run gives all ranks the same generators before it sets up the data
+        loaders = self.data
+        if self._source is not None:
+            self._source.setup("fit")
+            loaders = self._source.train_dataloader()
+        prefetched: list[int] = []
+        workers: list[int] = []
+
+        def wrap(loader: "DataLoader[Any]") -> object:
+            workers.append(loader.num_workers)
+            prefetched.append(loader.num_workers * (loader.prefetch_factor or 0))
+            return self.plan.wrap(loader, training=True)
+
+        if isinstance(loaders, CombinedLoader):
+            loaders.flattened = [apply_to_collection(loader, DataLoader, wrap) for loader in loaders.flattened]
+            combined = loaders
+        else:
+            combined = CombinedLoader(apply_to_collection(loaders, DataLoader, wrap), "max_size_cycle")
+        self._batch = next(iter(combined))[0]
+        self._timer.max_steps, self._batches = STEPS, STEPS + 1
+        with suppress(TypeError, NotImplementedError):  # an iterable data set has no length
+            epochs = self.trainer.max_epochs or -1
+            # More steps than in the run could exceed the length of a schedule of the learning rate.
+            self._timer.max_steps = min(len(combined) * epochs, MAX_STEPS) if epochs > 0 else MAX_STEPS
+            self._batches = max(self._timer.max_steps + 1, len(combined))
+        batch_bytes = _bytes_of(self._batch) // max(1, len(workers))
+        return {
+            "workers": sum(workers),
+            "prefetched_bytes": sum(prefetched) * batch_bytes,
+            "data": dict(self.plan.data),
+        }
+
+    def train(self) -> dict[str, Any]:
+        """Trains on the loaded batch; returns the `seconds` of a step, and the `peak_bytes` of memory.
+
+        `seconds` is the median, or None if this rank has no sample in the first batch.
+        """
+        loader = _Repeated(self._batch, self._batches)
+        data: Any = loader
+        if self._source is not None:
+            # The hooks that load the data have been called. Its other hooks are called as in a run.
+            source = copy.copy(self._source) if self._source is not self.model else self.model
+            vars(source).update(dict.fromkeys(("prepare_data", "setup", "teardown"), _do_nothing))
+            vars(source)["train_dataloader"] = lambda: loader
+            data = source if source is not self.model else None
+        if self._batch is None:
+            return {"seconds": None, "peak_bytes": 0}
+        _reset_peak_memory(self.device)
+        self._fit(data)
+        seconds = self._timer.seconds[WARM_UP_STEPS:] or self._timer.seconds
+        return {"seconds": median(seconds) if seconds else None, "peak_bytes": _peak_memory(self.device)}
+
+    def _fit(self, data: Any) -> None:
+        handler = signal.getsignal(signal.SIGINT)
+        try:
+            self.trainer.fit(self.model, data)
+        except SystemExit:
+            if not isinstance(self._timer.error, KeyboardInterrupt):
+                raise
+            signal.signal(signal.SIGINT, handler)  # Lightning ignores further interrupts, and exits
+            raise KeyboardInterrupt from None
+
+
+class _OneRank(SingleDeviceStrategy):
+    """A strategy that knows its rank in the run, and communicates only to wait for or to copy from other ranks."""
+
+    def __init__(self, device: Any, launch: Launch, world: WorldInfo) -> None:
+        super().__init__(device)
+        self.world_size, self.global_rank, self.local_rank = world.size, launch.rank or 0, launch.local_rank or 0
+
+    @property
+    def is_global_zero(self) -> bool:
+        return bool(self.global_rank == 0)
+
+    def barrier(self, *_: Any, **__: Any) -> None:
+        if dist.is_initialized():
+            dist.barrier()
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        values = [obj]
+        if dist.is_initialized():
+            dist.broadcast_object_list(values, src)
+        return values[0]
+
+    def all_gather(self, tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Returns this rank's tensor in the shape of the tensors of all ranks."""
+        return tensor if self.world_size == 1 else torch.stack([tensor] * self.world_size)
+
+
+class _NoLogger(DummyLogger):
+    """A logger that discards everything, and names a temporary folder."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._folder = folder
+
+    @property
+    def save_dir(self) -> str:
+        return self._folder
+
+    @property
+    def log_dir(self) -> str:
+        return self._folder
+
+
+class _Repeated:
+    """A loader that returns copies of the same batch."""
+
+    def __init__(self, batch: Any, count: int) -> None:
+        self.batch, self.count = batch, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Any]:
+        return (copy.deepcopy(self.batch) for _ in range(self.count))
+
+
+class _StepTimer(Callback):
+    """Measures each step, including the work of the device, and ends the trial before the end of the epoch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: list[float] = []
+        self.max_steps = STEPS
+        self.error: BaseException | None = None
+        self._started = 0.0
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.error = exception
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._started = self._now()
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        self.seconds.append(self._now() - self._started)
+        steps, seconds = len(self.seconds), sum(self.seconds)
+        is_measured = steps >= STEPS and seconds >= SECONDS
+        is_slow = steps >= SLOW_STEPS and seconds >= SLOW_SECONDS
+        if is_measured or is_slow or steps == self.max_steps or trainer.global_step == trainer.max_steps:
+            raise _TunerExitException  # ends `fit` without the hooks of the end of an epoch
+
+    def _now(self) -> float:
+        synchronize(self.device)
+        return time.perf_counter()
+
+
+def _do_nothing(*_: Any, **__: Any) -> None:
+    """Replaces a hook that has already been called."""
+
+
+def _bytes_of(batch: Any) -> int:
+    """Returns the size of the tensors in a batch."""
+    sizes: list[int] = []
+    apply_to_collection(batch, torch.Tensor, lambda tensor: sizes.append(tensor.nbytes))
+    return sum(sizes)
+
+
+def _reset_peak_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets VmHWM
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Returns the largest memory of the GPU, or of this process, in bytes."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
 
 _NO_GROUP = "process group has not been initialized"
 """Part of torch's message for a collective without a process group."""

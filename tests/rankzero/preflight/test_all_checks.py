@@ -14,7 +14,7 @@ from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.session import Session
 from rankzero.messages import AnotherRankFailed, RequestError
-from rankzero.preflight import all_checks, trial
+from rankzero.preflight import all_checks, training
 from rankzero.preflight.all_checks import NetworkOptions, PlannedRun, check_all, check_before_fit, thresholds
 from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check
 from rankzero.preflight.report import Report
@@ -25,7 +25,7 @@ from stock import QUIET
 
 @pytest.fixture(autouse=True)
 def short_trials(monkeypatch):
-    monkeypatch.setattr(trial, "SECONDS", 0.1)
+    monkeypatch.setattr(training, "SECONDS", 0.1)
 
 
 def test_the_thresholds_of_all_checks_are_numbers_or_modes():

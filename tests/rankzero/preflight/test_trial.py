@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, random_split
 
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
-from rankzero.preflight import trial as trial_module
-from rankzero.preflight.trial import SECONDS, STEPS, Trial, _Repeated
+from rankzero.preflight import training as training_module
+from rankzero.preflight.training import SECONDS, STEPS, Trial, _Repeated
 from rankzero.sampling.plan import SamplingPlan
 from stock import Unsized
 
@@ -170,7 +170,7 @@ def test_a_model_that_uses_parts_of_a_run_is_tried_without_error(model):
 
 def test_fast_steps_are_tried_for_a_second(monkeypatch):
     clock = SimpleNamespace(perf_counter=count(0, 1 / 64).__next__)  # each step takes 1/64 s
-    monkeypatch.setattr(trial_module, "time", clock)
+    monkeypatch.setattr(training_module, "time", clock)
     model = Model()
     trial, _ = start(model, Data(), max_epochs=1_000, batch_size=2)
     trial.train()
