@@ -11,13 +11,10 @@ from rankzero.cli.flags.values import choice, file_path
 from rankzero.cli.foreign_flags import quoted, similar_names
 from rankzero.messages import Exit, RequestError, print_error, print_line, printable_line
 from rankzero.runs.directory import expanded
-from rankzero.runs.reports.comparison.compared_run import ComparedRun, read_compared_runs
+from rankzero.runs.reports.comparison.compared_run import STEPS, X_AXES, ComparedRun, read_compared_runs
 from rankzero.runs.reports.comparison.panels import MAX_PANELS, Panel, all_tags, chosen_metrics, panels
-from rankzero.runs.reports.comparison.results import results
-from rankzero.runs.reports.comparison.settings import differences
-from rankzero.runs.reports.comparison.tables import print_comparison
-from rankzero.runs.reports.comparison.x_axis import STEPS, X_AXES
-from rankzero.runs.reports.recorded.recorded_run import is_run
+from rankzero.runs.reports.comparison.tables import differences, print_comparison, results
+from rankzero.runs.reports.recorded_run import is_run
 from rankzero.runs.reports.run_list import runs_in, why_not_listed
 
 MAX_RUNS = 8

@@ -14,9 +14,8 @@ from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.manifest import checkpoints_in
 from rankzero.runs.directory import RunDirectory, cannot_write_error, expanded
 from rankzero.runs.reports.html.report import REPORT, render
-from rankzero.runs.reports.recorded.live_values import with_live_values
-from rankzero.runs.reports.recorded.recorded_run import is_run, read_run
-from rankzero.runs.reports.recorded.run_status import status_of
+from rankzero.runs.reports.recorded_run import is_run, read_run, with_live_values
+from rankzero.runs.reports.run_status import status_of
 
 REPORT_FLAGS = (Flag("root", "DIR", file_path, "folder of the runs [runs]", "runs", default="runs"),)
 

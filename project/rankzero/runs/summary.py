@@ -17,8 +17,7 @@ from rankzero.distributed.process.user_traceback import user_frames
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Stopped, is_peer_failure, place_of, user_message
-from rankzero.runs.checkpoints.manifest import checkpoints_in, has_valid_manifest
-from rankzero.runs.checkpoints.retention import Retention
+from rankzero.runs.checkpoints.manifest import Retention, checkpoints_in, has_valid_manifest
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.secrets import prose_without_secrets
 from rankzero.runs.reports.shown_metrics import numbers

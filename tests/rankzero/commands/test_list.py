@@ -10,7 +10,7 @@ import pytest
 from rankzero.commands.jobs.record import Record, write_record
 from rankzero.commands.jobs.schedulers.state import State
 from rankzero.commands.list import main
-from rankzero.runs.reports.recorded.recorded_run import read_run
+from rankzero.runs.reports.recorded_run import read_run
 from recorded_runs import locked, write_curves, write_lock, write_run
 from running import run, run_without_importing, script
 

@@ -9,9 +9,9 @@ import pytest
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import TIME_LIMIT_REACHED, RequestError, Stopped, TakenOverError
-from rankzero.runs import next_attempt as module
+from rankzero.runs import attempt as module
+from rankzero.runs.attempt import objection_to_next_attempt, request_next_attempt
 from rankzero.runs.directory import RunDirectory, choose_run
-from rankzero.runs.next_attempt import objection_to_next_attempt, request_next_attempt
 from rankzero.runs.shared_folder import check_shared, wait_until_visible
 
 

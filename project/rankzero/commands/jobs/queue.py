@@ -10,8 +10,8 @@ from rankzero.commands.jobs.record import Record, modified_at, read_record, subm
 from rankzero.commands.jobs.schedulers.state import State
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
-from rankzero.runs.reports.recorded.recorded_run import SUMMARY_FILE, RecordedRun
-from rankzero.runs.reports.recorded.run_status import FAILED, KILLED, RUNNING, STOPPED, UNKNOWN, WAITING, Status
+from rankzero.runs.reports.recorded_run import SUMMARY_FILE, RecordedRun
+from rankzero.runs.reports.run_status import FAILED, KILLED, RUNNING, STOPPED, UNKNOWN, WAITING, Status
 
 MAX_QUERIES = 20
 """Number of jobs about which the scheduler is asked, the newest first."""

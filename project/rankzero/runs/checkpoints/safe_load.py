@@ -1,7 +1,14 @@
-"""Reads checkpoints that may be malformed or malicious, without running code from them."""
+"""Reads checkpoints that may be malformed or malicious, without running code from them.
+
+A checkpoint that runs code is read if its signature proves that a run of the same user wrote it. The signature is an
+HMAC of the state file's name, size and sha256. Its key is a file that only the user can read
+(`~/.config/rankzero/checkpoint.key`, or below XDG_CONFIG_HOME). Without a usable key, no checkpoint is signed and no
+signature is accepted.
+"""
 
 import hmac
 import io
+import json
 import os
 import re
 import zipfile
@@ -14,6 +21,7 @@ import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
+from rankzero.distributed.connections.key_file import NoKeyError, load_key
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.manifest import (
     SIGNATURE,
@@ -24,7 +32,48 @@ from rankzero.runs.checkpoints.manifest import (
     open_verified,
     read_manifest,
 )
-from rankzero.runs.checkpoints.signature import is_signed, key_problem
+
+KEY_FILE = "checkpoint.key"
+
+_PURPOSE = "rankzero checkpoint, version 1"
+
+
+def sign(name: str, description: Mapping[str, Any]) -> str:
+    """Signs a state file with the user's key, and creates the key if the user has none.
+
+    Args:
+        name: Name of the file.
+        description: `bytes` and `sha256` of the file.
+
+    Raises:
+        NoKeyError: The key cannot be used, or it does not exist and cannot be created.
+    """
+    return _hmac(load_key(KEY_FILE, create=True)[0], name, description)
+
+
+def is_signed(name: str, description: Mapping[str, Any], claimed_signature: object) -> bool:
+    """Returns whether `claimed_signature` is the signature of this file with this user's key."""
+    if not isinstance(claimed_signature, str) or not claimed_signature.isascii():
+        return False
+    try:
+        return hmac.compare_digest(_hmac(load_key(KEY_FILE, create=False)[0], name, description), claimed_signature)
+    except NoKeyError:
+        return False
+
+
+def key_problem() -> str | None:
+    """Returns why the user's key cannot be used; None if it can be used or does not exist yet."""
+    try:
+        load_key(KEY_FILE, create=False)
+    except NoKeyError as error:
+        return None if isinstance(error.__cause__, FileNotFoundError) else str(error)
+    return None
+
+
+def _hmac(key: bytes, name: str, description: Mapping[str, Any]) -> str:
+    message = json.dumps([_PURPOSE, name, description["bytes"], description["sha256"]])
+    return hmac.new(key, message.encode(), "sha256").hexdigest()
+
 
 _END_BYTES = 22
 

@@ -21,8 +21,7 @@ from rankzero.runs.checkpoints.manifest import (
     is_valid,
     manifest_text,
 )
-from rankzero.runs.checkpoints.safe_load import required_globals
-from rankzero.runs.checkpoints.signature import sign
+from rankzero.runs.checkpoints.safe_load import required_globals, sign
 
 
 class HashedFile:

@@ -22,9 +22,8 @@ from rankzero.distributed.scheduler.durations import parse_duration
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import RunError, SaveError, print_error
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import SIGNATURE, checkpoints_in, file_of, read_manifest, step_of
-from rankzero.runs.checkpoints.retention import Retention
-from rankzero.runs.checkpoints.signature import key_problem
+from rankzero.runs.checkpoints.manifest import SIGNATURE, Retention, checkpoints_in, file_of, read_manifest, step_of
+from rankzero.runs.checkpoints.safe_load import key_problem
 from rankzero.runs.checkpoints.write import remove_directory
 from rankzero.runs.directory import RunDirectory
 from rankzero.training.callbacks.finite_weights import FiniteWeights

@@ -7,8 +7,8 @@ from rankzero.commands.jobs.queue import recorded_jobs, states_of, status_with_j
 from rankzero.commands.jobs.record import Record, write_record
 from rankzero.commands.jobs.schedulers.state import State
 from rankzero.distributed.timers import TIMERS
-from rankzero.runs.reports.recorded.recorded_run import RecordedRun
-from rankzero.runs.reports.recorded.run_status import Status
+from rankzero.runs.reports.recorded_run import RecordedRun
+from rankzero.runs.reports.run_status import Status
 
 JOB = Record("a", "slurm", "srun", "12")
 

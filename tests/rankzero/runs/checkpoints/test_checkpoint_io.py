@@ -6,8 +6,7 @@ import torch
 from checkpoint_files import content, load, names
 
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, checkpoints_in, read_manifest, verify
-from rankzero.runs.checkpoints.retention import Retention
+from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, Retention, checkpoints_in, read_manifest, verify
 from rankzero.runs.checkpoints.write import write_directory
 
 

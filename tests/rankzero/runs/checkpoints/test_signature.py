@@ -14,7 +14,7 @@ import torch
 from checkpoint_files import CreatesFolder, names, serialized
 
 from rankzero.messages import CannotStart, RequestError
-from rankzero.runs.checkpoints import signature
+from rankzero.runs.checkpoints import safe_load
 from rankzero.runs.checkpoints.manifest import SIGNATURE, STATE, read_manifest, verify
 from rankzero.runs.checkpoints.safe_load import _open, load, signed_sha256_of
 from rankzero.runs.checkpoints.write import write_directory
@@ -94,7 +94,7 @@ if os.geteuid() == 0:  # only root can give a file away
 def test_a_checkpoint_of_another_user_is_refused(saved, settings, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
     refused(saved)
-    signature.sign(STATE, {"bytes": 1, "sha256": "0"})  # creates a key of the other user
+    safe_load.sign(STATE, {"bytes": 1, "sha256": "0"})  # creates a key of the other user
     refused(saved)
 
 
@@ -103,22 +103,22 @@ def test_the_file_name_and_the_size_are_signed_with_a_key_that_is_private_for_an
     for umask in (0, 0o777):
         before = os.umask(umask)
         try:
-            signed = signature.sign(STATE, description)
+            signed = safe_load.sign(STATE, description)
         finally:
             os.umask(before)
-        assert signature.is_signed(STATE, description, signed)
-        assert not signature.is_signed("other.pt", description, signed)
-        assert not signature.is_signed(STATE, {**description, "bytes": 4}, signed)
-        assert stat.S_IMODE((settings / signature.KEY_FILE).stat().st_mode) == 0o600
-        (settings / signature.KEY_FILE).unlink()
+        assert safe_load.is_signed(STATE, description, signed)
+        assert not safe_load.is_signed("other.pt", description, signed)
+        assert not safe_load.is_signed(STATE, {**description, "bytes": 4}, signed)
+        assert stat.S_IMODE((settings / safe_load.KEY_FILE).stat().st_mode) == 0o600
+        (settings / safe_load.KEY_FILE).unlink()
     assert list(settings.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", UNSAFE_KEYS)
 def test_an_unsafe_key_is_not_used_and_the_reason_is_reported(saved, settings, name):
     change, reason = UNSAFE_KEYS[name]
-    change(settings / signature.KEY_FILE)
-    assert signature.key_problem() is not None
+    change(settings / safe_load.KEY_FILE)
+    assert safe_load.key_problem() is not None
     with pytest.raises(RequestError, match=reason):
         load(saved)
     assert not (saved.parent / "ran").exists()
@@ -136,14 +136,14 @@ def test_without_a_home_directory_checkpoints_are_written_unsigned(home, monkeyp
 
 
 def test_ranks_that_create_the_key_concurrently_share_one_key(settings):
-    code = "from rankzero.runs.checkpoints.signature import sign; print(sign('a', {'bytes': 1, 'sha256': '0'}))"
+    code = "from rankzero.distributed.connections.key_file import load_key; print(load_key('checkpoint.key', create=True))"
 
     def sign(_):
         return subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True).stdout
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(sign, range(8)))) == 1
-    assert names(settings) == [signature.KEY_FILE]
+    assert names(settings) == [safe_load.KEY_FILE]
 
 
 def test_a_rank_without_the_key_trusts_rank_zeros_digest_and_verifies_its_own_file(saved, monkeypatch, tmp_path):

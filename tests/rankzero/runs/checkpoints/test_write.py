@@ -120,7 +120,7 @@ def test_a_write_error_keeps_the_old_file_and_leaves_no_other_file(tmp_path, mon
 
 LATE = """
 import pathlib, sys, threading
-from rankzero.runs.checkpoints.writer_thread import BackgroundWriter
+from rankzero.runs.checkpoints.checkpoint_io import BackgroundWriter
 
 BackgroundWriter().start(lambda: (threading.main_thread().join(), pathlib.Path("written").touch()))
 sys.exit(3)

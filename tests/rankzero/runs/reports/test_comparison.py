@@ -6,7 +6,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from rankzero.runs.reports.comparison import panels as module
-from rankzero.runs.reports.comparison.compared_run import ComparedRun
+from rankzero.runs.reports.comparison.compared_run import EPOCHS, SAMPLES, SECONDS, ComparedRun, XAxis
 from rankzero.runs.reports.comparison.figure import STYLES, draw, save
 from rankzero.runs.reports.comparison.panels import (
     MAX_PANELS,
@@ -18,15 +18,20 @@ from rankzero.runs.reports.comparison.panels import (
     means,
     panels,
 )
-from rankzero.runs.reports.comparison.results import MAX_METRICS, Result, best, results
-from rankzero.runs.reports.comparison.settings import Difference, differences
-from rankzero.runs.reports.comparison.tables import print_comparison
-from rankzero.runs.reports.comparison.x_axis import EPOCHS, SAMPLES, SECONDS, XAxis
+from rankzero.runs.reports.comparison.tables import (
+    MAX_METRICS,
+    Difference,
+    Result,
+    best,
+    differences,
+    print_comparison,
+    results,
+)
 from rankzero.runs.reports.palette import COLORS
-from rankzero.runs.reports.recorded.recorded_run import RecordedRun
-from rankzero.runs.reports.recorded.run_status import Status
+from rankzero.runs.reports.recorded_run import RecordedRun
+from rankzero.runs.reports.run_status import Status
 from rankzero.runs.reports.text import distinct
-from rankzero.runs.tensorboard.curve import Curve
+from rankzero.runs.tensorboard.curves import Curve
 
 
 def panel(title, runs, values=(3.0, 2.0, 1.0)):

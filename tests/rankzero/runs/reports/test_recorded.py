@@ -8,8 +8,8 @@ import pytest
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.process_state import process_state
 from rankzero.runs.lock import Owner
-from rankzero.runs.reports.recorded.recorded_run import is_run, read_run
-from rankzero.runs.reports.recorded.run_status import status_of
+from rankzero.runs.reports.recorded_run import is_run, read_run
+from rankzero.runs.reports.run_status import status_of
 from recorded_runs import locked, suspend, write_lock, write_run
 
 

@@ -11,10 +11,9 @@ from tensorboard.util.tensor_util import make_tensor_proto
 from torch.utils.tensorboard import SummaryWriter
 
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.tensorboard import curve_builder
+from rankzero.runs.tensorboard import curves as curves_module
 from rankzero.runs.tensorboard import newest_values as newest_values_module
-from rankzero.runs.tensorboard.curve_builder import CurveBuilder
-from rankzero.runs.tensorboard.curves import read_curves
+from rankzero.runs.tensorboard.curves import CurveBuilder, read_curves
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.runs.tensorboard.newest_values import newest_values
 from recorded_runs import write_curves
@@ -118,7 +117,7 @@ def test_any_number_is_read_also_if_stored_as_a_tensor_and_texts_and_other_tenso
 
 
 def test_downsampling_changes_neither_hidden_values_nor_the_end_of_an_attempt(tmp_path, monkeypatch):
-    monkeypatch.setattr(curve_builder, "MAX_POINTS", 64)
+    monkeypatch.setattr(curves_module, "MAX_POINTS", 64)
     attempts = [(0, 5000), (3003, 3010), (3005, 9000)]  # the first step, and the step after the last one
     for number, (first, last) in enumerate(attempts, 1):
         values = (scalar("loss", step, number + step / 1e5, 1e4 * number + step) for step in range(first, last))
@@ -143,7 +142,7 @@ def test_reading_imports_neither_torch_nor_lightning_nor_tensorflow(tmp_path):
 
 @pytest.fixture
 def few_points(monkeypatch):
-    monkeypatch.setattr(curve_builder, "MAX_POINTS", 16)
+    monkeypatch.setattr(curves_module, "MAX_POINTS", 16)
 
 
 def build(points):
@@ -154,8 +153,8 @@ def build(points):
 
 
 def test_short_curves_keep_all_points():
-    curve = build((step, float(step)) for step in range(curve_builder.MAX_POINTS))
-    assert list(curve.steps) == list(range(curve_builder.MAX_POINTS)) and not curve.is_downsampled
+    curve = build((step, float(step)) for step in range(curves_module.MAX_POINTS))
+    assert list(curve.steps) == list(range(curves_module.MAX_POINTS)) and not curve.is_downsampled
 
 
 @pytest.mark.parametrize("count", [17, 100, 1000, 12_345])

@@ -12,8 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from rankzero import Trainer
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import checkpoints_in
-from rankzero.runs.checkpoints.retention import Retention
+from rankzero.runs.checkpoints.manifest import Retention, checkpoints_in
 from rankzero.runs.directory import RunDirectory
 from rankzero.training.callbacks import held_checkpoint
 from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval

@@ -4,10 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from rankzero.runs.reports.comparison.compared_run import ComparedRun
-from rankzero.runs.reports.comparison.x_axis import XAxis
+from rankzero.runs.reports.comparison.compared_run import ComparedRun, XAxis
 from rankzero.runs.reports.metric_choice import is_measurement, is_training_loss, is_validation, main_metric
-from rankzero.runs.tensorboard.curve import Curve
+from rankzero.runs.tensorboard.curves import Curve
 
 MAX_PANELS = 6
 MAX_POINTS = 400

@@ -1,14 +1,151 @@
-"""Tables of a comparison. Does not import torch."""
+"""Settings in which runs differ, and their results, as tables. Does not import torch."""
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 
 from rankzero.messages import print_line
-from rankzero.runs.reports.comparison.results import Result
-from rankzero.runs.reports.comparison.settings import Difference
+from rankzero.runs.reports.comparison.compared_run import ComparedRun
+from rankzero.runs.reports.metric_choice import direction, is_validation
+from rankzero.runs.reports.recorded_run import RecordedRun
+from rankzero.runs.reports.secrets import without_secrets
+from rankzero.runs.reports.shown_metrics import unique_metrics
 from rankzero.runs.reports.table import Column, Row, available_width, print_table
-from rankzero.runs.reports.text import distinct
+from rankzero.runs.reports.text import MISSING, distinct, duration, number_text
+from rankzero.runs.stored_config import SINGLE_START_ARGUMENTS, Config, flattened
+
+_IGNORED = frozenset({*SINGLE_START_ARGUMENTS, "root", "start_timeout", "launcher", "requeue", "max_attempts"})
+"""Settings that change where and how a run is started, and not what it computes."""
+
+_ABSENT = object()
+
+
+class Difference(NamedTuple):
+    """A setting in which runs differ.
+
+    Args:
+        name: Its name, as on the command line without dashes.
+        values: Its value in each run, as text; secret values are hidden.
+    """
+
+    name: str
+    values: Sequence[str]
+
+
+def differences(configs: Sequence[Config]) -> list[Difference] | None:
+    """Returns the settings in which runs differ; None if fewer than two configurations are known.
+
+    Args:
+        configs: Configuration of each run; {} if it is not known, which is no difference.
+    """
+    flat = [_flat(config) for config in configs]
+    known = [settings for settings, config in zip(flat, configs, strict=True) if config]
+    if len(known) < 2:
+        return None
+    shown = [without_secrets(settings) for settings in flat]
+    names = dict.fromkeys(name for settings in known for name in settings)
+    found = []
+    for name in names:
+        values = [settings.get(name) for settings in known]  # null and absent are equal
+        if any(_differs(value, values[0]) for value in values[1:]):
+            found.append(Difference(name, [_text(settings.get(name, _ABSENT)) for settings in shown]))
+    return found
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    """Returns the settings by name. The class of an object has the name of the object: `model` -> `MLP`."""
+    return {
+        name.removesuffix(".class_path"): value
+        for name, value in flattened(_with_indices(config)).items()
+        if name.removeprefix("trainer.") not in _IGNORED
+    }
+
+
+def _with_indices(value: Any) -> Any:
+    """Replaces lists of lists or dictionaries by dictionaries from index to item, so that items are compared."""
+    if isinstance(value, dict):
+        return {key: _with_indices(item) for key, item in value.items()}
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        return {str(index): _with_indices(item) for index, item in enumerate(value)}
+    return value
+
+
+def _differs(value: Any, other: Any) -> bool:
+    return value != other or isinstance(value, bool) != isinstance(other, bool)
+
+
+def _text(value: Any) -> str:
+    if value is _ABSENT:
+        return MISSING
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+MAX_METRICS = 20
+"""Number of metrics in the table, those on validation data first."""
+
+
+class Result(NamedTuple):
+    """A row of results.
+
+    Args:
+        name: What the values are.
+        values: The value of each run, as text.
+        best: Indices of the runs with the best value; empty if no value is better than the others.
+    """
+
+    name: str
+    values: Sequence[str]
+    best: frozenset[int] = frozenset()
+
+
+def results(compared: Sequence[ComparedRun]) -> tuple[list[Result], list[str]]:
+    """Returns the results of runs, and the names of metrics that are left out."""
+    runs = [entry.run for entry in compared]
+    rows = [
+        Result("status", [entry.status.word for entry in compared]),
+        Result("epochs", [_epochs(run) for run in runs]),
+        Result("steps", [_counted(run.steps) for run in runs]),
+        Result("samples", [_counted(run.samples) for run in runs]),
+        Result("processes", [_counted(run.world_size) for run in runs]),
+    ]
+    metrics = [unique_metrics(run.metrics) for run in runs]
+    names = sorted({name for own in metrics for name in own}, key=lambda name: (not is_validation(name), name))
+    for name in names[:MAX_METRICS]:
+        values = [own.get(name) for own in metrics]
+        kept_best = next((run.kept_best for run in runs if run.kept_best and run.kept_best[1] == name), None)
+        rows.append(Result(name, [number_text(value) for value in values], best(values, direction(name, kept_best))))
+    speeds = [run.samples_per_second for run in runs]
+    rows.append(Result("samples/s", [number_text(speed) for speed in speeds], best(speeds, "max")))
+    rows.append(Result("last attempt", [duration(run.seconds) for run in runs]))
+    return rows, names[MAX_METRICS:]
+
+
+def best(values: Sequence[float | None], better: str | None) -> frozenset[int]:
+    """Returns the indices of the best values.
+
+    Args:
+        values: The values; None or NaN for a run without one.
+        better: `max` or `min`; None if it is not known which values are better.
+    """
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if better is None or len(set(finite)) < 2:
+        return frozenset()
+    choose: Callable[[Sequence[float]], float] = max if better == "max" else min
+    return frozenset(index for index, value in enumerate(values) if value == choose(finite))
+
+
+def _epochs(run: RecordedRun) -> str:
+    if run.epochs is None:
+        return MISSING
+    return f"{run.epochs} of {run.max_epochs}" if (run.max_epochs or 0) > run.epochs else str(run.epochs)
+
+
+def _counted(count: int | None) -> str:
+    return MISSING if count is None else f"{count:,}"
+
 
 _MAX_LABEL, _MIN_VALUE = 24, 13
 """Most columns for the names of settings and results, and least columns for the values of a run."""

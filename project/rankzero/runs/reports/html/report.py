@@ -19,7 +19,7 @@ from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.html.charts import charts_of
 from rankzero.runs.reports.html.next_commands import launch_line, next_commands
 from rankzero.runs.reports.html.plot import HEIGHT, WIDTH
-from rankzero.runs.reports.recorded.recorded_run import stored_config_text
+from rankzero.runs.reports.recorded_run import stored_config_text
 from rankzero.runs.reports.secrets import without_secrets
 from rankzero.runs.reports.shown_metrics import nan_for_none, unique_metrics
 from rankzero.runs.reports.text import duration, number_text

@@ -4,10 +4,9 @@ from itertools import product
 import pytest
 
 from rankzero.runs.reports.html import plot
-from rankzero.runs.reports.html.charts import MAX_CHARTS, MAX_LINES, charts_of
+from rankzero.runs.reports.html.charts import MAX_CHARTS, MAX_LINES, STEP_PARTS, charts_of
 from rankzero.runs.reports.html.plot import HEIGHT, WIDTH, Scale, mapped_ticks, paths, step_scale, value_scale
-from rankzero.runs.reports.html.quantities import STEP_PARTS
-from rankzero.runs.tensorboard.curve import Curve
+from rankzero.runs.tensorboard.curves import Curve
 
 
 def curve(*values, every=10):

@@ -5,12 +5,14 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in, step_of
+from rankzero.runs.reports.metric_choice import is_measurement
+from rankzero.runs.tensorboard.newest_values import newest_values
 
 RUN_FILE, SUMMARY_FILE, CONFIG_FILE = "run.json", "summary.json", "config.yaml"
 
@@ -90,7 +92,7 @@ def read_run(path: Path) -> RecordedRun:
     """Reads the files of a run. Files that are missing or damaged leave their fields empty."""
     problems: list[str] = []
     record, summary = _read_object(path / RUN_FILE, problems), _read_object(path / SUMMARY_FILE, problems)
-    attempts = [attempt for attempt in _as_list(record.get("attempts")) if isinstance(attempt, dict)]
+    attempts = [attempt for attempt in record.get("attempts") or () if isinstance(attempt, dict)]
     newest: Mapping[str, Any] = attempts[-1] if attempts else {}
     status = summary.get("status")
     if summary and status not in ("finished", "stopped", "failed"):
@@ -154,7 +156,7 @@ def _read_object(file: Path, problems: list[str]) -> dict[str, Any]:
     except OSError as error:
         problems.append(f"{file.name} cannot be read: {error.strerror}")
         return {}
-    except (ValueError, RecursionError):
+    except ValueError:
         content = None
     if not isinstance(content, dict):
         problems.append(f"{file.name} is damaged")
@@ -170,19 +172,11 @@ def stored_config_text(path: Path) -> str:
         return ""
 
 
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _number(value: Any) -> float | None:
     """Returns a finite number, or None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
+    return float(value) if math.isfinite(value) else None
 
 
 def _count(value: Any) -> int | None:
@@ -196,3 +190,21 @@ def _seconds_since_1970(text: Any) -> float | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
     except (TypeError, ValueError, OverflowError, OSError):
         return None
+
+
+def with_live_values(run: RecordedRun) -> RecordedRun:
+    """Returns the run with the newest values of its TensorBoard files, if its newest attempt has no summary yet."""
+    if run.has_newest_summary:
+        return run
+    values = newest_values(run.path / "tensorboard")
+    steps = [value.step + 1 for value in values.values()]  # values of the n-th step are logged at n - 1
+    logged = {tag: value.number for tag, value in values.items()}
+    epochs, samples = _count(logged.get("x_axis/epoch")), _count(logged.get("x_axis/samples"))
+    live: dict[str, Any] = {
+        "steps": max([*steps, saved_steps(run) or 0], default=None) or run.steps,
+        "epochs": run.epochs if epochs is None else epochs,
+        "samples": run.samples if samples is None else samples,
+        "samples_per_second": logged.get("train/samples_per_second", run.samples_per_second),
+        "metrics": {**run.metrics, **{tag: number for tag, number in logged.items() if not is_measurement(tag)}},
+    }
+    return replace(run, **live)

@@ -9,7 +9,7 @@ from rankzero.distributed.process.process_state import process_state
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.timers import TIMERS
 from rankzero.runs.lock import Owner, current_owner, last_heartbeat, lock_path
-from rankzero.runs.reports.recorded.recorded_run import RecordedRun
+from rankzero.runs.reports.recorded_run import RecordedRun
 from rankzero.runs.reports.text import age
 
 RUNNING, WAITING, FINISHED, STOPPED, FAILED = "running", "waiting", "finished", "stopped", "failed"

@@ -1,1 +1,0 @@
-"""Progress, results and status of a run, read from its files. Does not import torch."""
