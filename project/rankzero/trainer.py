@@ -27,10 +27,9 @@ from rankzero.runs.summary import TrainingCounts, metrics_of
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger, without_files
 from rankzero.sampling.generators import draw_seed, global_seed
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.tracking.callbacks import profile_callbacks, tracking_callbacks
+from rankzero.tracking.callbacks import profile_callbacks, progress_callbacks, tracking_callbacks, without_progress
 from rankzero.tracking.csv_rows import keep_rows
 from rankzero.tracking.measurements.throughput import Throughput
-from rankzero.tracking.progress.choice import progress_callbacks, without_progress
 from rankzero.training import fit_loop
 from rankzero.training.callbacks.agreements import RankAgreements
 from rankzero.training.callbacks.checkpointing import CheckpointCallback

@@ -47,8 +47,7 @@ from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_ze
 from rankzero.runs.stored_config import Config
 from rankzero.runs.summary import TrainingCounts, computed_metrics_of, reason_of, summarize, without_stack
 from rankzero.sampling.fingerprint import changes
-from rankzero.sampling.plan import SamplingPlan
-from rankzero.sampling.resumed_order import check_seed, order_in, resume_order
+from rankzero.sampling.plan import SamplingPlan, check_seed, order_in, resume_order
 
 ATTEMPTS_WITHOUT_PROGRESS = 3
 """After how many attempts in a row that complete no step the job is no longer requeued."""

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from rankzero.sampling.batch_sampler import EVEN_SHARE, ElasticBatchSampler, Share
-from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
+from rankzero.sampling.batch_sampler import EVEN_SHARE, ElasticBatchSampler, EvaluationBatchSampler, Share
 from rankzero.sampling.index_list import Indices
 from rankzero.sampling.permutation import Positions, epoch_key
 from rankzero.sampling.seeded_dataset import SeededDataset

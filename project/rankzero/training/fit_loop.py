@@ -99,7 +99,7 @@ class FitLoop(_FitLoop):
     def stored_order(self) -> dict[str, Any] | None:
         """The order of samples and the position in it, as a checkpoint stores it; None if the order is the user's.
 
-        It does not depend on the rank. `rankzero.sampling.resumed_order` reads it.
+        It does not depend on the rank. `rankzero.sampling.plan` reads it.
         """
         orders = self.plan.training_orders
         if not orders:

@@ -10,7 +10,7 @@ from lightning.pytorch.loops.prediction_loop import _PredictionLoop
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
-from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
+from rankzero.sampling.batch_sampler import EvaluationBatchSampler
 from rankzero.sampling.loader import ManagedLoader
 
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.sampling.batch_sampler import MANY_IN_FLIGHT, ElasticBatchSampler, Position
-from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
+from rankzero.sampling.batch_sampler import MANY_IN_FLIGHT, ElasticBatchSampler, EvaluationBatchSampler, Position
 
 worlds = st.integers(1, 6)
 sizes = st.integers(1, 40)

@@ -5,8 +5,7 @@ from torch.utils.data import DataLoader
 
 from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import Position
-from rankzero.sampling.plan import SamplingPlan
-from rankzero.sampling.resumed_order import resume_order
+from rankzero.sampling.plan import SamplingPlan, resume_order
 
 POSITION = {"epoch": 3, "step": 5, "samples": 40, "pass_index": 0}
 ORDER = {"seed": 7, "global_batch_sizes": [8], "data": {"samples": "100"}, "positions": [POSITION]}

@@ -27,7 +27,7 @@ from rankzero.messages import Exit, RequestError, as_user_errors
 from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.reports import terminal
 from rankzero.runs.resume import run_on_rank_zero
-from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
+from rankzero.sampling.batch_sampler import EvaluationBatchSampler
 from rankzero.sampling.loader import ManagedLoader
 
 STAGES = {"predict": "predict", "test": "test", "val": "validate"}

@@ -1,16 +1,36 @@
 """Charts of a validation: confusion matrix, accuracy by class, precision-recall curves, predicted and true values."""
 
+import io
+import warnings
 from collections.abc import Sequence
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from torch import Tensor
 
 from rankzero.runs.reports.palette import BRIGHT_COLORS
 from rankzero.runs.reports.text import distinct, shortened
-from rankzero.tracking.figures.canvas import COLOR_MAP, STYLES
 from rankzero.tracking.figures.class_counts import Curve
-from rankzero.tracking.figures.value_pairs import Pairs
+from rankzero.tracking.figures.collection import Pairs
+
+STYLES = ("-", "--", ":")
+COLOR_MAP = "Blues"
+"""Color map of one hue whose lightness decreases steadily, so that it can be read with any color vision."""
+
+DOTS_PER_INCH = 110
+
+
+def png(figure: Figure) -> bytes:
+    """Returns the figure as a PNG file; texts are shown as they are, also `$` of class names."""
+    buffer = io.BytesIO()
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # a name may be in any script
+        figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, bbox_inches="tight", facecolor="white")
+    return buffer.getvalue()
+
 
 MAX_CONFUSED = 30
 """Number of classes in a confusion matrix."""

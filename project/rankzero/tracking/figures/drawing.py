@@ -8,11 +8,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from rankzero.runs.reports.text import shortened
-from rankzero.tracking.figures.canvas import png
-from rankzero.tracking.figures.charts import draw_accuracy, draw_confusion, draw_pairs, draw_precision_recall
-from rankzero.tracking.figures.collection import Validation
+from rankzero.tracking.figures.charts import draw_accuracy, draw_confusion, draw_pairs, draw_precision_recall, png
+from rankzero.tracking.figures.collection import Validation, WorstSample, downscaled
 from rankzero.tracking.figures.publishing import Publisher
-from rankzero.tracking.figures.worst_samples import WorstSample, downscaled
 
 MAX_COLUMNS = 8
 _CELL_INCHES, _GAP_INCHES, _LINE_INCHES, _TITLE_INCHES = 1.6, 0.14, 0.145, 0.4

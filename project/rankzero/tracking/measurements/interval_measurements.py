@@ -17,7 +17,6 @@ from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.sampling.loader import ManagedLoader
-from rankzero.tracking.measurements.exchange import Exchange
 from rankzero.tracking.measurements.flop_count import FlopCount, can_count, peak_flops_per_second
 from rankzero.tracking.measurements.series import (
     DETAILS_REQUESTED,
@@ -28,6 +27,7 @@ from rankzero.tracking.measurements.series import (
     MFU,
     PREFIX,
     SERIES,
+    Exchange,
     combine,
     values_of_ranks,
 )

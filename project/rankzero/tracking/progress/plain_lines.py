@@ -18,8 +18,7 @@ from rankzero.tracking.progress.evaluation_progress import (
     evaluation_batches,
     evaluation_label,
 )
-from rankzero.tracking.progress.fit_progress import FitProgress, epoch_text
-from rankzero.tracking.progress.recent_rate import rate_text
+from rankzero.tracking.progress.fit_progress import FitProgress, epoch_text, rate_text
 
 INTERVAL_SECONDS = 10.0
 """Minimum time between two lines."""

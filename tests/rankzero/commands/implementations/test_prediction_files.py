@@ -10,7 +10,7 @@ import torch
 
 from rankzero.commands.implementations.prediction_files import PartWriter, as_plain, merge
 from rankzero.messages import RequestError
-from rankzero.sampling.evaluation_sampler import EvaluationBatchSampler
+from rankzero.sampling.batch_sampler import EvaluationBatchSampler
 
 COUNT = 11
 

@@ -136,7 +136,9 @@ def test_without_a_home_directory_checkpoints_are_written_unsigned(home, monkeyp
 
 
 def test_ranks_that_create_the_key_concurrently_share_one_key(settings):
-    code = "from rankzero.distributed.connections.key_file import load_key; print(load_key('checkpoint.key', create=True))"
+    code = (
+        "from rankzero.distributed.connections.key_file import load_key; print(load_key('checkpoint.key', create=True))"
+    )
 
     def sign(_):
         return subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True).stdout

@@ -13,10 +13,16 @@ from torchmetrics.classification import (
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.figures import class_counts
 from rankzero.tracking.figures.class_counts import IGNORED_TARGET, THRESHOLDS, ClassCounts
-from rankzero.tracking.figures.collection import Collection, CollectionError
+from rankzero.tracking.figures.collection import (
+    MAX_PAIRS,
+    Collection,
+    CollectionError,
+    PairSelection,
+    WorstSamples,
+    downscaled,
+    stored_shape,
+)
 from rankzero.tracking.figures.outputs import CLASSIFICATION, REGRESSION, find_classes, find_images, read_outputs
-from rankzero.tracking.figures.value_pairs import MAX_PAIRS, PairSelection
-from rankzero.tracking.figures.worst_samples import WorstSamples, downscaled, stored_shape
 from rankzero.training.ddp import DataParallel
 from rankzero.training.strategies import OneProcess
 

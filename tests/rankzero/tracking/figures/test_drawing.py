@@ -10,13 +10,11 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from data_modules import CIFAR10, Digits, FashionMNIST
 from rankzero.tracking.figures import charts, drawing
-from rankzero.tracking.figures.canvas import png
+from rankzero.tracking.figures.callback import is_last_validation
+from rankzero.tracking.figures.charts import png
 from rankzero.tracking.figures.class_counts import ClassCounts
 from rankzero.tracking.figures.class_names import class_names, tags_of
-from rankzero.tracking.figures.collection import Validation
-from rankzero.tracking.figures.schedule import is_last_validation
-from rankzero.tracking.figures.value_pairs import Pairs
-from rankzero.tracking.figures.worst_samples import WorstSample
+from rankzero.tracking.figures.collection import Pairs, Validation, WorstSample
 from running import train_in_process
 from stock import Unsized
 

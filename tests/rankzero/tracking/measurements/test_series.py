@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader
 from rankzero.sampling.batch_sampler import ElasticBatchSampler
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements import series
-from rankzero.tracking.measurements.exchange import Exchange
 from rankzero.tracking.measurements.interval_measurements import memory_in_use, prepared_batches
 from rankzero.tracking.measurements.series import (
     ALWAYS_EXCHANGED,
@@ -20,6 +19,7 @@ from rankzero.tracking.measurements.series import (
     FIRST_GRADIENT,
     GRADIENT_NORM,
     LOSS_SUM,
+    Exchange,
     combine,
 )
 from rankzero.tracking.measurements.throughput import Throughput

@@ -16,10 +16,8 @@ from rankzero import Trainer
 from rankzero.distributed.monitoring.activity import BACKWARD, CHECKPOINT, END, FORWARD, HOOK, Activity
 from rankzero.messages import RequestError
 from rankzero.tracking.profiling import recording
-from rankzero.tracking.profiling.callback import Profile
-from rankzero.tracking.profiling.files import OPERATORS, TRACK, write_table
-from rankzero.tracking.profiling.recording import Recording
-from rankzero.tracking.profiling.request import ProfileRequest
+from rankzero.tracking.profiling.callback import Profile, ProfileRequest
+from rankzero.tracking.profiling.recording import OPERATORS, TRACK, Recording, write_table
 from running import disk_at, refusal_of, script_process
 from stock import QUIET
 

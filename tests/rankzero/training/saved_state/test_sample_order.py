@@ -11,8 +11,7 @@ from torchmetrics import MeanAbsoluteError, MetricCollection
 from torchmetrics.classification import BinaryAUROC
 
 from rankzero.sampling.batch_sampler import Position
-from rankzero.sampling.plan import SamplingPlan
-from rankzero.sampling.resumed_order import resume_order
+from rankzero.sampling.plan import SamplingPlan, resume_order
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.saved_state.rank_states import load_generators, load_metrics, save_generators, save_metrics
 from running import train_in_process
