@@ -11,7 +11,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 from rankzero import Trainer
 from rankzero.tracking.measurements.series import SERIES
-from rankzero.tracking.tensorboard_page import LAYOUT, attempt_text, hyper_parameters_of, table_text
+from rankzero.tracking.tensorboard_page import LAYOUT, attempt_text, hyper_parameters_of
 from running import script_process
 from stock import QUIET
 
@@ -111,9 +111,3 @@ def test_secrets_are_in_no_file_no_hyperparameter_and_no_text(script_folder):
     config = {"model": {"init_args": {"api_key": "hidden", "depth": 3}}, "trainer": {"logger": [{"token": "hidden"}]}}
     assert hyper_parameters_of(config) == {"model.depth": 3}
     assert "hidden" not in attempt_text(1, 0, {"command": ["fit.py", "--model.api_key", "hidden"]})
-
-
-def test_an_attempt_is_described_without_a_known_command_and_a_vertical_bar_stays_in_its_row_of_a_table():
-    assert attempt_text(2, 7, {}) == "Attempt 2 began after step 7 on an unknown host."
-    assert attempt_text(2, 7, {"hosts": {"a": 1}, "commit": "abc"}) == "Attempt 2 began after step 7 on a, commit abc."
-    assert table_text({"a": "x|y", "b": None}).splitlines()[2:] == ["| a | x\\|y |"]

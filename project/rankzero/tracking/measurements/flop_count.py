@@ -71,7 +71,7 @@ class FlopCount:
 
 def _operations(layer: Any, inputs: Tensor, output: Tensor) -> int:
     """Returns the number of operations of a layer in the forward and the backward pass."""
-    weight = layer._parameters["weight"]  # the attribute of a parametrized layer would compute its weight again
+    weight = layer.weight
     if isinstance(layer, nn.Linear):
         forward = 2 * output.numel() * layer.in_features
     else:

@@ -1,14 +1,12 @@
 import io
 from types import SimpleNamespace
 
-import numpy
 import pytest
 import torch
 from lightning.pytorch import Callback
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
-from data_modules import CIFAR10, Digits, FashionMNIST
 from rankzero.tracking.figures import charts, drawing
 from rankzero.tracking.figures.callback import is_last_validation
 from rankzero.tracking.figures.charts import png
@@ -60,12 +58,6 @@ def test_the_most_confused_of_many_classes_are_shown():
     assert charts.most_confused(matrix[:30, :30]).tolist() == list(range(30))
 
 
-def test_a_perfect_classifier_has_an_average_precision_of_one():
-    counts = ClassCounts(3)
-    counts.add(100 * torch.eye(3), torch.arange(3))
-    assert charts.average_precision(counts.curves[0]) == pytest.approx(1.0)
-
-
 @pytest.mark.parametrize("values", [[1.0, 2.0, float("nan")], [float("inf")], [3.0, 3.0], []])
 def test_any_values_of_a_regression_are_drawn(values):
     true = torch.tensor(values, dtype=torch.float64)
@@ -80,12 +72,6 @@ def test_images_are_drawn_with_and_without_labels(count):
     recorder = Recorder()
     drawing.draw_inputs(recorder, torch.zeros(2, 1, 3, 3, dtype=torch.uint8), [0, -5], ["cat"])  # an unknown class
     assert set(recorder.sizes) == {"training_inputs"}
-
-
-def test_each_image_is_scaled_to_one():
-    image = drawing.scaled(torch.tensor([[[-3.0, 0.0], [1.0, 5.0]]]))
-    assert image.flatten().tolist() == [0.0, 0.375, 0.5, 1.0]
-    assert drawing.scaled(torch.full((1, 2, 2), 7.0)).sum() == 0
 
 
 NAMES = ["cat", "dog", "owl"]
@@ -108,22 +94,13 @@ def trainer(module_names=None, dataset=None, validation=None):
     return SimpleNamespace(datamodule=SimpleNamespace(class_names=module_names), fit_loop=training)
 
 
-def test_names_of_the_data_module_come_first():
-    assert class_names(trainer(("a", "b", "c"), Named()), 3) == ["a", "b", "c"]
-    assert class_names(trainer(numpy.array(NAMES)), 3) == NAMES
-
-
 @pytest.mark.parametrize(
     "dataset", [Named(), Subset(Subset(Named(), [0, 1]), [0]), ConcatDataset([Subset(Named(), [0]), Named()])]
 )
-def test_names_of_the_data_set_are_found_behind_other_data_sets(dataset):
+def test_names_of_the_data_module_come_first_and_those_of_the_data_set_are_found_behind_other_data_sets(dataset):
+    assert class_names(trainer(("a", "b", "c"), Named()), 3) == ["a", "b", "c"]
     assert class_names(trainer(dataset=dataset), 3) == NAMES
     assert class_names(trainer(dataset=Named(None), validation=dataset), 3) == NAMES
-
-
-@pytest.mark.parametrize("names", [None, 3, "abc", ["cat", "dog"], Ellipsis])
-def test_classes_without_names_have_numbers(names):
-    assert class_names(trainer(names, Named(names)), 3) == ["0", "1", "2"]
 
 
 def test_without_data_classes_have_numbers_and_names_are_text_in_one_line():
@@ -133,11 +110,6 @@ def test_without_data_classes_have_numbers_and_names_are_text_in_one_line():
 
 def test_tags_are_distinct_and_have_no_separators():
     assert tags_of(["a/b", "a_b", "", "é 1", "$x$"]) == ["a_b", "a_b_1", "2", "é 1", "_x_"]
-
-
-def test_included_data_modules_have_names():
-    for module in (Digits, FashionMNIST, CIFAR10):
-        assert len(module.class_names) == module.num_classes == len(set(module.class_names))
 
 
 def fit(*callbacks, **settings):

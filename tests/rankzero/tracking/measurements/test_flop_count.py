@@ -50,27 +50,6 @@ def test_operations_are_counted_per_sample_and_only_in_the_passes():
     assert counter.flops == 0 and counter.per_sample is None
 
 
-def test_a_layer_without_the_attribute_weight_has_no_number_of_operations():
-    layer, weight = nn.Linear(5, 7), torch.rand(5, 7, requires_grad=True)
-    del layer.weight
-    layer.forward = lambda inputs: inputs @ weight
-    assert count(layer, lambda: layer(torch.rand(4, 5))).per_sample is None
-
-
-def test_counting_does_not_compute_the_weights_of_parametrized_layers_again():
-    calls = []
-
-    class Parametrization(nn.Module):
-        def forward(self, weight):
-            calls.append(1)
-            return 2 * weight
-
-    layer = nn.utils.parametrize.register_parametrization(nn.Linear(5, 7), "weight", Parametrization())
-    calls.clear()
-    assert count(layer, lambda: layer(torch.rand(4, 5))).per_sample is None
-    assert len(calls) == 1
-
-
 def test_compiled_modules_and_those_with_other_operations_are_not_counted():
     assert can_count(BoringModel())
     compiled, in_place, function = BoringModel(), BoringModel(), BoringModel()

@@ -222,11 +222,6 @@ def test_training_continues_if_a_value_cannot_be_measured(detailed, script_folde
     assert json.loads(Path("runs/x/summary.json").read_text())["status"] == "finished"
 
 
-def test_operations_are_counted_if_every_step_is_logged(detailed, script_folder):
-    speeds = fit(Net(), log_every_n_steps=1)["workload/teraflops_per_second"]
-    assert len(speeds) == 35 and all(value > 0 for value in speeds.values())  # from the second step on
-
-
 def test_a_gradient_that_is_not_a_number_is_shown(script_folder):
     class Diverging(Net):
         def training_step(self, batch, batch_idx):
@@ -273,26 +268,6 @@ def test_a_value_that_the_module_logs_is_not_logged_twice(script_folder):
             return super().training_step(batch, batch_idx)
 
     assert fit(Own())["train/lr"] == dict.fromkeys(range(4, 36, 5), 123.0)
-
-
-def test_an_optimizer_without_learning_rate_is_trained(script_folder):
-    class Own(Net):
-        def configure_optimizers(self):
-            optimizer = super().configure_optimizers()
-            step = optimizer.step
-
-            def step_with_own_rate(closure=None):
-                optimizer.param_groups[0]["lr"] = 0.01
-                loss = step(closure)
-                optimizer.param_groups[0]["lr"] = None
-                return loss
-
-            optimizer.step = step_with_own_rate
-            optimizer.param_groups[0]["lr"] = None
-            return optimizer
-
-    logged = fit(Own())
-    assert len(logged["train/loss"]) == 7 and "train/lr" not in logged
 
 
 def test_a_checkpoint_of_the_last_hook_of_an_interval_does_not_count_it_twice(script_folder, whole):

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from rankzero.sampling.batch_sampler import ElasticBatchSampler
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements import series
-from rankzero.tracking.measurements.interval_measurements import memory_in_use, prepared_batches
+from rankzero.tracking.measurements.interval_measurements import prepared_batches
 from rankzero.tracking.measurements.series import (
     ALWAYS_EXCHANGED,
     DATA_WAIT,
@@ -111,12 +111,6 @@ def test_batches_that_loader_processes_have_prepared_are_counted(is_persistent):
     trainer, loader = trainer_with(DataLoader(torch.arange(4)))
     next(iter(loader))  # without processes
     assert math.isnan(prepared_batches(trainer))
-
-
-def test_memory_of_the_process_is_measured_in_gib():
-    memory = memory_in_use(torch.device("cpu"))
-    assert 0.05 < memory["workload/host_memory_gib"] < 64
-    assert math.isnan(memory["workload/device_memory_gib"])
 
 
 class Ranks:

@@ -2,18 +2,15 @@ import re
 from itertools import pairwise
 
 import pytest
-import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import DataLoader
 
 from rankzero.runs.reports.text import rough_duration
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress.plain_lines import PlainProgress
 from running import train_in_process
-from stock import Unsized
 
 pytestmark = pytest.mark.usefixtures("tick_after_every_batch")
 
@@ -105,19 +102,6 @@ def test_a_short_validation_prints_no_line_of_its_own(lines_of):
     assert len(lines) >= 5 and not any("validation" in line for line in lines)
 
 
-def test_lines_of_many_metrics_have_at_most_120_columns(lines_of):
-    class ManyMetrics(BoringModel):
-        def training_step(self, batch, batch_idx):
-            for number in range(20):
-                self.log(f"train/metric_{number}", 0.123456, prog_bar=True, on_step=True, on_epoch=True)
-            return super().training_step(batch, batch_idx)
-
-    lines = lines_of(after_every_batch(), model=ManyMetrics(), max_epochs=2, loops=False)
-    assert all(len(line) <= 120 for line in lines)
-    step_lines = [line for line in lines if "  step " in line]
-    assert step_lines and all(" more  " in line for line in step_lines)
-
-
 @pytest.mark.parametrize(("epochs", "epoch_seconds", "most"), [(200, 0.001, 2), (200, 1.0, 20), (1000, 600.0, 300)])
 def test_many_epochs_print_few_lines(lines_of, epochs, epoch_seconds, most):
     class Idle(BoringModel):
@@ -149,10 +133,3 @@ def test_intervals_and_time_left_follow_the_duration_of_the_run(lines_of):
     for step in steps[1:-1]:
         elapsed = f"{30 * step} s" if step < 20 else rough_duration(30 * step)
         assert line_of[step].endswith(f"  {elapsed}, {rough_duration(30 * (400 - step))} left")
-
-
-def test_epochs_of_unknown_length_print_lines_without_a_total(lines_of):
-    model = LoggingModel()
-    model.train_dataloader = lambda: DataLoader(Unsized(torch.rand(4, 32)))
-    lines = lines_of(after_every_batch(), model=model, max_epochs=2, limit_train_batches=1.0, limit_val_batches=0)
-    assert heads(lines)[:3] == ["epoch 1/2 batch 1", "epoch 1/2 batch 2", "epoch 1/2 batch 3"]
