@@ -165,14 +165,8 @@ def test_entries_outside_the_archive_duplicate_entries_and_data_after_the_archiv
 
 PICKLES = {
     "empty": b"",
-    "stop": b".",
     "endless": b"\x80\x02" + b"]q\x00" + b"h\x00a" * 50 + b"X\xff\xff\xff\xff.",
     "deep": b"\x80\x02" + b"(" * 100_000 + b"t" * 100_000 + b".",
-    "deeper": b"\x80\x02)" + b"\x85" * 300_000 + b".",
-    "no such key": b"\x80\x02h\x05.",
-    "a large array": b"\x80\x02c__builtin__\nbytearray\n\x8a\x06\x00\x00\x00\x00\x00\x7f\x85R.",
-    "a storage that is not there": b"\x80\x02(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x007"
-    b"X\x03\x00\x00\x00cpuK\x04tQ.",
     "a storage larger than its entry": b"\x80\x02(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000"
     b"X\x03\x00\x00\x00cpu\x8a\x06\x00\x00\x00\x00\x00\x7ftQ.",
 }

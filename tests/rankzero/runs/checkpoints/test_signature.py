@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
 from argparse import Namespace
@@ -49,12 +48,6 @@ def test_a_checkpoint_of_the_same_user_is_read_without_trust_checkpoint_even_if_
     assert (tmp_path / "ran").is_dir()
 
 
-def test_a_checkpoint_without_code_is_not_signed_and_creates_no_key(settings, tmp_path):
-    write_directory({"state_dict": {"w": torch.ones(2)}}, tmp_path / "step-00000002")
-    load(tmp_path / "step-00000002")
-    assert SIGNATURE not in read_manifest(tmp_path / "step-00000002") and not settings.exists()
-
-
 @pytest.mark.parametrize(
     "change",
     [{"without": [SIGNATURE]}, *({SIGNATURE: value} for value in ("", "0" * 64, "\u00e9" * 64, 7))],
@@ -96,22 +89,6 @@ def test_a_checkpoint_of_another_user_is_refused(saved, settings, monkeypatch, t
     refused(saved)
     safe_load.sign(STATE, {"bytes": 1, "sha256": "0"})  # creates a key of the other user
     refused(saved)
-
-
-def test_the_file_name_and_the_size_are_signed_with_a_key_that_is_private_for_any_umask(settings):
-    description = {"bytes": 3, "sha256": "0" * 64}
-    for umask in (0, 0o777):
-        before = os.umask(umask)
-        try:
-            signed = safe_load.sign(STATE, description)
-        finally:
-            os.umask(before)
-        assert safe_load.is_signed(STATE, description, signed)
-        assert not safe_load.is_signed("other.pt", description, signed)
-        assert not safe_load.is_signed(STATE, {**description, "bytes": 4}, signed)
-        assert stat.S_IMODE((settings / safe_load.KEY_FILE).stat().st_mode) == 0o600
-        (settings / safe_load.KEY_FILE).unlink()
-    assert list(settings.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", UNSAFE_KEYS)

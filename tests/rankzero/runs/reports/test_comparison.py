@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from matplotlib.colors import to_hex
 
-from rankzero.runs.reports.comparison import panels as module
 from rankzero.runs.reports.comparison.compared_run import EPOCHS, SAMPLES, SECONDS, ComparedRun, XAxis
 from rankzero.runs.reports.comparison.figure import STYLES, draw, save
 from rankzero.runs.reports.comparison.panels import (
@@ -47,7 +46,6 @@ def test_each_panel_has_a_line_of_another_style_per_run_and_the_legend_lists_onl
     assert [axes.get_title() for axes in figure.axes] == ["train loss", "val/accuracy"]
     assert [axes.get_xlabel() for axes in figure.axes] == ["training samples of all processes"] * 2
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]
-    assert list(figure.axes[0].lines[0].get_xdata()) == [0.0, 100.0, 200.0]
     assert legend_texts(figure) == ["a", "b"]
     figure = draw([str(number) for number in range(8)], [panel("val/loss", 8)], "steps")
     assert [to_hex(line.get_color()).upper() for line in figure.axes[0].lines] == list(COLORS)
@@ -58,10 +56,7 @@ def test_each_panel_has_a_line_of_another_style_per_run_and_the_legend_lists_onl
     assert figure.axes[0].lines[0].get_color() == figure.legends[0].get_lines()[0].get_color() == COLORS[1]
 
 
-@pytest.mark.parametrize(
-    ("runs", "panels"),
-    [(1, 1), (8, 6), *(pytest.param(*size, marks=pytest.mark.soak) for size in ((8, 1), (2, 3), (1, 6)))],
-)
+@pytest.mark.parametrize(("runs", "panels"), [(1, 1), (8, 6)])
 def test_nothing_is_cut_off_and_the_legend_covers_no_panel(runs, panels):
     labels = [f"resnet50-imagenet-lr0.1-weight-decay-1e-4-mixup-cosine-warmup-seed{number}" for number in range(runs)]
     titles = [f"val/a_rather_long_metric_{number}_accuracy" for number in range(panels)]
@@ -119,19 +114,6 @@ def test_train_loss_and_validation_metrics_are_drawn_that_of_keep_best_first_the
     assert chosen_metrics([many])[1] == [f"val/m{MAX_PANELS - 1}"]
 
 
-@pytest.mark.parametrize(
-    ("tags", "expected"),
-    [
-        (["train/mean_loss", "train/loss"], "train/mean_loss"),
-        (["loss", "train/loss"], "train/loss"),
-        (["train_loss_epoch", "train_loss", "val_loss"], "train_loss"),
-        (["val_loss", "test/loss", "accuracy"], None),
-    ],
-)
-def test_the_loss_over_all_ranks_is_preferred(tags, expected):
-    assert module.loss_tag(dict.fromkeys(tags, Curve())) == expected
-
-
 def test_missing_and_not_finite_curves_and_axes_are_drawn_as_far_as_possible_and_noted(tmp_path):
     whole, broken = (
         run_of(tmp_path, "a", val__loss=[1, 2]),
@@ -161,21 +143,6 @@ def compared(tmp_path, *runs):
     ]
 
 
-@pytest.mark.parametrize(
-    ("values", "better", "expected"),
-    [
-        ([1.0, 2.0, 2.0], "max", {1, 2}),
-        ([1.0, 2.0, None, math.nan], "min", {0}),
-        ([1.0, 2.0], None, set()),
-        ([1.0, 1.0], "max", set()),
-        ([1.0, math.nan], "max", set()),
-        ([], "max", set()),
-    ],
-)
-def test_the_best_finite_value_is_marked_if_values_differ(values, better, expected):
-    assert best(values, better) == expected
-
-
 def test_rows_have_the_values_and_best_runs_of_all(tmp_path):
     first = {"epochs": 2, "max_epochs": 4, "steps": 1000, "metrics": {"val/loss": 0.5, "train/loss": 0.1}}
     second = {
@@ -186,6 +153,7 @@ def test_rows_have_the_values_and_best_runs_of_all(tmp_path):
         "seconds": 70,
     }
     rows = {row.name: row for row in results(compared(tmp_path, first, second))[0]}
+    assert best([1.0, 2.0, 2.0, None], "max") == {1, 2} and best([1.0, 2.0], None) == best([1.0, 1.0], "max") == set()
     assert rows["epochs"].values == ["2 of 4", "4"] and rows["steps"].values == ["1,000", "-"]
     assert rows["val/loss"].values == ["0.5", "not finite"] and rows["val/loss"].best == frozenset()
     assert rows["train/loss"].values == ["0.1", "-"] and rows["extra"].values == ["-", "1"]
@@ -236,13 +204,6 @@ def test_null_equals_absent_and_null_false_zero_and_absent_are_shown_as_such():
     assert differences([{"seed": 1}, {}]) is None  # an unknown configuration is no difference
 
 
-def test_values_of_secrets_are_hidden():
-    first = {"model": {"init_args": {"token": "abc", "url": "https://u:abc@host", "eos_token": "a"}}}
-    second = {"model": {"init_args": {"token": "def", "url": "https://u:def@host", "eos_token": "b"}}}
-    hidden = {"model.token": ["...", "..."], "model.url": ["https://u:...@host", "https://u:...@host"]}
-    assert as_dict(first, second) == {**hidden, "model.eos_token": ["a", "b"]}
-
-
 @pytest.mark.parametrize("runs", [1, 2, 4, 8])
 @pytest.mark.parametrize("width", [80, 120])
 def test_tables_fit_the_terminal_and_shorten_no_number(capsys, monkeypatch, runs, width):
@@ -286,11 +247,6 @@ def test_samples_and_epochs_lie_on_lines_between_logged_positions_from_the_first
         "x_axis/epoch": curve([9], values=[0.5]),
     }
     assert XAxis(SAMPLES, curves, recorded()).values(curve([-1, 9, 14, 29])) == [0.0, 320.0, 480.0, 800.0]
-    assert XAxis(SAMPLES, curves, recorded()).values(curve([39])) == [960.0]  # after the last logged position
-    assert XAxis(EPOCHS, curves, recorded()).values(curve([19])) == [pytest.approx(1.0)]
-    curves = {"x_axis/samples": curve([-1, 9], values=[5.0, 320.0])}
-    assert XAxis(SAMPLES, curves, recorded()).values(curve([9])) == [320.0]
-    assert not XAxis(SAMPLES, {"x_axis/samples": curve([-1], values=[5.0])}, recorded()).is_known
     assert XAxis(EPOCHS, {}, recorded(steps=10, epochs=2)).values(curve([-1, 4, 9])) == [0.0, 1.0, 2.0]  # by its totals
 
 

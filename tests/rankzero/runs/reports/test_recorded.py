@@ -10,7 +10,7 @@ from rankzero.distributed.process.process_state import process_state
 from rankzero.runs.lock import Owner
 from rankzero.runs.reports.recorded_run import is_run, read_run
 from rankzero.runs.reports.run_status import status_of
-from recorded_runs import locked, suspend, write_lock, write_run
+from recorded_runs import suspend, write_lock, write_run
 
 
 def test_the_fields_of_a_run_come_from_its_files(tmp_path):
@@ -78,10 +78,3 @@ def test_a_damaged_lock_counts_as_alive_only_for_a_minute_and_a_leftover_one_hid
     failed = write_run(tmp_path / "b", "failed")
     write_lock(failed, pid=4_000_000)
     assert status_of(read_run(failed)).word == "failed"
-
-
-def test_a_run_behind_a_symbolic_link_has_the_status_of_its_directory(run, tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/link").symlink_to(run)
-    with locked(run):
-        assert status_of(read_run(tmp_path / "elsewhere/link")).word == "running"

@@ -3,13 +3,12 @@ import os
 import sys
 
 import pytest
-import torch
 from rich.box import SQUARE
 from rich.cells import cell_len
 from rich.table import Table
 
 from rankzero.runs.reports.metric_choice import direction, is_measurement, is_training_loss, is_validation, main_metric
-from rankzero.runs.reports.shown_metrics import metrics_line, numbers, unique_metrics
+from rankzero.runs.reports.shown_metrics import metrics_line, unique_metrics
 from rankzero.runs.reports.table import Column, Row, column_widths, print_table, rendered
 from rankzero.runs.reports.text import age, compact, duration, number_text, rough_duration, shortened
 from rankzero.tracking.measurements.series import SERIES
@@ -31,14 +30,13 @@ def test_long_texts_lose_their_middle_and_control_characters(text, width, expect
 
 
 TIMES = {
-    age: [(-5, "0 s"), (59.9, "59 s"), (60, "1 min"), (7199, "1 h"), (86400 * 5, "5 d"), (86400 * 4000, "4000 d")],
-    duration: [
-        *((None, "-"), (12.54, "12.5 s"), (59.96, "1 min 0 s"), (310, "5 min 10 s"), (7500, "2 h 5 min")),
-        (4e6, "1,111 h 6 min"),
-    ],
+    age: [(-5, "0 s"), (59.9, "59 s"), (60, "1 min"), (7199, "1 h"), (86400 * 5, "5 d")],
+    duration: [(None, "-"), (12.54, "12.5 s"), (59.96, "1 min 0 s"), (310, "5 min 10 s"), (7500, "2 h 5 min")],
     rough_duration: [
-        *((0, "0 s"), (44.6, "45 s"), (59.4, "59 s"), (59.6, "1 min"), (600, "10 min"), (3569, "59 min")),
-        *((3571, "1 h 00 min"), (7500, "2 h 05 min"), (172_740, "47 h 59 min"), (172_800, "2 d 00 h")),
+        (44.6, "45 s"),
+        (59.6, "1 min"),
+        (3571, "1 h 00 min"),
+        (172_740, "47 h 59 min"),
         (273_600, "3 d 04 h"),
     ],
 }
@@ -110,10 +108,8 @@ def test_borders_and_texts_use_characters_that_the_terminal_can_show(monkeypatch
     [
         (["train/loss", "val/loss", "val/accuracy"], None, "val/accuracy"),
         (["train/loss", "val/loss", "val/accuracy"], ("min", "val/loss"), "val/loss"),
-        (["train/loss", "val/loss"], ("max", "missing"), "val/loss"),
         (["val_loss", "val_acc"], None, "val_acc"),
         (["valLoss", "train_acc"], None, "valLoss"),
-        (["validation_mae", "validation_loss"], None, "validation_loss"),
         (["train/loss", "x_axis/samples"], None, "train/loss"),
         (["value", "interval"], None, "value"),
         ([], None, None),
@@ -137,7 +133,6 @@ CASES = {
     "step and epoch": ({"loss": 1.0, "loss_step": 2.0, "loss_epoch": 1.0}, {"loss": 1.0}),
     "the epoch's value counts": ({"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0}, {"loss": 1.0}),
     "before the first epoch's end": ({"loss": 2.0, "loss_step": 2.0}, {"loss": 2.0}),
-    "only one": ({"loss": 1.0}, {"loss": 1.0}),
     "a name that ends so": ({"time_step": 3.0, "best_epoch": 4.0}, {"time_step": 3.0, "best_epoch": 4.0}),
     "two metrics": ({"time": 1.0, "time_step": 3.0}, {"time": 1.0, "time_step": 3.0}),
     "loaders": (
@@ -151,12 +146,6 @@ CASES = {
 def test_each_metric_is_shown_once(name):
     metrics, shown = CASES[name]
     assert unique_metrics(metrics) == shown
-
-
-def test_only_numbers_are_metrics():
-    metrics = {"loss": torch.tensor(0.5), "count": 3}
-    others = {"text": "abc", "vector": torch.ones(2), "nothing": None, "list": []}
-    assert numbers({**metrics, **others}) == {"loss": 0.5, "count": 3.0}
 
 
 def test_a_line_with_any_characters_fits_its_width_and_states_how_many_metrics_are_omitted():

@@ -5,9 +5,8 @@ import random
 import pytest
 from reported import scalars_of
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
-from tensorboard.util.tensor_util import make_tensor_proto
 from torch.utils.tensorboard import SummaryWriter
 
 from rankzero.runs.directory import RunDirectory
@@ -100,22 +99,6 @@ def test_a_file_is_read_up_to_an_incomplete_or_damaged_record(tmp_path, damage):
     assert list(curves) == [TAG] and list(curves[TAG].steps) == [0, 1, 3]
 
 
-def test_any_number_is_read_also_if_stored_as_a_tensor_and_texts_and_other_tensors_are_not(tmp_path):
-    def stored_as_tensor(tag, content, kind="scalars"):
-        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=kind))
-        return Summary.Value(tag=tag, tensor=make_tensor_proto(content), metadata=metadata)
-
-    values = [stored_as_tensor(f"odd {content}", content) for content in ([1.0, 2.0], [], "abc")]
-    values += [stored_as_tensor("new", 2.5), stored_as_tensor("note", "words", "text")]
-    numbers = [scalar("loss", step, value) for step, value in enumerate((math.nan, math.inf, -math.inf, 1.0))]
-    write(tmp_path / "events.out.tfevents.1", opening(1.0), Event(step=7, summary=Summary(value=values)), *numbers)
-    curves = read_curves(tmp_path)
-    assert {tag: str(points_of(curve)) for tag, curve in curves.items()} == {
-        "loss": "[(0, nan), (1, inf), (2, -inf), (3, 1.0)]",
-        "new": "[(7, 2.5)]",
-    }
-
-
 def test_downsampling_changes_neither_hidden_values_nor_the_end_of_an_attempt(tmp_path, monkeypatch):
     monkeypatch.setattr(curves_module, "MAX_POINTS", 64)
     attempts = [(0, 5000), (3003, 3010), (3005, 9000)]  # the first step, and the step after the last one
@@ -150,11 +133,6 @@ def build(points):
     for step, value in points:
         builder.add(step, 1e9 + step, value)
     return builder.build()
-
-
-def test_short_curves_keep_all_points():
-    curve = build((step, float(step)) for step in range(curves_module.MAX_POINTS))
-    assert list(curve.steps) == list(range(curves_module.MAX_POINTS)) and not curve.is_downsampled
 
 
 @pytest.mark.parametrize("count", [17, 100, 1000, 12_345])
@@ -209,14 +187,6 @@ def test_the_newest_value_of_each_tag_is_read_from_the_end_of_a_long_file(tmp_pa
     values = newest_values(tmp_path / "tensorboard")
     assert values["loss"].step == 4999 and values["loss"].number == pytest.approx(1 / 5000)
     assert values["val"] == (4990, 0.5) and "old" not in values
-
-
-@pytest.mark.parametrize("lost_bytes", [0, 1, 4, 5, 20])
-def test_an_incomplete_last_record_is_ignored(tmp_path, lost_bytes):
-    write_curves(tmp_path, {"loss": {0: 1.0, 1: 2.0, 2: 3.0}})
-    (file,) = (tmp_path / "tensorboard").iterdir()
-    file.write_bytes(file.read_bytes()[: file.stat().st_size - lost_bytes])
-    assert newest_values(tmp_path / "tensorboard")["loss"].step == (2 if lost_bytes < 5 else 1)
 
 
 def test_a_new_file_without_values_does_not_hide_those_of_the_earlier_attempt(tmp_path):
