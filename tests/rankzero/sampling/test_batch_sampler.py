@@ -66,12 +66,6 @@ def test_weighted_means_over_ranks_and_micro_batches_equal_the_mean_over_the_ste
     assert means == pytest.approx([sum(loss[i] for i in step) / len(step) for step in expected], abs=1e-9)
 
 
-@pytest.mark.parametrize(("world", "size"), [(1, 32), (2, 32), (4, 32), (4, 8)])
-def test_an_even_share_has_weight_one(world, size):
-    shares = [share for sampler in ranks(world, 64, size) for share in sampler.shares()]
-    assert {share.loss_weight for share in shares} == {share.metric_weight for share in shares} == {1.0}
-
-
 @given(worlds, counts, sizes, limits, st.data())
 def test_a_resumed_run_continues_after_the_consumed_samples_which_are_the_first_part_of_the_order(
     world, count, size, limit, data

@@ -49,14 +49,12 @@ def test_a_checkpoint_without_an_order_restarts_its_epoch(record, epoch, start):
 
 
 DAMAGED = [
-    *({**ORDER, "seed": seed} for seed in (None, "7", "many")),
-    *({**ORDER, "global_batch_sizes": sizes} for sizes in ([], 8, ["many"], [0], [-3], [10**30])),
-    *({**ORDER, "data": data} for data in ("abc", [1])),
-    *({**ORDER, "positions": positions} for positions in (None, [3], [[1]])),
-    *({**ORDER, "positions": [{**POSITION, name: -1}]} for name in ("samples", "epoch")),
-    *({**ORDER, "positions": [POSITION | change]} for change in ({"step": "1"}, {"pass_index": "a"}, {"more": 1})),
+    *({**ORDER, "seed": seed} for seed in (None, "7")),
+    *({**ORDER, "global_batch_sizes": sizes} for sizes in ([], 8, [0])),
+    {**ORDER, "data": "abc"},
+    *({**ORDER, "positions": positions} for positions in (None, [3], [{**POSITION, "samples": -1}])),
     *({name: value for name, value in ORDER.items() if name != key} for key in ORDER),
-    *("text", [1], 3, True),
+    "text",
 ]
 
 

@@ -155,26 +155,13 @@ def draw(count=1):
     ]
 
 
-@pytest.mark.parametrize(("value", "seed"), [(None, None), ("", None), ("0", 0), ("7", 7), (str(2**32 - 1), 2**32 - 1)])
-def test_the_global_seed_is_read_from_the_variable_that_lightning_sets(monkeypatch, value, seed):
+def test_the_global_seed_is_that_of_lightnings_last_seed_everything(monkeypatch):
     with restore_process_state():
         for last_seed in (3, 5):
             seed_everything(last_seed, verbose=False)
             assert generators.global_seed() == last_seed
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
-    if value is not None:
-        monkeypatch.setenv("PL_GLOBAL_SEED", value)
-    assert generators.global_seed() == seed
-
-
-@pytest.mark.parametrize("key", [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1])
-def test_seed_has_the_same_effect_as_the_seed_function_of_each_generator(key):
-    generators.seed(key)
-    found = draw(2)
-    random.seed(key)
-    np.random.seed(key % 2**32)
-    torch.manual_seed(key)
-    assert found == draw(2)
+    assert generators.global_seed() is None
 
 
 BEFORE = {
@@ -195,20 +182,6 @@ def test_a_draw_is_detected_and_can_be_undone(name, before):
     assert generators.have_changed_since(state)
     generators.set_states(state)
     assert not generators.have_changed_since(state) and draw(3) == expected
-
-
-def test_a_draw_from_another_bit_generator_is_detected_and_can_be_undone():
-    before = np.random.get_bit_generator()
-    try:
-        np.random.set_bit_generator(np.random.PCG64(1))
-        state = generators.get_states()
-        assert not generators.have_changed_since(state)
-        drawn = np.random.rand()
-        assert generators.have_changed_since(state)
-        generators.set_states(state)
-        assert np.random.rand() == drawn
-    finally:
-        np.random.set_bit_generator(before)
 
 
 def test_the_next_draw_differs_after_a_draw_from_any_generator_on_any_default_device():
