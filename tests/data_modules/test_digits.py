@@ -48,15 +48,6 @@ def test_samples_repeat_after_the_end_of_the_pool_and_negative_indices_count_fro
         assert torch.equal(image, data[index][0]) and label == data[index][1]
 
 
-def test_an_index_outside_the_data_is_refused_and_no_index_gives_an_empty_batch():
-    data = NoiseImages(5, (3, 2, 2), classes=4, generator=torch.Generator())
-    for index in (5, -6):
-        with pytest.raises(IndexError):
-            data[index]
-    images, labels = data.__getitems__([])
-    assert images.shape == (0, 3, 2, 2) and labels.shape == (0,)
-
-
 def test_a_single_class_and_pixel_are_allowed_and_memory_does_not_grow_with_the_count():
     module = SyntheticImages(count=3, image_size=1, in_channels=1, num_classes=1)
     images, labels = module.load()["train"].__getitems__(range(3))

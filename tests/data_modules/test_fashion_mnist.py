@@ -40,12 +40,8 @@ UNREADABLE = {
     "empty": b"",
     "no gzip": b"not gzip",
     "no header": gzip.compress(b"\0\0\x08"),
-    "half a header": gzip.compress(b"\0\0\x08\x02\0\0"),
-    "negative sizes": gzip.compress(b"\0\0\x08\x02" + b"\xff" * 8 + b"a"),
     "truncated": gzip.compress(b"\0\0\x08\x01\0\0\0\x05abc"),
     "another type": gzip.compress(b"\0\0\x09\x01\0\0\0\x01a"),
-    "another magic number": gzip.compress(b"\1\0\x08\x01\0\0\0\x01a"),
-    "a negative size": gzip.compress(b"\0\0\x08\x01\xff\xff\xff\xff"),
     "too long": gzip.compress(b"\0\0\x08\x01\0\0\0\x01ab"),
     "a huge size": gzip.compress(b"\0\0\x08\x02\x7f\xff\xff\xff\x7f\xff\xff\xffa"),
 }

@@ -1,10 +1,9 @@
-import json
 import socket
 import time
 
 from rankzero.distributed.monitoring.diagnosis import describe_ranks, differences
 from rankzero.messages import AnotherRankFailed
-from rankzero.preflight.check import CHECK_NAMES, FAIL, WARN, Check, error_lines, gather
+from rankzero.preflight.check import error_lines, gather
 
 HOSTS = ("n1", "n1", "n2", "n2")
 
@@ -18,14 +17,6 @@ def test_differences_and_errors_name_the_ranks_and_hosts_of_each_value_most_freq
     errors = {0: "OSError: full\ntraceback", 1: "OSError: full", 3: "ValueError: x"}
     assert error_lines(errors, HOSTS) == ["ranks 0-1 (n1): OSError: full", "rank 3 (n2): ValueError: x"]
     assert error_lines({rank: str(rank) for rank in range(20)}, ["n1"] * 20)[8:] == ["and 12 other errors"]
-
-
-def test_a_check_is_one_line_with_details_and_an_object_in_json():
-    lines = Check("links", WARN, "one slow link", ("n1 - n2: 0.10 Gbit/s",)).lines()
-    assert lines == ["warn     links            one slow link", " " * 26 + "n1 - n2: 0.10 Gbit/s"]
-    check = Check(CHECK_NAMES[0], FAIL, "summary", ["detail"], ["advice"], {"x": 1}, blocks=True)
-    expected = {"name": "launcher", "status": "fail", "summary": "summary", "details": ["detail"]}
-    assert json.loads(json.dumps(check.as_json())) == {**expected, "advice": ["advice"], "values": {"x": 1}}
 
 
 def gather_with_failures(coordinator, ended):

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from rankzero.preflight import network
-from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN
+from rankzero.preflight.check import FAIL, OK, WARN
 from rankzero.preflight.network import (
     SIZES,
     _slow_hosts,
@@ -165,8 +165,3 @@ def test_links_are_compared_with_the_thresholds(on_ranks):
             assert bool(check.advice) is (check.status != OK)
             assert check.status == OK or check.details[0].startswith("n0 - n1 (ranks 0 and 1): ")
         assert of_one_host.status == WARN and "(ranks 0 and 1): " in of_one_host.details[0]
-
-
-def test_no_pair_is_measured_with_pairs_off(on_ranks):
-    ((check,),) = on_ranks(measure_links, 1, [("off", 1.0, 0.0, 1)])
-    assert check.status == SKIPPED

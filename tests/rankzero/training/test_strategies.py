@@ -36,11 +36,9 @@ def connected_strategy(plan=None, module=None, stage=RunningStage.TRAINING, **se
     ("stage", "loads_training", "is_training"),
     [
         (RunningStage.TRAINING, None, True),
-        (RunningStage.TRAINING, True, True),
         (RunningStage.TRAINING, False, False),  # a finder loads validation data in the training stage
         (RunningStage.SANITY_CHECKING, None, False),
         (RunningStage.VALIDATING, None, False),
-        (RunningStage.PREDICTING, None, False),
         (RunningStage.VALIDATING, True, True),
     ],
 )
@@ -82,13 +80,6 @@ def test_micro_batches_are_refused_if_the_module_or_a_callback_decides_when_to_s
     assert refused.value.instead == "a smaller --global_batch_size, or no --max_device_batch_size"
 
 
-def test_gradient_accumulation_scheduler_is_kept_without_micro_batches():
-    strategy = connected_strategy(callbacks=[GradientAccumulationScheduler({0: 2})])
-    strategy.lightning_module.trainer.accumulate_grad_batches = 2
-    strategy.process_dataloader(DataLoader(DATA, batch_size=4))
-    assert strategy.lightning_module.trainer.accumulate_grad_batches == 2
-
-
 def module_with(*layers):
     module = BoringModel()
     module.more = nn.Sequential(*layers)
@@ -101,7 +92,6 @@ def module_with(*layers):
         (nn.BatchNorm1d(2), 4, False, True),  # batches of 4, 4 and 1 samples
         (nn.BatchNorm2d(2), 1, False, True),
         (nn.BatchNorm1d(2), 4, True, False),
-        (nn.BatchNorm1d(2), 3, False, False),
         (nn.LayerNorm(2), 4, False, False),
         (nn.InstanceNorm1d(2), 4, False, False),
     ],
@@ -166,11 +156,6 @@ def test_several_or_unmanaged_loaders_have_even_shares():
     for unshared in (loaders, [[1, 2]], []):
         set_next_share(strategy, unshared)
         assert strategy.share is EVEN_SHARE
-
-
-def test_one_process_reduces_values_to_its_own():
-    strategy, values = connected_strategy(), torch.tensor([1.0, 2.0])
-    assert strategy.reduce_in_place(values, "sum") == 1 and values.tolist() == [1.0, 2.0]
 
 
 def test_on_configured_sees_optimizers_before_callbacks_change_them():

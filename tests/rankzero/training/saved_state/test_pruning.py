@@ -74,14 +74,6 @@ def net():
 HEAD = ["2.weight", "2.bias"]
 
 
-def test_groups_list_known_unknown_and_shared_parameters_in_the_order_of_the_optimizer():
-    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    module[1].weight = module[0].weight
-    groups = [[*net()[2].parameters()], [module[1].weight, module[1].bias], [module[0].bias]]
-    optimizer = SGD([{"params": parameters} for parameters in groups], lr=0.1)
-    assert group_names(module, optimizer) == [["", ""], ["0.weight", "1.bias"], ["0.bias"]]
-
-
 def test_each_optimizer_gets_its_own_groups_without_unknown_parameters():
     module = net()
     optimizers = [SGD(module[2].parameters(), lr=0.1), SGD([module[0].bias], lr=0.1)]
