@@ -55,7 +55,6 @@ MODULES = {
         stock={"profiler": "simple"},
         list_metrics=("g_loss_of_rank",),
     ),
-    "vae": Module("vae.VAE", "vae.BlobData", 16, 5, fixed={"data.shuffle": False, "data.noise": 0.0}),
     "language model": Module(
         *("language_model.GPT", "language_model.TextModule", 16, 9),
         arguments=("--trainer.accumulate_grad_batches", "2", "--trainer.gradient_clip_val", "1.0"),

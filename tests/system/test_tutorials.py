@@ -13,8 +13,8 @@ from system.forks import fit_on_ranks, outputs
 
 TUTORIALS = {path.stem: path for path in (Path(__file__).parent.parent / "public/tutorials").glob("*.py")}
 STOCK, OURS = "from lightning.pytorch import Trainer\n", "from rankzero import Trainer\n"
-DEPENDS_ON_RANKS = {"gan", "sim_clr", "lr_find"}
-"""Tutorials that use the losses or the random numbers of a single rank."""
+DEPENDS_ON_RANKS = {"lr_find"}
+"""Tutorials that use the losses of a single rank."""
 
 
 def result_of(folder, name, world, *changes):
