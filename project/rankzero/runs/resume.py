@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,16 +75,10 @@ class RunOptions:
     @classmethod
     def read(cls, arguments: Mapping[str, Any]) -> "RunOptions":
         """Creates the options from the Trainer's arguments, after their flags have parsed them."""
-        return cls(
-            resume=arguments["resume"],
-            accept_changed=tuple((arguments["accept_changed"] or "").split(",")),
-            trust_checkpoint=arguments["trust_checkpoint"] == "yes",
-            keep_best=arguments["keep_best"],
-            requeue=arguments["requeue"],
-            max_attempts=arguments["max_attempts"],
-            hang_timeout=arguments["hang_timeout"],
-            hang_action=arguments["hang_action"],
-        )
+        given = {item.name: arguments[item.name] for item in fields(cls)}
+        given["accept_changed"] = tuple((arguments["accept_changed"] or "").split(","))
+        given["trust_checkpoint"] = arguments["trust_checkpoint"] == "yes"
+        return cls(**given)
 
 
 @dataclass

@@ -44,7 +44,7 @@ def read_config(text: str) -> Config:
     """Returns the configuration in a file of YAML; {} if the file is damaged."""
     try:
         content = as_json(yaml.safe_load(text))
-    except (yaml.YAMLError, ValueError):
+    except (yaml.YAMLError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

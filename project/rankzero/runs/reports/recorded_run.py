@@ -92,7 +92,8 @@ def read_run(path: Path) -> RecordedRun:
     """Reads the files of a run. Files that are missing or damaged leave their fields empty."""
     problems: list[str] = []
     record, summary = _read_object(path / RUN_FILE, problems), _read_object(path / SUMMARY_FILE, problems)
-    attempts = [attempt for attempt in record.get("attempts") or () if isinstance(attempt, dict)]
+    recorded = record.get("attempts")
+    attempts = [entry for entry in recorded if isinstance(entry, dict)] if isinstance(recorded, list) else []
     newest: Mapping[str, Any] = attempts[-1] if attempts else {}
     status = summary.get("status")
     if summary and status not in ("finished", "stopped", "failed"):
@@ -156,7 +157,7 @@ def _read_object(file: Path, problems: list[str]) -> dict[str, Any]:
     except OSError as error:
         problems.append(f"{file.name} cannot be read: {error.strerror}")
         return {}
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         problems.append(f"{file.name} is damaged")

@@ -10,9 +10,10 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.tensorboard import curves as curves_module
+from rankzero.runs.tensorboard import curve_builder
 from rankzero.runs.tensorboard import newest_values as newest_values_module
-from rankzero.runs.tensorboard.curves import CurveBuilder, read_curves
+from rankzero.runs.tensorboard.curve_builder import CurveBuilder
+from rankzero.runs.tensorboard.curves import read_curves
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 from rankzero.runs.tensorboard.newest_values import newest_values
 from recorded_runs import write_curves
@@ -100,7 +101,7 @@ def test_a_file_is_read_up_to_an_incomplete_or_damaged_record(tmp_path, damage):
 
 
 def test_downsampling_changes_neither_hidden_values_nor_the_end_of_an_attempt(tmp_path, monkeypatch):
-    monkeypatch.setattr(curves_module, "MAX_POINTS", 64)
+    monkeypatch.setattr(curve_builder, "MAX_POINTS", 64)
     attempts = [(0, 5000), (3003, 3010), (3005, 9000)]  # the first step, and the step after the last one
     for number, (first, last) in enumerate(attempts, 1):
         values = (scalar("loss", step, number + step / 1e5, 1e4 * number + step) for step in range(first, last))
@@ -125,7 +126,7 @@ def test_reading_imports_neither_torch_nor_lightning_nor_tensorflow(tmp_path):
 
 @pytest.fixture
 def few_points(monkeypatch):
-    monkeypatch.setattr(curves_module, "MAX_POINTS", 16)
+    monkeypatch.setattr(curve_builder, "MAX_POINTS", 16)
 
 
 def build(points):
