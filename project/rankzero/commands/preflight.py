@@ -17,7 +17,7 @@ from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.stop_and_failure.error_reporter import refuse
 from rankzero.messages import CannotStart, Exit, RequestError
 from rankzero.preflight.check import FAIL, OK, Check
-from rankzero.preflight.report import Report
+from rankzero.preflight.check import Report
 
 STARTED = time.monotonic()
 

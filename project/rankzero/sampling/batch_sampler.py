@@ -9,8 +9,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from rankzero.sampling.drawn_order import DrawnOrder
-from rankzero.sampling.index_list import Indices
-from rankzero.sampling.permutation import Permutation, Positions, epoch_key
+from rankzero.sampling.permutation import Indices, Permutation, Positions, epoch_key
 
 BLOCK = 4096
 """Approximate number of positions per look-up; each look-up has a fixed cost of some 50 microseconds."""

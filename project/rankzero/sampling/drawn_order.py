@@ -9,8 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 
 from rankzero.messages import RequestError
 from rankzero.sampling import generators
-from rankzero.sampling.index_list import Indices
-from rankzero.sampling.permutation import Positions, draw_key
+from rankzero.sampling.permutation import Indices, Positions, draw_key
 
 BATCH = 2**20
 """Factor that keeps the random numbers of different batches apart; more samples than a batch has."""

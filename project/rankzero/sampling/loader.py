@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from rankzero.sampling.batch_sampler import EVEN_SHARE, ElasticBatchSampler, EvaluationBatchSampler, Share
-from rankzero.sampling.index_list import Indices
-from rankzero.sampling.permutation import Positions, epoch_key
+from rankzero.sampling.permutation import Indices, Positions, epoch_key
 from rankzero.sampling.seeded_dataset import SeededDataset
 from rankzero.sampling.workers import PrepareWorker, blocked_signals, raise_if_worker_died
 

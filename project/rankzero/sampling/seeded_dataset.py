@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from rankzero.sampling import generators
-from rankzero.sampling.index_list import Indices
-from rankzero.sampling.permutation import Positions
+from rankzero.sampling.permutation import Indices, Positions
 
 
 class SeededDataset(Dataset[Any]):

@@ -6,7 +6,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.html.next_commands import launch_line
+from rankzero.runs.reports.html.report import launch_line
 from rankzero.runs.reports.secrets import HIDDEN, without_secrets
 from rankzero.runs.stored_config import Config, dump_config, flattened
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger

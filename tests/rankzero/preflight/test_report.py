@@ -4,7 +4,7 @@ import pytest
 
 from rankzero.messages import Exit
 from rankzero.preflight.check import CHECK_NAMES, FAIL, OK, SKIPPED, WARN, Check
-from rankzero.preflight.report import Report
+from rankzero.preflight.check import Report
 
 
 def read(file):
@@ -67,7 +67,7 @@ def test_a_file_that_cannot_be_written_is_reported_once_and_other_ranks_write_no
 
 
 def test_a_quiet_report_prints_problems_and_the_verdict(monkeypatch, capsys):
-    monkeypatch.setattr("rankzero.preflight.report.is_quiet", lambda: True)
+    monkeypatch.setattr("rankzero.preflight.check.is_quiet", lambda: True)
     report = Report(prints=True)
     for name, status in zip(CHECK_NAMES, (OK, WARN), strict=False):
         report.notify("in progress")

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from rankzero.distributed.process.stop_signals import STOP_SIGNALS
 from rankzero.distributed.timers import TIMERS
 from rankzero.sampling.batch_sampler import ElasticBatchSampler
-from rankzero.sampling.index_list import Indices
 from rankzero.sampling.loader import ManagedLoader
+from rankzero.sampling.permutation import Indices
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.sampling.workers import PrepareWorker, end_workers, raise_if_worker_died
 from running import REPOSITORY, SOURCES, train_in_process

@@ -10,8 +10,7 @@ from lightning.pytorch import seed_everything
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from rankzero.sampling import generators
-from rankzero.sampling.index_list import Indices
-from rankzero.sampling.permutation import sample_keys
+from rankzero.sampling.permutation import Indices, sample_keys
 from rankzero.sampling.seeded_dataset import SeededDataset
 from running import restore_process_state
 

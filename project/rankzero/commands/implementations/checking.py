@@ -9,7 +9,7 @@ from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.messages import Exit, RequestError
 from rankzero.preflight.all_checks import NetworkOptions, PlannedRun, check_all, thresholds
-from rankzero.preflight.report import Report
+from rankzero.preflight.check import Report
 from rankzero.runs.stored_config import flattened
 from rankzero.sampling.generators import global_seed
 from rankzero.sampling.plan import SamplingPlan

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in, step_of
-from rankzero.runs.reports.metric_choice import is_measurement
+from rankzero.runs.reports.shown_metrics import is_measurement
 from rankzero.runs.tensorboard.newest_values import newest_values
 
 RUN_FILE, SUMMARY_FILE, CONFIG_FILE = "run.json", "summary.json", "config.yaml"

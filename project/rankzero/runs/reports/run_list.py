@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.messages import print_line, printable_line
-from rankzero.runs.reports.metric_choice import main_metric
 from rankzero.runs.reports.recorded_run import RUN_FILE, RecordedRun, is_run
 from rankzero.runs.reports.run_status import FAILED, FINISHED, KILLED, RUNNING, STOPPED, WAITING, Status
-from rankzero.runs.reports.shown_metrics import unique_metrics
+from rankzero.runs.reports.shown_metrics import main_metric, unique_metrics
 from rankzero.runs.reports.table import Column, Row, print_table
 from rankzero.runs.reports.text import MISSING, age, compact, number_text
 

@@ -1,10 +1,12 @@
-"""Reads predictions, targets and images from what a step of any module receives and returns."""
+"""Reads predictions, targets, images and names of classes from what a step and a data module provide."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 CLASSIFICATION, REGRESSION = 1, 2
@@ -79,3 +81,45 @@ def _tensors(batch: Any, depth: int = 0) -> Iterator[Tensor]:
     elif isinstance(batch, Mapping | list | tuple) and depth < MAX_DEPTH:
         for item in batch.values() if isinstance(batch, Mapping) else batch:
             yield from _tensors(item, depth + 1)
+
+
+MAX_WRAPPERS = 10
+"""Number of nested data sets (such as torch's `Subset`) that are searched for names."""
+
+
+def class_names(trainer: Trainer, classes: int | None) -> list[str]:
+    """Returns the name of each class; without known names, the numbers of the classes.
+
+    The names are the data module's attribute `class_names`, or else the attribute `classes` of a data set.
+
+    Args:
+        trainer: The Trainer, for its data module and loaders.
+        classes: Number of classes; None if it is not known.
+    """
+    for names in _candidates(trainer):
+        if isinstance(names, Iterable) and not isinstance(names, str | bytes):
+            cleaned = [" ".join(str(name).split()) for name in names]
+            if classes is None or len(cleaned) == classes:
+                return cleaned
+    return [str(number) for number in range(classes or 0)]
+
+
+def tags_of(names: Iterable[str]) -> list[str]:
+    """Returns distinct names that can be the last part of a tag in TensorBoard."""
+    tags: list[str] = []
+    for number, name in enumerate(names):
+        tag = re.sub(r"[^-\w. ]", "_", name).strip()[:60]
+        tags.append(tag if tag and tag not in tags else f"{tag}_{number}".strip("_"))
+    return tags
+
+
+def _candidates(trainer: Trainer) -> Iterator[Any]:
+    yield getattr(trainer.datamodule, "class_names", None)  # type: ignore[attr-defined]
+    for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop):
+        combined = loop._combined_loader
+        for loader in combined.flattened if combined is not None else []:
+            dataset = getattr(loader, "dataset", None)
+            for _ in range(MAX_WRAPPERS):
+                yield getattr(dataset, "classes", None)
+                parts = getattr(dataset, "datasets", None)  # torch's ConcatDataset
+                dataset = parts[0] if isinstance(parts, list | tuple) and parts else getattr(dataset, "dataset", None)

@@ -18,14 +18,16 @@ from rich.text import Text
 from rankzero.messages import encodable, printable_line
 from rankzero.runs.reports.shown_metrics import numbers, unique_metrics
 from rankzero.runs.reports.text import rough_duration
-from rankzero.tracking.progress.evaluation_progress import (
+from rankzero.tracking.progress.fit_progress import (
     EvaluationProgress,
+    FitProgress,
     batch_text,
     batches_text,
+    epoch_text,
     evaluation_batches,
     evaluation_label,
+    rate_text,
 )
-from rankzero.tracking.progress.fit_progress import FitProgress, epoch_text, rate_text
 from rankzero.training.hooks import TICK_SECONDS
 
 SEPARATOR = "  "

@@ -1,17 +1,20 @@
-"""Speed and time left of a fit in progress, for display."""
+"""What both kinds of progress show: speed and time left of a fit, and the batches of an evaluation."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from math import inf, isfinite
+from typing import Any
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.trainer.states import TrainerFn
 
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress.time_left import Limits, Pace, Position
 from rankzero.training.callbacks.time_limit import TimeLimit
 from rankzero.training.fit_loop import FitLoop
+from rankzero.training.hooks import LoopCallback
 
 WINDOW_SECONDS = 30.0
 ENTRY_SECONDS = 0.5
@@ -144,3 +147,62 @@ def epoch_text(trainer: Trainer) -> str:
     """Returns the number of the current epoch, from 1, as `epoch 3/20`; without a limit of epochs as `epoch 3`."""
     total = f"/{trainer.max_epochs}" if trainer.max_epochs and trainer.max_epochs > 0 else ""
     return f"epoch {trainer.current_epoch + 1}{total}"
+
+
+class EvaluationProgress(LoopCallback):
+    """Calls `show_evaluation` after each batch of a validation, a test or a prediction."""
+
+    def show_evaluation(self, trainer: Trainer, batches: int, loader: int) -> None:
+        """Shows the progress of an evaluation.
+
+        Args:
+            trainer: The Trainer.
+            batches: Number of batches of the loader that are done.
+            loader: Number of the loader, from 0.
+        """
+        raise NotImplementedError
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.show_evaluation(trainer, batch_idx + 1, dataloader_idx)
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+
+
+def evaluation_label(trainer: Trainer) -> str:
+    """Returns what the Trainer evaluates, such as `epoch 3/20 validation` or `test`."""
+    if trainer.sanity_checking:
+        return "validation before training"
+    labels: dict[TrainerFn | None, str] = {
+        TrainerFn.FITTING: f"{epoch_text(trainer)} validation",
+        TrainerFn.TESTING: "test",
+        TrainerFn.PREDICTING: "prediction",
+    }
+    return labels.get(trainer.state.fn, "validation")
+
+
+def evaluation_batches(trainer: Trainer) -> Sequence[float]:
+    """Returns the number of batches of each loader in the current evaluation."""
+    if trainer.sanity_checking:
+        return trainer.num_sanity_val_batches
+    if trainer.state.fn is TrainerFn.TESTING:
+        return trainer.num_test_batches
+    return trainer.num_predict_batches if trainer.state.fn is TrainerFn.PREDICTING else trainer.num_val_batches
+
+
+def batches_text(batches: int, totals: Sequence[float], loader: int) -> str:
+    """Returns how far an evaluation has come, as `batch 3/8` or `batch 3/8 of loader 1/2`."""
+    text = batch_text(batches, totals[loader])
+    return f"{text} of loader {loader + 1}/{len(totals)}" if len(totals) > 1 else text
+
+
+def batch_text(batches: int, total: float) -> str:
+    """Returns the number of batches as `batch 3/8`; without a known total as `batch 3`."""
+    return f"batch {batches}/{total}" if isfinite(total) else f"batch {batches}"

@@ -11,14 +11,16 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rankzero.messages import print_line
 from rankzero.runs.reports.shown_metrics import metrics_line, numbers
 from rankzero.runs.reports.text import rough_duration
-from rankzero.tracking.progress.evaluation_progress import (
+from rankzero.tracking.progress.fit_progress import (
     EvaluationProgress,
+    FitProgress,
     batch_text,
     batches_text,
+    epoch_text,
     evaluation_batches,
     evaluation_label,
+    rate_text,
 )
-from rankzero.tracking.progress.fit_progress import FitProgress, epoch_text, rate_text
 
 INTERVAL_SECONDS = 10.0
 """Minimum time between two lines."""

@@ -11,8 +11,8 @@ from rankzero.tracking.figures import charts, drawing
 from rankzero.tracking.figures.callback import is_last_validation
 from rankzero.tracking.figures.charts import png
 from rankzero.tracking.figures.class_counts import ClassCounts
-from rankzero.tracking.figures.class_names import class_names, tags_of
 from rankzero.tracking.figures.collection import Pairs, Validation, WorstSample
+from rankzero.tracking.figures.outputs import class_names, tags_of
 from running import train_in_process
 from stock import Unsized
 

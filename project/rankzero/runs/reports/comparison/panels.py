@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from rankzero.runs.reports.comparison.compared_run import ComparedRun, XAxis
-from rankzero.runs.reports.metric_choice import is_measurement, is_training_loss, is_validation, main_metric
+from rankzero.runs.reports.shown_metrics import is_measurement, is_training_loss, is_validation, main_metric
 from rankzero.runs.tensorboard.curves import Curve
 
 MAX_PANELS = 6

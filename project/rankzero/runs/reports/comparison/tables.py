@@ -9,10 +9,9 @@ from rich.cells import cell_len
 
 from rankzero.messages import print_line
 from rankzero.runs.reports.comparison.compared_run import ComparedRun
-from rankzero.runs.reports.metric_choice import direction, is_validation
 from rankzero.runs.reports.recorded_run import RecordedRun
 from rankzero.runs.reports.secrets import without_secrets
-from rankzero.runs.reports.shown_metrics import unique_metrics
+from rankzero.runs.reports.shown_metrics import direction, is_validation, unique_metrics
 from rankzero.runs.reports.table import Column, Row, available_width, print_table
 from rankzero.runs.reports.text import MISSING, distinct, duration, number_text
 from rankzero.runs.stored_config import SINGLE_START_ARGUMENTS, Config, flattened

@@ -9,8 +9,7 @@ from reported import ENVIRONMENT, SUMMARY, make_run, write_curves
 
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.html import report as report_module
-from rankzero.runs.reports.html.next_commands import next_commands
-from rankzero.runs.reports.html.report import REPORT, render, write_report
+from rankzero.runs.reports.html.report import REPORT, next_commands, render, write_report
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
 
 HOSTILE = "<script>alert(1)</script><img src=http://x/y onerror=alert(1)>\"'&{{7*7}}\x1b[31m\u202e\udcff"
