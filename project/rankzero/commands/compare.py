@@ -11,8 +11,17 @@ from rankzero.cli.flags.values import choice, file_path
 from rankzero.cli.foreign_flags import quoted, similar_names
 from rankzero.messages import Exit, RequestError, print_error, print_line, printable_line
 from rankzero.runs.directory import expanded
-from rankzero.runs.reports.comparison.compared_run import STEPS, X_AXES, ComparedRun, read_compared_runs
-from rankzero.runs.reports.comparison.panels import MAX_PANELS, Panel, all_tags, chosen_metrics, panels
+from rankzero.runs.reports.comparison.compared_run import (
+    MAX_PANELS,
+    STEPS,
+    X_AXES,
+    ComparedRun,
+    Panel,
+    all_tags,
+    chosen_metrics,
+    panels,
+    read_compared_runs,
+)
 from rankzero.runs.reports.comparison.tables import differences, print_comparison, results
 from rankzero.runs.reports.recorded_run import is_run
 from rankzero.runs.reports.run_list import runs_in, why_not_listed

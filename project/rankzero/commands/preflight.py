@@ -16,8 +16,7 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.stop_and_failure.error_reporter import refuse
 from rankzero.messages import CannotStart, Exit, RequestError
-from rankzero.preflight.check import FAIL, OK, Check
-from rankzero.preflight.check import Report
+from rankzero.preflight.check import FAIL, OK, Check, Report
 
 STARTED = time.monotonic()
 

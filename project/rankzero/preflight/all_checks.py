@@ -26,13 +26,13 @@ from rankzero.preflight.check import (
     SKIPPED,
     WARN,
     Check,
+    Report,
     error_lines,
     gather,
 )
 from rankzero.preflight.environment import CLOCK_SECONDS, check_environment
 from rankzero.preflight.network import SLOW_LINK_FACTOR, check_collectives, check_links, check_message_passing
 from rankzero.preflight.processes import SLOW_IMPORT_SECONDS, check_imports, check_launcher, check_processes
-from rankzero.preflight.check import Report
 from rankzero.preflight.run_directory import SLOW_FSYNC_SECONDS, check_run_directory
 from rankzero.preflight.training import Trial, check_data, check_steps, check_workers
 from rankzero.sampling.plan import SamplingPlan

@@ -1,15 +1,13 @@
 """The result of one check, and the report of all of them: printed one by one, and written as JSON."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
 from rankzero.messages import Exit, is_quiet, print_error, print_line, spelled
 from rankzero.runs.checkpoints.atomic_files import write_text
-
 
 if TYPE_CHECKING:
     from rankzero.distributed.coordination.coordinator import Coordinator

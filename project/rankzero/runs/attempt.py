@@ -41,11 +41,17 @@ from rankzero.runs.directory import RunDirectory, choose_run
 from rankzero.runs.lock import RunLock
 from rankzero.runs.rank_log import RankLog
 from rankzero.runs.reports import terminal
-from rankzero.runs.reports.environment import describe_environment
 from rankzero.runs.reports.html.report import write_report
 from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_zero
 from rankzero.runs.stored_config import Config
-from rankzero.runs.summary import TrainingCounts, computed_metrics_of, reason_of, summarize, without_stack
+from rankzero.runs.summary import (
+    TrainingCounts,
+    computed_metrics_of,
+    describe_environment,
+    reason_of,
+    summarize,
+    without_stack,
+)
 from rankzero.sampling.fingerprint import changes
 from rankzero.sampling.plan import SamplingPlan, check_seed, order_in, resume_order
 

@@ -1,25 +1,33 @@
-"""Contents of `summary.json`, which is written at the end of an attempt."""
+"""Contents of `summary.json` and `environment.json`, which describe an attempt."""
 
 import math
+import platform
 import re
+import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from rankzero import __version__
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process.spawn import own_command
 from rankzero.distributed.process.user_traceback import user_frames
+from rankzero.distributed.session import Session
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Stopped, is_peer_failure, place_of, user_message
 from rankzero.runs.checkpoints.manifest import Retention, checkpoints_in, has_valid_manifest
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.secrets import prose_without_secrets
+from rankzero.runs.reports.secrets import command_without_secrets, prose_without_secrets
 from rankzero.runs.reports.shown_metrics import numbers
 
 
@@ -190,3 +198,52 @@ def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
         f"  to continue:    {how}\n"
         f"  to start again: the same command with --name ANOTHER-NAME, or with --resume never"
     )
+
+
+def describe_environment(session: Session) -> dict[str, Any]:
+    """Returns the environment of an attempt as JSON can represent it, without secrets of the command line.
+
+    Args:
+        session: The processes.
+    """
+    world, launch = session.world, session.coordinator.launch
+    is_cuda = world.accelerator == "cuda"
+    return {
+        "command": command_without_secrets(own_command()),
+        "is_script": session.is_script,
+        "folder": str(Path.cwd()),
+        "commit": git_commit(Path.cwd()),
+        "launcher": launch.launcher,
+        "launcher_evidence": launch.evidence,
+        "hosts": dict(Counter(session.coordinator.hosts)),
+        "device": torch.cuda.get_device_name(world.index) if is_cuda else f"{world.accelerator} ({platform.machine()})",
+        "backend": world.backend if world.size > 1 else None,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "lightning": lightning.__version__,
+        "rankzero": __version__,
+        "platform": platform.platform(),
+    }
+
+
+def git_commit(folder: Path) -> str | None:
+    """Returns the git commit of the user's folder, with a note if tracked files have changed since; None without git.
+
+    Args:
+        folder: Folder in a git repository.
+    """
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMERS.optional, check=True
+        ).stdout.strip()
+
+    try:
+        commit = git("rev-parse", "HEAD")
+        changed = git("--no-optional-locks", "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{commit} with changes that are not committed" if changed else commit

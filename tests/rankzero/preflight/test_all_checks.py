@@ -15,8 +15,7 @@ from rankzero.distributed.session import Session
 from rankzero.messages import AnotherRankFailed, RequestError
 from rankzero.preflight import all_checks, training
 from rankzero.preflight.all_checks import NetworkOptions, PlannedRun, check_all, check_before_fit
-from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check
-from rankzero.preflight.check import Report
+from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, Report
 from rankzero.sampling.generators import draw
 from rankzero.sampling.plan import SamplingPlan
 from stock import QUIET

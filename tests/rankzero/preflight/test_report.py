@@ -3,8 +3,7 @@ import json
 import pytest
 
 from rankzero.messages import Exit
-from rankzero.preflight.check import CHECK_NAMES, FAIL, OK, SKIPPED, WARN, Check
-from rankzero.preflight.check import Report
+from rankzero.preflight.check import CHECK_NAMES, FAIL, OK, SKIPPED, WARN, Check, Report
 
 
 def read(file):

@@ -5,18 +5,22 @@ from pathlib import Path
 import pytest
 from matplotlib.colors import to_hex
 
-from rankzero.runs.reports.comparison.compared_run import EPOCHS, SAMPLES, SECONDS, ComparedRun, XAxis
-from rankzero.runs.reports.comparison.figure import STYLES, draw, save
-from rankzero.runs.reports.comparison.panels import (
+from rankzero.runs.reports.comparison.compared_run import (
+    EPOCHS,
     MAX_PANELS,
     MAX_POINTS,
+    SAMPLES,
+    SECONDS,
     TRAIN_LOSS,
+    ComparedRun,
     Line,
     Panel,
+    XAxis,
     chosen_metrics,
     means,
     panels,
 )
+from rankzero.runs.reports.comparison.figure import STYLES, draw, save
 from rankzero.runs.reports.comparison.tables import (
     MAX_METRICS,
     Difference,

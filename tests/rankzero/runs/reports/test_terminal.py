@@ -10,8 +10,8 @@ from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.environment import describe_environment
 from rankzero.runs.reports.terminal import _print, print_predictions, result_text
+from rankzero.runs.summary import describe_environment
 from running import evaluate_in_process, fit_in_process
 
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1", "--run", "x")

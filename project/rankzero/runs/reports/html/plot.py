@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import NamedTuple
 
 WIDTH, HEIGHT = 1000, 400
@@ -140,15 +141,15 @@ def mapped_ticks(steps: Sequence[int], values: Sequence[float], x: Scale) -> lis
             known.append((step, value))
     if len(known) < 2:
         return []
-    low, high = (_interpolated(known, end) for end in (x.low, x.high))
+    low, high = (interpolated(known, end) for end in (x.low, x.high))
     swapped = [(value, step) for step, value in known]
     ticks, distance = round_values(max(low, 0.0), high)
-    return [Tick(round(100 * x(_interpolated(swapped, tick)), 2), label(tick, distance)) for tick in ticks]
+    return [Tick(round(100 * x(interpolated(swapped, tick)), 2), label(tick, distance)) for tick in ticks]
 
 
-def _interpolated(known: Sequence[tuple[float, float]], at: float) -> float:
+def interpolated(known: Sequence[tuple[float, float]], at: float) -> float:
     """Interpolates between known points, which are sorted; beyond them, the line through the nearest two continues."""
-    index = min(max(bisect_left([position for position, _ in known], at), 1), len(known) - 1)
+    index = min(max(bisect_left(known, at, key=itemgetter(0)), 1), len(known) - 1)
     (x0, y0), (x1, y1) = known[index - 1], known[index]
     return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
 
