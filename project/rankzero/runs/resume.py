@@ -30,7 +30,6 @@ from rankzero.runs.lock import RunLock
 from rankzero.runs.stored_config import (
     Config,
     changed_settings,
-    changes,
     classes_in,
     config_in,
     data_limits,
@@ -183,8 +182,8 @@ def _choose_resume_point(
             note = "was not written by Rankzero: its last epoch restarts from the beginning"
             plan.notes.append(f"{plan.checkpoint} {note}")
     _check_same_training(plan, config)
-    if stored := config_in(plan.manifest):
-        plan.notes += changes(stored, config)
+    if (stored := config_in(plan.manifest)) and (changed := changed_settings(stored, config)):
+        plan.notes.append(f"changed since the checkpoint: {', '.join(changed)}")
     summary = run.summary_of_part()
     is_finished = resume == "auto" and has_reached_limits(summary, trainer)
     plan.already_finished = is_finished and plan.checkpoint is not None and plan.step >= summary["steps"]
@@ -220,13 +219,8 @@ def read_description(checkpoint: Path | str, trusted: bool = False) -> dict[str,
 
 def _check_same_training(plan: ResumePlan, config: Config) -> None:
     """Raises a RequestError if the checkpoint belongs to another model or data class than requested."""
-    if (plan.manifest.get("rankzero") or {}).get("config") is None:
-        return
     stored_classes, requested_classes = classes_in(config_in(plan.manifest)), classes_in(config)
-    if not stored_classes:
-        found = "its manifest does not name the model and the data module"
-        raise RequestError(f"the checkpoint {plan.checkpoint}", found, "the path of another checkpoint")
-    if stored_classes != requested_classes:
+    if stored_classes and stored_classes != requested_classes:
         raise RequestError(
             " ".join(f"--{name} {path}" for name, path in requested_classes.items()) + f" for run {plan.run.name}",
             f"{plan.checkpoint} was saved with " + " and ".join(stored_classes.values()),

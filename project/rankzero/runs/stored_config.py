@@ -56,11 +56,8 @@ def config_in(manifest: Mapping[str, Any]) -> Config:
 
 
 def classes_in(config: Config) -> dict[str, str]:
-    """Returns the class paths of `model` and `data` in a configuration; {} if they cannot be determined."""
-    try:
-        return {name: str(config[name]["class_path"]) for name in ("model", "data") if config.get(name)}
-    except (LookupError, TypeError):
-        return {}
+    """Returns the class paths of `model` and `data` in a configuration."""
+    return {name: str(config[name]["class_path"]) for name in ("model", "data") if config.get(name)}
 
 
 CONSTANTS = "constants"
@@ -90,12 +87,6 @@ def data_limits(config: Config) -> dict[str, str]:
         for name, defaults in _LIMITS.items()
         if repr(values.get(name)) not in map(repr, defaults)
     }
-
-
-def changes(stored: Config, current: Config) -> list[str]:
-    """Returns one line that lists changed settings as `--flag before -> now`; an empty list if there are none."""
-    changed = changed_settings(stored, current)
-    return [f"changed since the checkpoint: {', '.join(changed)}"] if changed else []
 
 
 def changed_settings(

@@ -12,7 +12,6 @@ from rankzero.runs.checkpoints.manifest import read_manifest
 from rankzero.runs.stored_config import (
     as_json,
     changed_settings,
-    changes,
     decides_results,
     describe_config,
     dump_config,
@@ -95,9 +94,9 @@ def test_changes_name_flags_and_both_values_except_of_secrets():
         "logger": {"api_key": "def"},
         "limit": float("inf"),
     }
-    expected = "changed since the checkpoint: --model.lr 0.1 -> 0.2, --logger.api_key ... -> ..., --limit None -> .inf"
-    assert changes(stored, current) == [expected]
-    assert changes(as_json(current), current) == []
+    expected = ["--model.lr 0.1 -> 0.2", "--logger.api_key ... -> ...", "--limit None -> .inf"]
+    assert changed_settings(stored, current) == expected
+    assert changed_settings(as_json(current), current) == []
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -110,15 +109,10 @@ def test_the_batch_size_of_a_loader_decides_results_within_a_collection_too(numb
     assert change.endswith("batch_size 1 -> 2") and not changed_settings(as_json(config(1)), config(1))
 
 
-CONFIGS = [None, {}, [1], {"model": [1]}, {"model": {"class_path": "os.mkdir"}}]
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config)[:40])
-def test_an_invalid_configuration_in_a_valid_manifest_is_refused(finished, config, write_manifest):
+def test_a_class_that_is_no_module_in_a_valid_manifest_is_refused(finished, write_manifest):
     run = finished() / "checkpoints/step-00000064"
-    write_manifest(run, rankzero={"run": "x", "config": config})
+    write_manifest(run, rankzero={"run": "x", "config": {"model": {"class_path": "os.mkdir"}}})
     with pytest.raises(CannotStart):
         evaluate_in_process("--checkpoint", str(run))
-    if config is not None:
-        with pytest.raises(CannotStart):
-            fit_in_process(*TOY, "--epochs", "2", "--run", "y", "--resume", str(run))
+    with pytest.raises(CannotStart):
+        fit_in_process(*TOY, "--epochs", "2", "--run", "y", "--resume", str(run))

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from torch import Tensor
 
-from rankzero.runs.reports.palette import BRIGHT_COLORS
+from rankzero.runs.reports.html.plot import BRIGHT_COLORS
 from rankzero.runs.reports.text import distinct, shortened
 from rankzero.tracking.figures.class_counts import Curve
 from rankzero.tracking.figures.collection import Pairs

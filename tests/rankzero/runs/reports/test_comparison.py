@@ -30,7 +30,7 @@ from rankzero.runs.reports.comparison.tables import (
     print_comparison,
     results,
 )
-from rankzero.runs.reports.palette import COLORS
+from rankzero.runs.reports.html.plot import COLORS
 from rankzero.runs.reports.recorded_run import RecordedRun
 from rankzero.runs.reports.run_status import Status
 from rankzero.runs.reports.text import distinct

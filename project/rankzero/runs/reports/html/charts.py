@@ -8,8 +8,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from rankzero.runs.reports.html import plot
-from rankzero.runs.reports.html.plot import Scale, Tick
-from rankzero.runs.reports.palette import BRIGHT_COLORS
+from rankzero.runs.reports.html.plot import BRIGHT_COLORS, Scale, Tick
 from rankzero.runs.reports.text import number_text
 from rankzero.runs.tensorboard.curves import Curve
 

@@ -1,4 +1,4 @@
-"""Geometry of charts: scales, ticks, reduced curves and SVG paths. Does not import torch."""
+"""Geometry of charts: scales, ticks, reduced curves, SVG paths and colors. Does not import torch."""
 
 import math
 from bisect import bisect_left
@@ -7,6 +7,13 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import NamedTuple
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
+"""The palette of Okabe and Ito, which color-blind people can distinguish; yellow, the faintest on white, comes last."""
+
+BRIGHT_COLORS = COLORS[:6]
+"""The palette without black, the color of texts, and without yellow."""
+
 
 WIDTH, HEIGHT = 1000, 400
 """Size of the coordinate system of a chart; the page stretches it to the width of the screen."""
