@@ -152,6 +152,30 @@ def test_a_batch_size_finder_is_refused_on_two_processes(user_folder):
     assert "Traceback" not in result.err and not list((user_folder / "runs").glob("*"))
 
 
+REFUSE_CALLBACK = """
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+class Refuse(Callback):
+    def __init__(self, rank: int):
+        self.rank = rank
+    def on_fit_start(self, trainer, pl_module):
+        if trainer.global_rank == self.rank:
+            raise MisconfigurationException("not on this rank")
+        torch.distributed.barrier()
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_waits_for_one_that_refuses_is_refused_too(user_folder, rank):
+    (user_folder / "mine.py").write_text(USER_MODULE + REFUSE_CALLBACK)
+    callback = ("--trainer.callbacks+=mine.Refuse", f"--trainer.callbacks.rank={rank}")
+    result = fit(*TRAIN, *callback, folder=user_folder, code=2)
+    assert result.err.count("cannot start\n  not on this rank") == 1 and "failed" not in result.out
+    assert "Traceback" not in result.err and not list((user_folder / "runs").glob("*"))
+
+
 def test_a_run_with_callbacks_resumed_on_two_processes_equals_an_uninterrupted_run(user_folder):
     command = (*TRAIN, "--epochs", "3", "--trainer.callbacks+=StochasticWeightAveraging")
     command += ("--trainer.callbacks.swa_lrs=0.01", "--trainer.callbacks.swa_epoch_start=1")

@@ -300,11 +300,12 @@ class Attempt:
             self._log.info("stopped after step %d: %s", self.trainer.global_step, error)
         elif error is not None and error is not self.outcome.error:
             self._log.error("".join(traceback.format_exception(error)))
-        is_impossible = (
-            not self.outcome.has_trained and isinstance(error, Exception) and user_message(error) is not None
-        )
-        if error and is_impossible:
-            mark_refusal(error)
+        is_impossible = False
+        if isinstance(error, Exception) and not self.outcome.has_trained:
+            is_impossible = user_message(error) is not None
+            if is_impossible:
+                mark_refusal(error)
+            is_impossible = is_impossible or self._coordinator.refusing_rank(error) is not None
         writes_result = self.launch.rank == 0 and not self.run.is_taken_over
         try:
             summary = self._write_result(error) if writes_result and not is_impossible else None

@@ -34,6 +34,7 @@ from rankzero.messages import (
     LeftEarlyError,
     RequestError,
     Stopped,
+    as_refusal,
     is_peer_failure,
     mark_reported,
     print_error,
@@ -256,15 +257,18 @@ class Coordinator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        is_refused = isinstance(error, CannotStart)
+        refusal = as_refusal(error) if error else None
+        is_refused = isinstance(refusal, CannotStart)
         try:
-            if isinstance(error, CannotStart) and error.reported_elsewhere is None:
-                self._refusals.choose_reporter(error)
-            elif isinstance(error, Exception) and is_peer_failure(error) and (name := self._refusals.refusing_rank()):
+            if isinstance(refusal, CannotStart) and refusal.reported_elsewhere is None:
+                self._refusals.choose_reporter(refusal)
+            elif name := self.refusing_rank(error):
                 is_refused = True
                 raise refusal_reported_by(name) from None
             elif error is not None and not is_refused:
                 self._report_failure(error)
+            if refusal is not None and refusal is not error:
+                raise refusal from error
         finally:
             has_left_group = destroy_process_group(after_error=error is not None)
             if error and is_refused and not has_left_group:
@@ -272,6 +276,10 @@ class Coordinator:
             if is_refused and not self.launch.uses_agent_store:
                 self._refusals.wait_for_ranks_to_leave(self._serves_store)
             self.control_channel.close()
+
+    def refusing_rank(self, error: BaseException | None) -> str | None:
+        """Returns the name of the rank whose refusal has caused an error of this rank; None without one."""
+        return self._refusals.refusing_rank() if isinstance(error, Exception) and is_peer_failure(error) else None
 
     def _report_failure(self, error: BaseException) -> None:
         """Reports this rank's failure, so that the other ranks exit before the process group is destroyed.
