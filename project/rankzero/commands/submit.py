@@ -112,7 +112,7 @@ def _unexpected(words: Sequence[str]) -> RequestError:
 
 def _check(action: str | None, command_line: CommandLine) -> int:
     """Prints what is wrong in a user's own job script."""
-    from rankzero.commands.jobs.check.checker import check, read_script, report  # only this needs the grammar of bash
+    from rankzero.commands.jobs.check.checker import check, read_script, report  # only this needs the rules
 
     path = command_line.check or ""
     if action or command_line._replace(check=None) != CommandLine({}, frozenset(), None, None, [], None):

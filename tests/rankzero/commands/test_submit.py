@@ -320,7 +320,7 @@ def test_check_prints_the_findings_in_a_script_of_the_user(launch, cwd):
     code, out, err = launch("--check", "my job.sh")
     assert (code, err) == (1, "")
     assert out.splitlines() == [
-        "my job.sh:1: sbatch refuses a script whose first line is not #!",
+        "my job.sh:1: sbatch refuses a script that does not begin with #!",
         "  write  #!/bin/bash",
     ]
     (cwd / "my job.sh").write_text("python train.py\n")

@@ -1,1 +1,1 @@
-"""The check of a user's own job script: what is wrong or risky in it, and what to write instead."""
+"""The check of a user's own job script: what is wrong in it, and what to write instead."""

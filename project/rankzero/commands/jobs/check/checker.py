@@ -4,38 +4,26 @@ import re
 import subprocess
 from pathlib import Path
 
-from rankzero.commands.jobs.check.finding import Finding
-from rankzero.commands.jobs.check.rules import (
-    accelerate,
-    addresses,
-    pbs,
-    shell,
-    slurm_launch,
-    slurm_options,
-    torchrun,
-    variables,
-)
-from rankzero.commands.jobs.check.user_script import UserScript
+from rankzero.commands.jobs.check import launchers, lines, variables
+from rankzero.commands.jobs.check.script import Finding, Script
 from rankzero.messages import RequestError, printable_line
-
-_COMMON = (*shell.RULES, *variables.RULES, *addresses.RULES, *torchrun.RULES, *accelerate.RULES)
-_OF_SCHEDULERS = {"slurm": (*slurm_launch.RULES, *slurm_options.RULES), "pbs": pbs.RULES, "": ()}
-
-MAX_CHARACTERS = 100_000
-"""Longer files are refused: they are not job scripts."""
 
 
 def check(text: str) -> list[Finding]:
     """Returns the findings in a script, in the order of its lines."""
-    script = UserScript(text.removeprefix(shell.BYTE_ORDER_MARK).replace("\r\n", "\n"))
-    findings = [*shell.encoding(text)]
-    broken = [*shell.broken_lines(script)]
-    for rule in (*_COMMON, *_OF_SCHEDULERS[script.scheduler]):
-        findings += rule(script)
-    if broken:  # findings in commands are a consequence
-        started = {command.line for command in script.training}
-        findings = [item for item in findings if item in broken or item.line not in started]
-    return sorted(dict.fromkeys(findings), key=lambda finding: finding.line)
+    script = Script(text.removeprefix("\ufeff").replace("\r\n", "\n"))
+    findings: list[Finding] = []
+    if script.scheduler == "slurm" and not text.startswith("#!"):
+        mark = " (a byte order mark precedes it)" if text.startswith("\ufeff") else ""
+        findings.append((1, f"sbatch refuses a script that does not begin with #!{mark}", "#!/bin/bash"))
+    if "\r\n" in text:
+        found = "lines end with CR LF, as on Windows: sbatch refuses them, and bash adds the CR to the last word"
+        findings.append((text[: text.index("\r\n")].count("\n") + 1, found, "sed -i 's/\\r$//' FILE"))
+    broken = [*lines.broken_lines(script)]
+    started = {command.line for command in script.training} if broken else ()  # their findings are a consequence
+    for rule in (*lines.RULES, *launchers.RULES, *variables.RULES):
+        findings += [finding for finding in rule(script) if finding in broken or finding[0] not in started]
+    return sorted((line, printable_line(found), printable_line(instead)) for line, found, instead in {*findings})
 
 
 def read_script(path: str) -> str:
@@ -46,48 +34,27 @@ def read_script(path: str) -> str:
     """
     try:
         with Path(path).open("rb") as file:
-            content = file.read(4 * MAX_CHARACTERS + 1)
+            text = file.read(100_001).decode(errors="replace")
     except OSError as error:
         raise RequestError(f"--check {path}", f"cannot read this file: {error.strerror}", "--check FILE") from None
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        text = content.decode("latin-1")
-    if len(text) > MAX_CHARACTERS or "\0" in text:
-        reason = "contains a NUL byte" if "\0" in text else f"has more than {MAX_CHARACTERS:,} characters"
-        raise RequestError(f"--check {path}", f"not a job script: it {reason}", "--check FILE")
-    interpreter = text.splitlines()[0] if text.startswith("#!") else "#!/bin/bash"
-    if not re.search(r"(^|[/ ])(ba|da|k)?sh( |$)", interpreter):
-        found = f"only scripts of bash or sh can be checked, not {interpreter}"
-        raise RequestError(f"--check {path}", found, "--check FILE, with a script of bash")
-    syntax = subprocess.run(
-        ["bash", "-O", "extglob", "-n"],
-        input=text.replace("\r\n", "\n"),
-        capture_output=True,
-        text=True,
-        errors="replace",
-    )
-    if syntax.returncode:
-        lines = syntax.stderr.strip().splitlines() or [f"exit code {syntax.returncode}"]
-        found = f"bash finds an error: {lines[0].removeprefix('bash: ')}"
-        raise RequestError(f"--check {path}", found, "the corrected line")
-    try:
-        script = UserScript(text)
-        has_content = script.scheduler or script.training or any(command.launchers for command in script.commands)
-    except RecursionError:
-        raise RequestError(f"--check {path}", "its commands are nested too deeply", "--check FILE") from None
-    if not has_content:
+    source = text.replace("\r\n", "\n").encode()
+    syntax = subprocess.run(["bash", "-O", "extglob", "-n"], input=source, capture_output=True)
+    found, script = "", Script(text)
+    if len(source) > 100_000 or "\0" in text:
+        found = "not a job script: it contains a NUL byte or more than 100,000 bytes"
+    elif re.match(r"#!(?!.*[/ ](ba|da|k)?sh(\s|$))", text):
+        found = f"only scripts of bash or sh can be checked, not {text.splitlines()[0]}"
+    elif syntax.returncode:
+        reason = syntax.stderr.decode(errors="replace").partition("\n")[0]
+        found = f"bash finds an error: {reason.removeprefix('bash: ')}"
+    elif not script.scheduler and not any(command.trains or command.launchers for command in script.commands):
         found = "neither #SBATCH, #PBS nor a command that trains was found: nothing was checked"
-        raise RequestError(f"--check {path}", found, "--check FILE, with the script that starts training")
+    if found:
+        raise RequestError(f"--check {path}", found, "--check FILE, with a script of bash that starts training")
     return text
 
 
 def report(path: str, findings: list[Finding]) -> str:
     """Returns the findings as text: what was found in each line, and what to write instead."""
-    if not findings:
-        return f"{path}: nothing wrong was found"
-    lines = [
-        f"{path}:{item.line}: {printable_line(item.found)}\n  write  {printable_line(item.instead)}"
-        for item in findings
-    ]
-    return "\n".join(lines)
+    rows = [f"{path}:{line}: {found}\n  write  {instead}" for line, found, instead in findings]
+    return "\n".join(rows) or f"{path}: nothing wrong was found"

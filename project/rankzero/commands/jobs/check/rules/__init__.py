@@ -1,1 +1,0 @@
-"""The rules of the check, one file per subject; each rule yields its findings in a script."""
