@@ -6,8 +6,11 @@ from typing import NamedTuple
 
 from rankzero.runs.tensorboard.records import CHECKSUM_BYTES, HEADER_BYTES, record_length
 
-TAIL_BYTES = 1 << 20
-"""Bytes at the end of a file that are read: about 10,000 values, or several images and the values between them."""
+TAIL_BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 24)
+"""Bytes at the end of a file that are read, the more the more of them are images. The first hold about 600 values."""
+
+LARGE_RECORD_BYTES = 1 << 19
+"""Size from which a record is skipped: it contains an image, or more than 5,000 values."""
 
 _LEADING_ZEROS = bytes(5)
 """The upper bytes of a record's size, which is a 64-bit little-endian number below 2^24."""
@@ -47,8 +50,12 @@ def _values_at_end(path: Path) -> dict[str, Value]:
 
     values: dict[str, Value] = {}
     with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
-        records = _records(file.read())
+        size = file.seek(0, 2)
+        for tail in TAIL_BYTES:
+            file.seek(max(0, size - tail))
+            records = [record for record in _records(file.read()) if len(record) < LARGE_RECORD_BYTES]
+            if sum(map(len, records)) >= TAIL_BYTES[0] // 2:
+                break
     for record in records:
         try:
             event = Event.FromString(record)

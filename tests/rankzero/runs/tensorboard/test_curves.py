@@ -11,7 +11,6 @@ from torch.utils.tensorboard import SummaryWriter
 
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard import curve_builder
-from rankzero.runs.tensorboard import newest_values as newest_values_module
 from rankzero.runs.tensorboard.curve_builder import CurveBuilder
 from rankzero.runs.tensorboard.curves import read_curves
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
@@ -179,8 +178,7 @@ def test_the_last_point_of_each_file_and_common_steps_of_curves_with_the_same_st
     assert set(later) <= set(half.steps) and len(later) >= 2
 
 
-def test_the_newest_value_of_each_tag_is_read_from_the_end_of_a_long_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(newest_values_module, "TAIL_BYTES", 1 << 16)
+def test_the_newest_value_of_each_tag_is_read_from_the_end_of_a_long_file(tmp_path):
     steps = range(5000)
     write_curves(tmp_path, {"loss": {step: 1 / (step + 1) for step in steps}, "val": {4990: 0.5}, "old": {0: 1.0}})
     (file,) = (tmp_path / "tensorboard").iterdir()
