@@ -20,7 +20,6 @@ TYPES = {"hyper_parameters": "hparams_type", "datamodule_hyper_parameters": "dat
 
 _PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter)
 _PLAIN_TYPES += (torch.dtype, torch.device, torch.Size)  # type: ignore[assignment]
-_INT_BITS = 2000
 _TEXT_LENGTH = 300
 
 
@@ -75,8 +74,6 @@ def _plain(value: Any, enclosing_ids: tuple[int, ...] = ()) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if type(value) in _PLAIN_TYPES:
-        if type(value) is int and value.bit_length() > _INT_BITS:  # torch does not read longer integers
-            raise _NotPlainError
         return value
     if id(value) in enclosing_ids:
         raise _NotPlainError

@@ -32,7 +32,7 @@ class LikeOmegaconf(collections.UserDict):
 CYCLE = []
 CYCLE.append(CYCLE)
 UNCHANGED = (
-    {"none": None, "number": 3, "long": 1 << 1999, "complex": 1j, "bytes": b"\0x", "size": torch.Size([2, 3])}
+    {"none": None, "number": 3, "complex": 1j, "bytes": b"\0x", "size": torch.Size([2, 3])}
     | {"tensor": torch.arange(3.0), "dtype": torch.bfloat16, "device": torch.device("cpu")}
     | {"nested": {"a": [1, (2.0, {"b": None})], 3: {4}}}
 )
@@ -47,7 +47,7 @@ OBJECTS = (
     {"partial": functools.partial(torch.optim.SGD, lr=0.1), "module": torch.nn.Linear(2, 2), "lambda": lambda: 0}
     | {"class": torch.optim.Adam, "function": torch.relu, "loss": torch.nn.functional.mse_loss}
     | {"named tuple": collections.namedtuple("Point", "x y")(1, 2), "array": np.arange(3)}
-    | {"long double": np.longdouble(1), "too long": 1 << 2001, "generator": torch.Generator()}
+    | {"long double": np.longdouble(1), "generator": torch.Generator()}
     | {"unprintable": Unprintable(), "cycle": CYCLE, "within a list": [1, {"a": torch.nn.ReLU()}]}
 )
 
