@@ -19,11 +19,11 @@ import rankzero
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.relevant_variables import relevant_variables
-from rankzero.distributed.monitoring.diagnosis import differences
 from rankzero.distributed.process.user_traceback import is_user_file
 from rankzero.messages import is_in_package
 from rankzero.preflight.check import FAIL, OK, WARN, Check, attempt, check_on_rank_zero, error_lines
 from rankzero.runs.reports.secrets import HIDDEN, without_secrets
+from rankzero.sampling.fingerprint import differing
 
 MAX_FILES = 2000
 """How many of the user's files are compared."""
@@ -184,7 +184,7 @@ class _RanksOfRankZero:
             return None
         self.properties = [answer[0] for answer, _ in answers]
         self.digests = [[answer[position] for answer, _ in answers] for position in (1, 2, 3, 4)]
-        found = different_parts(self.properties, self.hosts)
+        found = differing(self.properties, self.hosts)
         self.details += [f"{name}: {'; '.join(texts)}" for name, texts in found.items()]
         self.advice += [f"install the same version of {name} on all hosts" for name in MUST_BE_EQUAL if name in found]
         self.kinds, self.has_failed = list(found), bool(self.advice)
@@ -210,14 +210,14 @@ class _RanksOfRankZero:
         digests = self.digests[position]
         parts_of_ranks = [sent[digests.index(digest)] for digest in digests]
         # Only some ranks may import a module, for example for logging.
-        different = different_parts(parts_of_ranks, self.hosts, ignores_missing=name == "your code")
+        different = differing(parts_of_ranks, self.hosts, ignores_missing=name == "your code")
         if not different:
             return
         self.kinds.append(name)
         self.advice.append(remedy)
         shown = different
         if name == "settings":
-            shown = different_parts([without_secrets(values) for values in parts_of_ranks], self.hosts)
+            shown = differing([without_secrets(values) for values in parts_of_ranks], self.hosts)
         for part in list(different)[:MAX_SHOWN]:
             self.details.append(f"{part}: {'; '.join(shown.get(part) or [f'{HIDDEN} (different secrets)'])}")
         self.details += [f"and {len(different) - MAX_SHOWN} more"] * (len(different) > MAX_SHOWN)
@@ -283,25 +283,6 @@ def _driver_version() -> str:
         return NVIDIA_DRIVER_VERSION.read_text().strip()
     except OSError:
         return "unknown"
-
-
-def different_parts(
-    parts: Sequence[Mapping[str, str]], hosts: Sequence[str], ignores_missing: bool = False
-) -> dict[str, list[str]]:
-    """Returns which properties differ between ranks: name -> description of who has which value.
-
-    Args:
-        parts: Name -> value, of each rank.
-        hosts: Host of each rank.
-        ignores_missing: Whether a name that some ranks do not have is no difference.
-    """
-    found = {}
-    for name in dict.fromkeys(name for values in parts for name in values):
-        if ignores_missing and any(name not in values for values in parts):
-            continue
-        if texts := differences([values.get(name, "none") for values in parts], hosts):
-            found[name] = texts
-    return found
 
 
 def clock_differences(readings: Sequence[tuple[float, float]]) -> list[float]:

@@ -52,18 +52,29 @@ def changes(previous: Mapping[str, str], current: Mapping[str, str]) -> list[str
     ]
 
 
-def differences_between_ranks(fingerprints: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> list[str]:
-    """Returns the differences between the fingerprints of all ranks, one line each.
+def differing(
+    parts: Sequence[Mapping[str, str]], hosts: Sequence[str], missing: str = "none", ignores_missing: bool = False
+) -> dict[str, list[str]]:
+    """Returns which properties differ between ranks: name -> description of who has which value.
 
     Args:
-        fingerprints: The fingerprints, by rank.
+        parts: Name -> value, of each rank.
         hosts: Host of each rank.
+        missing: Value of a rank that does not have a name.
+        ignores_missing: Whether a name that some ranks do not have is no difference.
     """
-    lines = []
-    for name in dict.fromkeys(name for entries in fingerprints for name in entries):
-        texts = differences([entries.get(name, "missing") for entries in fingerprints], hosts)
-        lines += [f"{name}: {'; '.join(texts)}"] * bool(texts)
-    return lines
+    found = {}
+    for name in dict.fromkeys(name for values in parts for name in values):
+        if ignores_missing and any(name not in values for values in parts):
+            continue
+        if texts := differences([values.get(name, missing) for values in parts], hosts):
+            found[name] = texts
+    return found
+
+
+def differences_between_ranks(fingerprints: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> list[str]:
+    """Returns the differences between the fingerprints of all ranks, one line each."""
+    return [f"{name}: {'; '.join(texts)}" for name, texts in differing(fingerprints, hosts, "missing").items()]
 
 
 def check_same_data(
