@@ -7,8 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from rankzero.commands.jobs.record import Record, write_record
-from rankzero.commands.jobs.schedulers.state import State
+from rankzero.commands.jobs.record import Record, State, write_record
 from rankzero.commands.list import main
 from rankzero.runs.reports.recorded_run import read_run
 from recorded_runs import locked, write_curves, write_lock, write_run

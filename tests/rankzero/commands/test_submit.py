@@ -7,7 +7,7 @@ import pytest
 
 from rankzero.commands import submit
 from rankzero.commands.jobs.record import Record, read_record, write_record
-from rankzero.commands.jobs.request.options import SUBMIT_FLAGS
+from rankzero.commands.jobs.request.options import help_text
 from rankzero.commands.jobs.validation import BEFORE_DASHES, SET_BY_SCRIPT
 from rankzero.commands.submit import ACTIONS, main
 from rankzero.distributed.timers import TIMERS
@@ -178,8 +178,7 @@ def test_a_syntax_error_in_setup_is_refused_and_an_interrupt_exits_with_130(laun
 def test_the_help_lists_flags_and_actions(launch, cwd):
     code, out, err = launch("--help")
     assert (code, err) == (0, "") and list(cwd.iterdir()) == []
-    assert all(f"\n  --{option.name} {option.metavar} " in out for option in SUBMIT_FLAGS)
-    assert all(f"\n  {action} NAME " in out for action in ACTIONS)
+    assert out == help_text() + "\n"
     for arguments in (["-h"], ["status", "--help"], ["status", "-h"]):
         assert launch(*arguments) == (0, out, "")
 

@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from rankzero.commands.jobs.record import Record, logs_of, member_records, modified_at, read_record, submitted_at
-from rankzero.commands.jobs.schedulers.state import State
+from rankzero.commands.jobs.record import Record, State, logs_of, member_records, modified_at, read_record, submitted_at
 from rankzero.commands.jobs.submission import job_state
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Exit, print_error, print_line, print_text

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rankzero.commands.jobs.record import Record, modified_at, read_record, submitted_at
-from rankzero.commands.jobs.schedulers.state import State
+from rankzero.commands.jobs.record import Record, State, modified_at, read_record, submitted_at
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
 from rankzero.runs.reports.recorded_run import SUMMARY_FILE, RecordedRun

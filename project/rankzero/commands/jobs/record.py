@@ -1,4 +1,4 @@
-"""The record of a submitted job, beside its run. Does not import torch.
+"""The record of a submitted job, beside its run, and the state of a job. Does not import torch.
 
 runs/NAME.job.sh      the script
 runs/NAME.job.json    the record
@@ -42,6 +42,27 @@ class Record:
     array: str | None = None
     host: str = ""
     started: str = ""
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of a job.
+
+    Args:
+        word: The scheduler's own word, such as `RUNNING`.
+        is_active: Whether the job waits or runs; None if the scheduler does not answer.
+        details: Further text for the user, such as the nodes.
+        has_failed: Whether an ended job has failed or was canceled; None if unknown.
+    """
+
+    word: str
+    is_active: bool | None
+    details: str = ""
+    has_failed: bool | None = None
+
+    def __str__(self) -> str:
+        """Returns the text for the user."""
+        return f"{self.word} {self.details}".rstrip()
 
 
 def record_path(root: Path, name: str) -> Path:

@@ -6,8 +6,7 @@ import pytest
 
 from rankzero.commands.jobs import follow as module
 from rankzero.commands.jobs.follow import LogReader, follow, run_result
-from rankzero.commands.jobs.record import Record, record_path, write_record
-from rankzero.commands.jobs.schedulers.state import State
+from rankzero.commands.jobs.record import Record, State, record_path, write_record
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Exit
 

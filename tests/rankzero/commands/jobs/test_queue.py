@@ -4,8 +4,7 @@ import pytest
 
 from rankzero.commands.jobs import queue
 from rankzero.commands.jobs.queue import recorded_jobs, states_of, status_with_job
-from rankzero.commands.jobs.record import Record, write_record
-from rankzero.commands.jobs.schedulers.state import State
+from rankzero.commands.jobs.record import Record, State, write_record
 from rankzero.distributed.timers import TIMERS
 from rankzero.runs.reports.recorded_run import RecordedRun
 from rankzero.runs.reports.run_status import Status

@@ -3,14 +3,11 @@
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from rankzero.cli.flags import COMMON_FLAGS, TRAINING_FLAGS
 from rankzero.cli.foreign_flags import quoted, similar_names
 from rankzero.commands.jobs.request.options import FLAGS, SUBMIT_FLAGS, add_value, is_queuing
-from rankzero.commands.jobs.request.site_file import read_site
 from rankzero.messages import RequestError
 
 SWITCHES = ("dry_run", "follow", "validate", "help")
@@ -90,8 +87,7 @@ def parse(tokens: Sequence[str]) -> CommandLine:
             continue
         if name not in (*FLAGS, *FILES):
             following = tokens[0] if tokens and not tokens[0].startswith("-") else ""
-            scheduler = values.get("scheduler") or _scheduler_in(tokens, files["site"])
-            raise _unknown_flag(token.split("=")[0], text if equals else following, scheduler)
+            raise _unknown_flag(token.split("=")[0], text if equals else following, values.get("scheduler"))
         if not equals:
             if not tokens or tokens[0].startswith("--"):
                 raise RequestError(f"--{name}", "it has no value", f"--{name}=VALUE")
@@ -105,24 +101,13 @@ def parse(tokens: Sequence[str]) -> CommandLine:
     return CommandLine(values, frozenset(switches), **files, positional=positional, arguments=arguments)
 
 
-def _scheduler_in(tokens: Sequence[str], site: str | None) -> str | None:
-    """Returns the scheduler that tokens or the site file name, without an error if they are invalid."""
-    for token, following in pairwise([*tokens, ""]):
-        if token.partition("=")[0] == "--scheduler":
-            return token.partition("=")[2] or following
-    with suppress(RequestError):
-        scheduler: str | None = read_site(site).get("scheduler")
-        return scheduler
-    return None
-
-
 def _unknown_flag(typed: str, value: str, scheduler: str | None) -> RequestError:
     """Returns the error for a flag that does not exist.
 
     Args:
         typed: The flag.
         value: Its value; empty without one.
-        scheduler: The scheduler of the job, if it is known.
+        scheduler: The scheduler of the job, if a flag before this one names it.
     """
     name = typed.lstrip("-").replace("-", "_")
     if name in _GPUS:

@@ -7,8 +7,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from rankzero.commands.jobs.record import Record
-from rankzero.commands.jobs.schedulers.state import State
+from rankzero.commands.jobs.record import Record, State
 from rankzero.distributed.process.process_state import process_state
 from rankzero.messages import RequestError
 

@@ -4,8 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankzero.commands.jobs.record import Record
-from rankzero.commands.jobs.schedulers.state import State
+from rankzero.commands.jobs.record import Record, State
 from rankzero.distributed.connections.key import KEY_VARIABLE, has_key_variable
 from rankzero.distributed.scheduler.query import run_program
 

@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankzero.commands.jobs.record import Record
-from rankzero.commands.jobs.schedulers.state import State
+from rankzero.commands.jobs.record import Record, State
 from rankzero.distributed.scheduler.query import run_program
 
 SUBMIT = "sbatch"

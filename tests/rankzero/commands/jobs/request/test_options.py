@@ -1,13 +1,12 @@
 import re
-from dataclasses import MISSING, fields
+from dataclasses import fields
 
 import pytest
 
 from rankzero.commands.jobs.request import options
 from rankzero.commands.jobs.request.command_line import FILES, SWITCHES, parse
-from rankzero.commands.jobs.request.job_request import FORMS, QUEUING, JobRequest, array_indices
-from rankzero.commands.jobs.request.options import LISTS, SUBMIT_FLAGS, accepted_flags, help_text, is_queuing
-from rankzero.commands.jobs.script import TEMPLATES
+from rankzero.commands.jobs.request.job_request import FORMS, JobRequest, array_indices
+from rankzero.commands.jobs.request.options import LISTS, SUBMIT_FLAGS, help_text
 from running import REPOSITORY
 
 DOCUMENTATION = REPOSITORY / "docs" / "jobs.md"
@@ -61,22 +60,6 @@ def test_flag_names_are_unique_and_their_examples_are_valid():
     assert set(LISTS) <= set(FLAGS)
 
 
-@pytest.mark.parametrize("scheduler", FORMS)
-def test_each_scheduler_accepts_the_flags_that_it_can_use(scheduler):
-    with_image, without = accepted_flags(scheduler, has_image=True), accepted_flags(scheduler, has_image=False)
-    if is_queuing(scheduler):
-        assert set(FLAGS) - set(without) == {"hosts", "hostfile"} | ({"exclude"} if scheduler == "pbs" else set())
-    for accepted in (with_image, without):
-        assert {"scheduler", "form", "name", "root", "nodes", "devices", "cpus_per_device", "time"} <= set(accepted)
-        assert {"modules", "setup", "image"} <= set(accepted)
-        assert list(accepted) == [name for name in FLAGS if name in accepted]
-    assert "venv" in without and "venv" not in with_image
-    assert "gpus_per_device" in with_image and ("gpus_per_device" in without) == is_queuing(scheduler)
-    if not is_queuing(scheduler):
-        assert not {"partition", "account", "constraint", "exclude", "mail", "array", "dependency"} & set(with_image)
-        assert ("memory" in with_image) == (scheduler == "docker")
-
-
 def test_the_help_lists_every_flag_and_action_in_columns():
     lines = help_text().splitlines()
     listed = [match[1] for line in lines if (match := re.match(r"  --(\w+)", line))]
@@ -111,22 +94,6 @@ def test_the_help_states_the_default_of_each_field():
     for name, stated in STATED.items():
         default = forms if name == "form" else FIELDS[name].default
         assert stated in ("the scheduler's default", "that of submit") if default is None else stated == str(default)
-
-
-def test_flags_whose_help_states_no_default_are_required_or_unset():
-    unset = {name: field.default for name, field in FIELDS.items() if name not in STATED and name != "arguments"}
-    required = [name for name, default in unset.items() if default is MISSING]
-    assert required == ["scheduler", "name"]
-    assert all(unset[name] == () for name in LISTS)
-    assert all(default is None for name, default in unset.items() if name not in (*LISTS, *required))
-
-
-def test_each_form_has_a_template_and_each_template_belongs_to_a_form():
-    forms = {f"{scheduler}/{form}" for scheduler, forms in FORMS.items() for form in forms}
-    forms |= {scheduler for scheduler, forms in FORMS.items() if not forms} - {"docker", "apptainer"}  # local or ssh
-    templates = [path.relative_to(TEMPLATES).as_posix().removesuffix(".sh.j2") for path in TEMPLATES.rglob("*.sh.j2")]
-    assert sorted(templates) == sorted(forms)
-    assert set(QUEUING) <= set(FORMS)
 
 
 def test_an_array_is_expanded_to_its_indices():

@@ -2,9 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.commands.jobs.record import Record
+from rankzero.commands.jobs.record import Record, State
 from rankzero.commands.jobs.schedulers import pbs
-from rankzero.commands.jobs.schedulers.state import State
 
 RECORD = Record("x", "pbs", "pbsdsh", "15.pbs1")
 

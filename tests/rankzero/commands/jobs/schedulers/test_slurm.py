@@ -2,9 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.commands.jobs.record import Record
+from rankzero.commands.jobs.record import Record, State
 from rankzero.commands.jobs.schedulers import slurm
-from rankzero.commands.jobs.schedulers.state import State
 
 RECORD = Record("x", "slurm", "srun", "123")
 
