@@ -1,5 +1,8 @@
 """Rankzero: Lightning's Trainer for any launcher, with exact resume. Does not import torch."""
 
+from rankzero.distributed.process import interrupts as _interrupts  # noqa: F401  (before all other imports)
+
+# isort: split
 from typing import TYPE_CHECKING, Any
 
 from rankzero.distributed.process import at_exit, lightning_names

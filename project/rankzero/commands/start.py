@@ -13,6 +13,7 @@ from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
 from rankzero.distributed.join import join_ranks
+from rankzero.distributed.process import interrupts
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.spawn import is_local_process
 from rankzero.distributed.process.stop_signals import SIGNALS
@@ -44,9 +45,10 @@ def start(
     if name != command.name:
         return int(import_module(f"rankzero.commands.{name}").main(arguments))
     launch: Launch | None = None
-    if command.stops_at_safe_point:
-        SIGNALS.install()
     try:
+        interrupts.restore()
+        if command.stops_at_safe_point:
+            SIGNALS.install()
         flags = parse_arguments(command, arguments)
         set_quiet(flags.get("quiet") == "yes")
         if flags.explain:

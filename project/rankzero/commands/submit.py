@@ -8,6 +8,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 
+from rankzero.cli.flags.command_line import exit_code_of
 from rankzero.commands.jobs.follow import LogReader, follow, is_finished, run_result
 from rankzero.commands.jobs.record import Record, member_records, read_record
 from rankzero.commands.jobs.request.combined import job_request
@@ -18,12 +19,9 @@ from rankzero.commands.jobs.request.site_file import read_site
 from rankzero.commands.jobs.script import log_path, render, script_path
 from rankzero.commands.jobs.submission import job_state, resubmit, stop, submit
 from rankzero.commands.jobs.validation import check_fit_arguments, check_syntax, check_with_fit, program
-from rankzero.distributed.stop_and_failure.error_reporter import refuse
 from rankzero.messages import (
-    CannotStart,
     Exit,
     RequestError,
-    flush_streams,
     nearest,
     print_line,
     print_text,
@@ -46,22 +44,18 @@ _OTHER_ACTIONS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        action = arguments[0] if arguments and arguments[0] in ACTIONS else None
-        command_line = parse(arguments[1:] if action else arguments)
-        if "help" in command_line.switches:
-            print_line(help_text())
-            return Exit.FINISHED
-        if command_line.check is not None:
-            return _check(action, command_line)
-        return _act(action, command_line) if action else _submit(command_line)
-    except KeyboardInterrupt:
-        return 130
-    except CannotStart as error:
-        return refuse(error, None)
-    finally:
-        flush_streams()
+    return exit_code_of(lambda: _run(sys.argv[1:] if arguments is None else arguments))
+
+
+def _run(arguments: Sequence[str]) -> int:
+    action = arguments[0] if arguments and arguments[0] in ACTIONS else None
+    command_line = parse(arguments[1:] if action else arguments)
+    if "help" in command_line.switches:
+        print_line(help_text())
+        return Exit.FINISHED
+    if command_line.check is not None:
+        return _check(action, command_line)
+    return _act(action, command_line) if action else _submit(command_line)
 
 
 def _submit(command_line: CommandLine) -> int:

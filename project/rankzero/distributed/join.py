@@ -1,5 +1,7 @@
 """Starts local processes or performs the rendezvous, for a detected launch. Does not import torch."""
 
+import signal
+
 from rankzero.distributed.connections.line_server import raise_file_limit
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.network import silence_socket_warnings
@@ -26,6 +28,7 @@ def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> Rendezv
     raise_file_limit()
     if is_local_process():
         die_with_parent()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     rendezvous_result = find_all_ranks(launch, requested)
     threads = choose_threads(rendezvous_result.launch, rendezvous_result.members)
     set_threads(threads)  # takes full effect only before torch is imported

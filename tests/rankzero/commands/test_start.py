@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 
 from rankzero.commands.start import resolve_subcommand, start
 from recorded import TORCHRUN
-from running import REPOSITORY, command_of, reserved_port
+from running import REPOSITORY, SOURCES, command_of, reserved_port, run
 
 PROGRAM = f"""
 import json, os, signal, sys, time
@@ -160,3 +161,26 @@ def test_a_wrong_request_or_explain_prints_one_message_and_does_not_start_the_wo
         assert not printed.out
     assert start(command_of("evaluate"), fail_if_called, ["--explain", "--devices", "1"]) == 0
     assert "would start: one process" in capsys.readouterr().out
+
+
+INTERRUPT = "os.kill(os.getpid(), signal.SIGINT)"
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        *(("rankzero list", 130), ("-m rankzero fit", 130), (f"{REPOSITORY}/launch/fit.py", 130)),
+        *((f"{REPOSITORY}/launch/evaluate.py --devices 2", 130), ("own.py", -signal.SIGINT)),
+    ],
+    ids=["rankzero", "module", "launch", "local processes", "a user's script"],
+)
+def test_ctrl_c_at_the_start_of_a_command_prints_no_traceback(tmp_path, command, code):
+    """Interrupts the import of a package or, with two devices, the start of Python in the local processes."""
+    starts_processes = "--devices" in command
+    condition, file = ("'RANK' in os.environ", "sitecustomize") if starts_processes else ("True", "psutil")
+    (tmp_path / f"{file}.py").write_text(f"import os, signal\nif {condition}:\n    {INTERRUPT}")
+    (tmp_path / "rankzero").write_text("import sys\nfrom rankzero.__main__ import run\nsys.exit(run())")
+    (tmp_path / "own.py").write_text("import rankzero")
+    environment = {"PYTHONPATH": f"{tmp_path}:{SOURCES}"}
+    result = run("python", *command.split(), folder=tmp_path, environment=environment, code=code)
+    assert "KeyboardInterrupt" in result.err if code < 0 else result.err == ""

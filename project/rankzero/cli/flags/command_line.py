@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from rankzero.cli.flags.flag import Flag
 from rankzero.cli.foreign_flags import quoted, similar_names
+from rankzero.distributed.process import interrupts
 from rankzero.distributed.stop_and_failure.error_reporter import refuse
 from rankzero.messages import CannotStart, RequestError, flush_streams, spelled
 
@@ -28,6 +29,7 @@ class CommandLine(NamedTuple):
 def exit_code_of(work: Callable[[], int]) -> int:
     """Calls a function that returns an exit code; prints the message of a request that cannot be fulfilled."""
     try:
+        interrupts.restore()
         return work()
     except KeyboardInterrupt:
         return 130

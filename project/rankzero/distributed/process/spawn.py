@@ -154,7 +154,10 @@ class _Process(subprocess.Popen[bytes]):
             environment = {**variables, **self.report.variables, **key_variables}
             hydra = _hydra_config()
             folder = hydra.runtime.cwd if hydra else START_FOLDER  # Hydra may change the folder and import this later
+            # Inherited, so that Ctrl-C does not end the process while Python starts; `join_ranks` ends the block.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             super().__init__(command, env=environment, pass_fds=pass_fds, cwd=folder)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         except BaseException:
             self.report.close()
             raise
