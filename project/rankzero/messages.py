@@ -4,6 +4,7 @@ import contextlib
 import difflib
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -123,6 +124,12 @@ def printable_line(text: str) -> str:
     return printable(text).replace("\n", "?")
 
 
+def quoted(value: str) -> str:
+    """Returns a value quoted for a shell, shortened to 120 characters, with `?` for unprintable characters."""
+    clean = re.sub(r"[^\x20-\x7e\u00a1-\ud7ff\ue000-\uffff]", "?", value)
+    return shlex.quote(clean if len(clean) <= 120 else clean[:117] + "...")
+
+
 def few(names: Sequence[str], limit: int = 4) -> str:
     """Returns at most `limit` names, separated by commas, and the number of the others."""
     others = f" and {len(names) - limit} more" if len(names) > limit else ""
@@ -134,11 +141,16 @@ def _shortened(text: str) -> str:
     return "\n".join(line if len(line) <= 600 else f"{line[:300]} ... {line[-200:]}" for line in text.split("\n"))
 
 
+def similar_names(name: str, valid_names: Iterable[str], count: int = 4, cutoff: float = 0.6) -> list[str]:
+    """Returns up to `count` valid names that are similar to a mistyped name, the most similar first."""
+    by_lower_case = {candidate.lower(): candidate for candidate in valid_names}
+    matches = difflib.get_close_matches(name[:100].lower().replace("-", "_"), by_lower_case, count, cutoff)
+    return [by_lower_case[match] for match in matches]
+
+
 def nearest(name: str, valid_names: Iterable[str]) -> str | None:
     """Returns the valid name that is most similar to `name`, or None if none is similar."""
-    by_lower_case = {candidate.lower(): candidate for candidate in valid_names}
-    matches = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.5)
-    return by_lower_case[matches[0]] if matches else None
+    return next(iter(similar_names(name, valid_names, 1, cutoff=0.55)), None)
 
 
 @contextmanager

@@ -14,11 +14,10 @@ import yaml
 from rankzero.cli.command import LIGHTNING_KEYS, OTHER_SUBCOMMANDS, SUBCOMMANDS, Command
 from rankzero.cli.config_file import read_config, read_section
 from rankzero.cli.flags import COMMON_FLAGS
-from rankzero.cli.foreign_flags import quoted
 from rankzero.cli.origins import Origins
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import requested_world
-from rankzero.messages import RequestError, nearest, print_line
+from rankzero.messages import RequestError, nearest, print_line, quoted
 
 
 class Arguments(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 from rankzero.cli.import_names import hidden_file
 from rankzero.cli.origins import Origins
 from rankzero.distributed.process.user_traceback import is_user_file
-from rankzero.messages import RequestError, nearest
+from rankzero.messages import RequestError, few, nearest
 
 MAX_CLASSES = 12
 """Number of classes of a module that a message lists."""
@@ -104,19 +104,20 @@ def wrong_class_error(requested: str, class_path: str, base: str) -> RequestErro
     return RequestError(requested, f"{class_path} is not a {base}", f"the class path of a {base}")
 
 
-def missing_class_error(requested: str, flag: str, class_path: str) -> RequestError | None:
-    """Returns the message for a class that its module does not define.
+def missing_class_error(requested: str, flag: str, class_path: str, base: type = object) -> RequestError | None:
+    """Returns the message for a class that its module does not define, with subclasses of `base` that it defines.
 
-    Returns None if the module is not imported, defines no class, or has an attribute of that name.
+    Returns None if the module is not imported, or has an attribute of that name.
     """
     module, _, name = class_path.rpartition(".")
-    file = getattr(sys.modules.get(module), "__file__", None)
-    names = [found for found in _classes_in(Path(file)) if not found.startswith("_")] if file else []
-    if not names or hasattr(sys.modules[module], name):
+    if module not in sys.modules or hasattr(sys.modules[module], name):
         return None
-    more = f" and {len(names) - MAX_CLASSES} more" * (len(names) > MAX_CLASSES)
-    found = f"{module} has no class {name}; it defines {', '.join(names[:MAX_CLASSES])}{more}"
-    return RequestError(requested, found, f"--{flag} {module}.{nearest(name, names) or names[0]}")
+    classes = [one for one in vars(sys.modules[module]).values() if isinstance(one, type) and one.__module__ == module]
+    names = [one.__name__ for one in classes if one.__name__[0] != "_" and issubclass(one, base)]
+    defined = few(names, MAX_CLASSES) or f"no {base.__name__}"
+    best = nearest(name, names) or next(iter(names), None)
+    instead = f"--{flag} {module}.{best}" if best else f"the class path of a {base.__name__}"
+    return RequestError(requested, f"{module} has no class {name}; it defines {defined}", instead)
 
 
 def missing_requirement_error(error: BaseException, config: Mapping[str, Any], origins: Origins) -> RequestError | None:

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from rankzero.cli.class_errors import unknown_class_error
 from rankzero.cli.flags import Flag
-from rankzero.cli.foreign_flags import equivalent_flag, quoted, similar_names
-from rankzero.messages import RequestError, spelled
+from rankzero.cli.foreign_flags import equivalent_flag
+from rankzero.messages import RequestError, quoted, similar_names, spelled
 
 SUBCOMMANDS = {
     "fit": ("fit", ()),

@@ -1,9 +1,9 @@
 """Flags of other trainers and the corresponding flags of Rankzero. Does not import torch."""
 
-import difflib
 import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+
+from rankzero.messages import quoted
 
 TRAINER_ARGUMENTS = (
     *("accelerator", "strategy", "devices", "num_nodes", "precision", "logger", "callbacks", "fast_dev_run"),
@@ -107,16 +107,3 @@ def equivalent_flag(name: str, value: str | None, valid_names: Sequence[str], mo
     if normalized in TRAINER_ARGUMENTS:
         return f"--trainer.{normalized}{value_text or ' VALUE'}"
     return None
-
-
-def similar_names(name: str, valid_names: Sequence[str], count: int = 4) -> list[str]:
-    """Returns up to `count` valid names that are similar to a mistyped name, the most similar first."""
-    by_lower_case: Mapping[str, str] = {candidate.lower(): candidate for candidate in valid_names}
-    matches = difflib.get_close_matches(name[:100].lower().replace("-", "_"), by_lower_case, n=count, cutoff=0.6)
-    return [by_lower_case[match] for match in matches]
-
-
-def quoted(value: str) -> str:
-    """Returns a value quoted for a shell, shortened to 120 characters, with `?` for unprintable characters."""
-    clean = re.sub(r"[^\x20-\x7e\u00a1-\ud7ff\ue000-\uffff]", "?", value)
-    return shlex.quote(clean if len(clean) <= 120 else clean[:117] + "...")

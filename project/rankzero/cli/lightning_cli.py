@@ -88,7 +88,7 @@ class RankzeroCLI(LightningCLI):
         beside = vars(sys.modules[model_class.__module__]).items()
         own = [f"{value.__module__}.{name}" for name, value in beside if _is_data_module(value)]
         raise RequestError(
-            self.flags.origins.request_for("model", self.config.model.class_path),
+            self.flags.origins.request_for("model"),
             f"no data: {model_class.__name__} has no train_dataloader; choose {', '.join(names)}, or a class path",
             f"--data {own[0] if own else default}",
         )

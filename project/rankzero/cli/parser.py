@@ -3,8 +3,7 @@
 import inspect
 import re
 from argparse import Action
-from collections.abc import Callable, Iterator, Mapping
-from difflib import SequenceMatcher
+from collections.abc import Callable, Mapping
 from enum import Enum
 from pydoc import locate
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -13,10 +12,9 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from rankzero.cli.class_errors import hidden_file_error, import_failure, missing_class_error, wrong_class_error
-from rankzero.cli.foreign_flags import quoted, similar_names
 from rankzero.cli.import_names import hidden_file
 from rankzero.cli.origins import Origins
-from rankzero.messages import RequestError, few, nearest
+from rankzero.messages import RequestError, few, nearest, quoted, similar_names
 
 
 class RankzeroParser(LightningArgumentParser):
@@ -69,62 +67,40 @@ def parsing_error(
         origins: The source of each value.
         error: The exception that the message describes.
     """
-    origins, options = origins or Origins(), list(types)
-    if match := re.match(r"[Uu]nrecognized arguments: (\S+)", message):
-        name = match[1].split("=")[0]
-        return _unknown_name_error(name, "there is no such flag", [f"--{option}" for option in options])
-    names = re.findall(r'[Pp]arser key "([^"]+)"', message)
-    class_paths = re.findall(r"Problem with given class_path '([^']+)'", message)
-    # A union of a class and a list of it reports an error twice.
-    key = ".".join(names if len(set(class_paths)) == len(class_paths) else dict.fromkeys(names))
-    class_path = match[1] if (match := re.search(r"class_path '([^']+)'", message)) else ""
-    given_value = (class_path if "." not in key else "") or (re.findall(r"Given value: (.*)", message) or [""])[-1]
-    given_value = re.sub(r"NestedArg\(key='.*?', val='?(.*?)'?\)$", r"\1", given_value)
-    requested = origins.request_for(key, given_value) if key else "this command line"
-    if match := re.search(r"(?:Group '([^']+)' does not accept option|[Oo]ption) '([^']+)'", message):
-        class_paths = re.findall(r"is not accepted.*class_path='([^']+)'", message)
-        return _unknown_argument_error(
-            match[1] or key, match[2], class_paths[-1] if class_paths else class_path, options, origins
-        )
-    if match := re.search(r"arguments are required: (.+)", message):
-        names = match[1].split(", ")
-        if key in ("model", "data") and not class_path:
-            requested = f"--{key}"
-        return RequestError(
-            requested,
-            f"required argument missing: {match[1]}",
-            " ".join(f"--{key}.{name} ..." if key else f"--{name} ..." for name in names),
-        )
+    origins = origins or Origins()
+    if match := re.match(r"[Uu]nrecognized arguments: -*([^\s=]*)", message):
+        return _unknown_name_error(f"--{match[1]}", "there is no such flag", match[1], list(types))
+    branch = _first_branch(message)
+    key = ".".join(re.findall(r'arser key "([^"]+)"', branch))
+    requested, value = origins.request_for(key) if key else "this command line", origins.value_of(key)
+    class_paths = re.findall(r"class_path[ =]'([^']+)'", branch)
+    class_path = class_paths[-1] if class_paths else value
+    owners = reversed(re.findall(r"class_path[ =]'([^']+)'", message))
+    hints = [types.get(key), *(_arguments_of(path).get(key.rpartition(".")[2]) for path in owners)]
+    hint = next((hint for hint in hints if hint is not None), None)
+    if match := re.search(r"(?:Group '([^']+)' does not accept option|[Oo]ption) '([^']+)'", branch):
+        return _unknown_argument_error(match[1] or key, match[2], class_path if class_paths else "", types, origins)
+    if match := re.search(r"(?:\b(\w+)':\s+)?[^\n]* arguments are required: (.+)", message):
+        flags = "".join(f" --{key}.{name} VALUE" if key else f" --{name} VALUE" for name in match[2].split(", "))
+        items = re.findall(r"[\w.]+", value) if re.fullmatch(r"\[[\w., ]+\]", value) else []
+        lines = [f"--{key}+ {item}{flags * item.endswith(match[1])}" for item in items] or [
+            requested * bool(key) + flags
+        ]
+        return RequestError(requested, f"required argument missing: {match[2]}", " ".join(lines).strip())
     if file := hidden_file(class_path.rpartition(".")[0]):
         return hidden_file_error(requested, class_path.rpartition(".")[0], file)
     if failure := import_failure(requested, error):
         return failure
-    if match := re.search(r"Import path.* does not correspond to a subclass of (\w+)", message):
-        return wrong_class_error(requested, class_path or given_value, match[1])
-    if missing := missing_class_error(requested, key, class_path or given_value):
+    if match := re.search(r"Import path.* does not correspond to a subclass of (\w+)", branch):
+        return wrong_class_error(requested, class_path, match[1])
+    if missing := missing_class_error(requested, key, class_path, *_classes(hint)[:1]):
         return missing
-    if match := re.search(r"Problem with given class_path '[^']+':\s*(?!\s|Parser key)(.+)", message):
-        return RequestError(
-            requested, match[1], f"--{key} package.module.Class, after changing to the folder that contains package"
-        )
-    return _invalid_value_error(message, key, requested, types, origins)
-
-
-def _invalid_value_error(
-    message: str, key: str, requested: str, types: Mapping[str, Any], origins: Origins
-) -> RequestError:
-    """Returns the error for a value that its argument does not accept, with a value that it accepts."""
-    class_paths = re.findall(r"class_path[ =]'([^']+)'", message)
-    hints = [types.get(key), *(_arguments_of(path).get(key.rpartition(".")[2]) for path in reversed(class_paths))]
-    hint = next((hint for hint in hints if hint is not None), None)
-    value = (re.findall(r"(?:path string|(?:Got|Given) value): (.+?)\.?(?:$| Got)", message, re.M) or [""])[0]
-    classes = _by_similarity(value, _class_names(hint))
-    found = _reason(message)
-    if classes and f"path string: {value}" in message:
+    if class_paths and class_paths[-1] == value:
+        line = f"--{key} package.module.Class, after changing to the folder that contains package"
+        return RequestError(requested, _reason(branch), line)
+    valid, found = _valid_value(value, hint) if hint else None, _reason(branch)
+    if "dot import path string" in found and (classes := _by_similarity(value, [*_public_subclasses(hint)])):
         found = f"there is no class of that name; similar names: {few(classes, 5)}; or a class path"
-    examples = [f"[{value}]", "1", "0.1", "true", "[1]", "[0.1]"]
-    candidates = [*classes, *_by_similarity(value, _choices(hint)), *examples]
-    valid = next((text for text in candidates if _accepts(hint, text)), None) if hint else None
     if valid is None:
         listed = class_paths[:1] if key.split(".")[0] in ("model", "data") else []
         listing = f"--{key.split('.')[0]}.help {listed[0]}" if listed else "--help_all"
@@ -135,21 +111,52 @@ def _invalid_value_error(
     return RequestError(requested, found, f"{flag} {quoted(valid)}")
 
 
-def _class_names(hint: Any) -> list[str]:
-    """Returns the names of the imported subclasses that a type accepts; none for a type that accepts numbers."""
-    bases = [part for part in _parts(hint) if isinstance(part, type)]
-    if {int, float} & set(bases):
-        return []
-    classes = [one for base in bases if base.__module__ != "builtins" for one in _subclasses(base)]
-    public = [one for one in classes if one.__name__[0] != "_" and not one.__module__.startswith("rankzero.")]
-    return sorted({one.__name__ for one in public if not inspect.isabstract(one)})
+def _first_branch(message: str) -> str:
+    """Returns the lines until the indentation decreases: the errors of a union's first type, and why."""
+    lines: list[str] = []
+    for line in filter(str.strip, message.splitlines()):
+        if lines and _indentation(line) < _indentation(lines[-1]):
+            break
+        lines.append(line)
+    return "\n".join(lines)
 
 
-def _subclasses(base: type) -> Iterator[type]:
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _reason(branch: str) -> str:
+    """Returns the innermost lines, which state why the value is invalid."""
+    lines = branch.splitlines() or [""]
+    innermost = [line.strip(" -") for line in lines if _indentation(line) == _indentation(lines[-1])]
+    found = "\n".join(dict.fromkeys(line for line in innermost if not re.match(r"Expected a (path|.*NoneType)", line)))
+    found = re.sub(r"(\. )?Got value: (Namespace|NestedArg)\(.*", "", found)
+    found = re.sub(r"typing\.Literal\[([^]]*)\]", r"one of \1", re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", found))
+    return found.replace("Expected a ", "expected ") or "the value is not valid"
+
+
+def _valid_value(value: str, hint: Any) -> str | None:
+    """Returns a value that a type accepts and that is similar to a wrong one; None if none was found."""
+    candidates = [*_public_subclasses(hint), *_choices(hint)]
+    examples = [f"[{value}]", "1", "0.1", "true", "[1]", "[0.1]"]
+    return next((text for text in (*_by_similarity(value, candidates), *examples) if _accepts(hint, text)), None)
+
+
+def _public_subclasses(hint: Any) -> dict[str, type]:
+    """Returns the imported subclasses that a type accepts, by name; none for a type that accepts numbers."""
+    bases = [] if {int, float} & set(_parts(hint)) else _classes(hint)
+    public = [one for base in bases for one in _subclasses(base) if one.__name__[0] != "_"]
+    usable = [one for one in public if not inspect.isabstract(one) and not one.__module__.startswith("rankzero.")]
+    return {one.__name__: one for one in usable}
+
+
+def _classes(hint: Any) -> list[type]:
+    return [part for part in _parts(hint) if isinstance(part, type) and part.__module__ != "builtins"]
+
+
+def _subclasses(base: type) -> list[type]:
     subclasses: list[type] = type.__subclasses__(base)
-    for subclass in subclasses:
-        yield subclass
-        yield from _subclasses(subclass)
+    return subclasses + [further for subclass in subclasses for further in _subclasses(subclass)]
 
 
 def _choices(hint: Any) -> list[str]:
@@ -168,13 +175,7 @@ def _by_similarity(value: str, valid: list[str]) -> list[str]:
     try:
         return sorted(valid, key=lambda text: abs(float(text) - float(value)))
     except ValueError:
-        compared = SequenceMatcher(b=value.lower())
-
-        def difference(text: str) -> float:
-            compared.set_seq1(text.lower())
-            return -compared.ratio()
-
-        return sorted(valid, key=difference)
+        return similar_names(value, valid, len(valid) or 1, cutoff=0)
 
 
 def _accepts(hint: Any, text: str) -> bool:
@@ -188,64 +189,58 @@ def _accepts(hint: Any, text: str) -> bool:
     return True
 
 
-def _reason(message: str) -> str:
-    """Returns the lines of a message that state why the value is invalid."""
-    irrelevant = (
-        r"Parser key|Problem with|Does not|Subtypes:|Errors:|Expected a <class 'NoneType'>|Given value|Expected a path"
-    )
-    message = re.sub(r"Type \S.* expects a function or a callable class: ", "", message)
-    message = re.sub(r"(\. )?Got value: (Namespace|NestedArg)\(.*", "", message)
-    lines = [line.strip(" -") for line in message.splitlines() if "Namespace(" not in line]
-    relevant = [line for line in lines if line and not re.match(irrelevant, line)]
-    found = "\n".join(dict.fromkeys(relevant)) or "the value is not valid"
-    found = re.sub(r"typing\.Literal\[([^]]*)\]", r"one of \1", re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", found))
-    return found.replace("Expected a ", "expected ")
-
-
 def _unknown_argument_error(
-    group: str, argument: str, class_path: str, options: list[str], origins: Origins
+    group: str, argument: str, class_path: str, types: Mapping[str, Any], origins: Origins
 ) -> RequestError:
     """Returns the error for an argument that a class does not have, or no longer has."""
-    valid_names = list(_arguments_of(class_path)) or [
-        o.removeprefix(f"{group}.") for o in options if o.startswith(f"{group}.")
-    ]
-    class_name = class_path.rpartition(".")[2] or group
-    if argument in valid_names:
-        return RequestError(origins.request_for(group), f"it is not a valid {argument} of {class_name}", "--help_all")
-    key = f"{group}.{argument}"
-    file = origins.source_of(key)
-    if file and file == origins.stored_source:
+    names = [o[len(group) + 1 :] for o in types if o.startswith(f"{group}.")]
+    names = list(_arguments_of(class_path)) if class_path else names
+    class_name, key = class_path.rpartition(".")[2] or group, f"{group}.{argument}"
+    requested = origins.request_for(key)
+    if (file := origins.source_of(key)) and file == origins.stored_source:
         found = f"{argument} is no longer an argument of {class_name}; the stored configuration of the run sets it"
-        return RequestError(
-            origins.request_for(key),
-            found,
-            f"{origins.flag_without(key)}, if the result of the run does not depend on it",
+        instead = f"{origins.flag_without(key)}, if the result of the run does not depend on it"
+        return RequestError(requested, found, instead)
+    error = _unknown_name_error(requested, f"{class_name} has no such argument", argument, names, f"{group}.")
+    value = "" if file else origins.value_of(key)
+    if class_path and not nearest(argument, names):
+        owners = [one for one in _public_subclasses(types.get(group)).values() if argument in _arguments_of(one)]
+        error.instead = (
+            _selection(group, argument, value, owners[0])
+            if owners and locate(class_path) in _classes(types.get(group))
+            else f"--{group}.help {class_path}, to list its arguments"
         )
-    error = _unknown_name_error(
-        f"--{key}", f"{class_name} has no such argument", [f"--{group}.{name}" for name in valid_names]
-    )
-    typed = origins.request_for(key)
-    value = typed.removeprefix(error.asked) if typed.startswith(f"{error.asked} ") else ""
-    instead = error.instead + value * error.instead.startswith(f"--{group}.")
-    if class_path and not nearest(argument, valid_names):  # the names above are similar only in their prefix
-        instead = f"--{group}.help {class_path}, to list its arguments"
-    return RequestError(typed if file or value else error.asked, error.found, instead)
+    elif value:
+        error.instead += f" {quoted(value)}"
+    return error
 
 
-def _unknown_name_error(requested: str, found: str, valid_names: list[str]) -> RequestError:
-    similar = similar_names(requested, valid_names)
+def _selection(group: str, argument: str, value: str, owner: type) -> str:
+    """Returns the flags that select a class of a list, with its required arguments and one more argument."""
+    hints = _arguments_of(owner)
+    required = [
+        name for name, parameter in inspect.signature(owner).parameters.items() if parameter.default is parameter.empty
+    ]
+    values = {name: "VALUE" for name in required if name in hints}
+    values[argument] = value if _accepts(hints[argument], value) else _valid_value(value, hints[argument]) or "VALUE"
+    settings = " ".join(f"--{group}.{name} {quoted(text)}" for name, text in values.items())
+    return f"--{group}+ {owner.__name__} {settings}"
+
+
+def _unknown_name_error(asked: str, found: str, name: str, valid_names: list[str], prefix: str = "") -> RequestError:
+    similar, best = similar_names(name, valid_names), nearest(name, valid_names)
     listed = similar if len(valid_names) > 8 else valid_names
-    listing = f"; {'valid' if listed is valid_names else 'similar'} names: {', '.join(listed)}" if listed else ""
-    return RequestError(
-        requested, found + listing, similar[0] if similar else nearest(requested, valid_names) or "--help_all"
-    )
+    which = "valid" if listed is valid_names else "similar"
+    listing = f"; {which} names: {', '.join(f'--{prefix}{name}' for name in listed)}" if listed else ""
+    return RequestError(asked, found + listing, f"--{prefix}{best}" if best else "--help_all")
 
 
-def _arguments_of(class_path: str) -> dict[str, Any]:
+def _arguments_of(class_path: str | type) -> dict[str, Any]:
     """Returns the arguments of a class, including those of its parents, with their types; empty on any error."""
     try:
         parser = ArgumentParser(exit_on_error=False)
-        names = parser.add_class_arguments(locate(class_path), fail_untyped=False)
+        owner: Any = locate(class_path) if isinstance(class_path, str) else class_path
+        names = parser.add_class_arguments(owner, fail_untyped=False)
         return {name: getattr(parser._option_string_actions[f"--{name}"], "_typehint", None) for name in names}
     except Exception:  # the caller reports another error; the arguments are optional
         return {}

@@ -8,8 +8,7 @@ from pathlib import Path
 from rankzero.cli.flags import Flag
 from rankzero.cli.flags.command_line import exit_code_of, help_text, parse
 from rankzero.cli.flags.values import choice, file_path
-from rankzero.cli.foreign_flags import quoted, similar_names
-from rankzero.messages import Exit, RequestError, print_error, print_line, printable_line
+from rankzero.messages import Exit, RequestError, print_error, print_line, printable_line, quoted, similar_names
 from rankzero.runs.directory import expanded
 from rankzero.runs.reports.comparison.compared_run import (
     MAX_PANELS,
@@ -24,7 +23,7 @@ from rankzero.runs.reports.comparison.compared_run import (
 )
 from rankzero.runs.reports.comparison.tables import differences, print_comparison, results
 from rankzero.runs.reports.recorded_run import is_run
-from rankzero.runs.reports.run_list import runs_in, why_not_listed
+from rankzero.runs.reports.run_list import root_flag, unknown_run_error
 
 MAX_RUNS = 8
 """Number of runs whose curves a person can distinguish by color and style."""
@@ -76,12 +75,12 @@ def _compare(arguments: Sequence[str]) -> int:
     root = expanded(values["root"])
     paths = [_find(text, root, command_line.positional) for text in command_line.positional]
     paths = list({path.resolve(): path for path in paths}.values())
-    if not 1 <= len(paths) <= MAX_RUNS:
-        newest = _names(root)[0][-2:] if not paths else [path.name for path in paths[:MAX_RUNS]]
-        found = "no run is named" if not paths else f"{len(paths)} runs; one figure shows at most {MAX_RUNS}"
-        raise RequestError(
-            " ".join(["compare", *command_line.positional]), found, _command(newest or ["RUN", "RUN"], root)
-        )
+    if not paths:
+        raise unknown_run_error("compare", "", root, "python launch/compare.py {}")
+    if len(paths) > MAX_RUNS:
+        some = " ".join(quoted(text) for text in command_line.positional[:MAX_RUNS])
+        found = f"{len(paths)} runs; one figure shows at most {MAX_RUNS}"
+        raise RequestError("compare", found, f"python launch/compare.py {some}{root_flag(root)}")
     compared = read_compared_runs(paths)
     metrics, omitted = (list(values["metric"]), []) if values["metric"] else chosen_metrics(compared)
     _check_metrics(values["metric"], compared)
@@ -122,37 +121,11 @@ def _find(text: str, root: Path, requested: Sequence[str]) -> Path:
     for path in (root / text, expanded(text)):
         if is_run(path):
             return path
-    names, problem = _names(root)
-    similar = similar_names(text, names)
     if os.path.isdir(expanded(text)):  # noqa: PTH112 - see `is_run`
         found = f"{expanded(text).absolute()} is not the directory of a run: it contains no run.json"
-    elif not names:
-        found = problem or f"{root.absolute()} contains no runs"
-    elif similar:
-        found = f"there is no such run in {root.absolute()}; similar names: {', '.join(similar)}"
-    else:
-        found = f"there is no such run in {root.absolute()}; the newest runs: {', '.join(names[-5:])}"
-    corrected = [similar[0] if similar and word == text else word for word in requested]
-    listing = f"python launch/list.py{_root_flag(root)}, to list the runs"
-    instead = _command(corrected, root) if similar else listing
-    raise RequestError(text, found, instead if names else "--root DIR, where DIR contains runs")
-
-
-def _names(root: Path) -> tuple[list[str], str]:
-    """Returns the names of the runs of a root, the one started last at the end, and why it cannot be read, if so."""
-    try:
-        return [path.name for _, path in runs_in(root)], ""
-    except OSError as error:
-        return [], why_not_listed(root, error)
-
-
-def _command(names: Sequence[str], root: Path) -> str:
-    """Returns the command that compares these runs."""
-    return f"python launch/compare.py {' '.join(map(quoted, names))}{_root_flag(root)}"
-
-
-def _root_flag(root: Path) -> str:
-    return "" if str(root) == "runs" else f" --root {quoted(str(root))}"
+        raise RequestError(text, found, f"python launch/list.py{root_flag(root)}, to list the runs")
+    others = ["{}" if word == text else quoted(word) for word in requested]
+    raise unknown_run_error(text, text, root, f"python launch/compare.py {' '.join(others)}")
 
 
 def _check_metrics(requested: Sequence[str], compared: Sequence[ComparedRun]) -> None:

@@ -15,6 +15,7 @@ from rankzero.runs.checkpoints.manifest import checkpoints_in
 from rankzero.runs.directory import RunDirectory, cannot_write_error, expanded
 from rankzero.runs.reports.html.report import REPORT, render
 from rankzero.runs.reports.recorded_run import is_run, read_run, with_live_values
+from rankzero.runs.reports.run_list import root_flag, unknown_run_error
 from rankzero.runs.reports.run_status import status_of
 
 REPORT_FLAGS = (Flag("root", "DIR", file_path, "folder of the runs [runs]", "runs", default="runs"),)
@@ -36,10 +37,14 @@ def _report(arguments: Sequence[str]) -> int:
         print_line(help_text(title, REPORT_FLAGS, EXAMPLES))
         return Exit.FINISHED
     root, names = expanded(command_line.values["root"]), command_line.positional
-    path = root / names[0] if len(names) == 1 else root
-    if len(names) != 1 or not is_run(path):
-        found = f"{path.absolute()} is not the directory of a run" if names else "no run is named"
-        raise RequestError(" ".join(["report", *names]), found, f"python launch/list.py --root {root}")
+    if len(names) > 1:
+        raise RequestError(
+            f"report {' '.join(names)}", "more than one run", f"python launch/report.py {names[0]}{root_flag(root)}"
+        )
+    name = "".join(names)
+    path = root / name
+    if not (name and is_run(path)):
+        raise unknown_run_error(f"report {name}".strip(), name, root, "python launch/report.py {}")
     try:
         write_text(path / REPORT, render(RunDirectory(path), recorded_summary(path)))
     except OSError as error:

@@ -5,7 +5,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 
 from rankzero.cli.flags.command_line import exit_code_of
@@ -22,9 +21,11 @@ from rankzero.commands.jobs.validation import check_fit_arguments, check_syntax,
 from rankzero.messages import (
     Exit,
     RequestError,
+    few,
     nearest,
     print_line,
     print_text,
+    similar_names,
     spelled,
 )
 
@@ -89,10 +90,8 @@ def _submit(command_line: CommandLine) -> int:
 def _unexpected(words: Sequence[str]) -> RequestError:
     """Returns the error for arguments without a flag that do not begin with an action."""
     word = words[0]
-    action = (
-        word
-        if word in ACTIONS
-        else _OTHER_ACTIONS.get(word) or next(iter(get_close_matches(word, ACTIONS, 1, 0.75)), None)
+    action = next(
+        iter([_OTHER_ACTIONS[word]] if word in _OTHER_ACTIONS else similar_names(word, ACTIONS, 1, 0.75)), None
     )
     if action:
         instead = f"python launch/submit.py {action} {words[1] if len(words) > 1 else 'NAME'}"
@@ -168,9 +167,10 @@ def _unknown_run(action: str, name: str, root: Path) -> RequestError:
     if indices is not None and index in map(str, array_indices(indices)):
         found = f"member {index} of the job array {array}, which is job {known[array].id}"
         return RequestError(f"{action} {name}", found, _command(action, known[array], root))
-    found = f"no run of this name was submitted from {root}; submitted runs: {', '.join(known) or 'none'}"
+    found = f"no run of this name was submitted from {root}; submitted runs: {few([*known]) or 'none'}"
     similar = nearest(name, known)
-    return RequestError(f"{action} {name}", found, _command(action, known[similar], root) if similar else "--root DIR")
+    instead = _command(action, known[similar], root) if similar else "--root DIR, where DIR contains submitted runs"
+    return RequestError(f"{action} {name}", found, instead)
 
 
 def _finish(record: Record, root: Path, reader: LogReader, command_line: CommandLine) -> int:

@@ -327,7 +327,7 @@ def _no_such_checkpoint_error(text: str, path: Path) -> NoCheckpointError:
         return NoCheckpointError(f"the checkpoint {text}", found, f"the path of a checkpoint, such as {_EXAMPLE}")
     existing_names = [entry.name for entry in folder.glob("*.ckpt")] + [entry.name for entry in checkpoints_in(folder)]
     existing_names += [entry.parent.name for entry in folder.glob("*/run.json")]
-    similar = nearest(path.name, existing_names) or (sorted(existing_names)[-1] if existing_names else None)
+    similar = nearest(path.name, existing_names)
     names = f"; {folder.resolve()} contains {', '.join(sorted(existing_names)[-8:])}" if existing_names else ""
     newest_in_run = newest_valid(folder / "checkpoints")[0]
     instead = str(folder / similar if similar else newest_in_run or f"the path of a checkpoint, such as {_EXAMPLE}")

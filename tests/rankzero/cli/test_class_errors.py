@@ -8,7 +8,7 @@ import pytest
 from rankzero.cli.class_errors import unknown_class_error
 from rankzero.cli.import_names import CHECKOUT
 from rankzero.messages import CannotStart
-from running import fit_in_process
+from running import fit_in_process, refusal_of
 
 BROKEN_FILES = {
     "missing.py": ("import json\nimport nosuchthing\n", "missing.py, line 2: import nosuchthing"),
@@ -60,13 +60,20 @@ def test_an_error_in_a_users_module_names_its_file_and_line(cwd, monkeypatch, fi
     assert f"asked  --model {file.removesuffix('.py')}.Net" in message and "the same command, after" in message
 
 
-def test_a_missing_class_of_a_module_names_the_classes_that_it_defines(add_module):
-    add_module("seen", "class Other: ...\nclass Net: ...\n")
-    for name, advice in (("Netz", "seen.Net"), ("Missing", "seen.Other")):
-        with pytest.raises(CannotStart) as error:
-            fit_in_process("--model", f"seen.{name}")
-        found = f"asked  --model seen.{name}\n  found  seen has no class {name}; it defines Other, Net\n"
-        assert found + f"  type   --model {advice}" in str(error.value)
+def test_a_missing_class_of_a_module_names_the_classes_of_the_same_kind_that_it_defines(add_module):
+    classes = (
+        "class Data(LightningDataModule): ...\nclass Other(LightningModule): ...\nclass Net(LightningModule): ...\n"
+    )
+    add_module(
+        "seen", f"from lightning.pytorch import LightningDataModule, LightningModule\n{classes}class Plain: ...\n"
+    )
+    for flag, name, advice, defined in (
+        *(("model", "Netz", "Net", "Other, Net"), ("model", "Missing", "Other", "Other, Net")),
+        ("data", "Net_", "Data", "Data"),
+    ):
+        error = refusal_of(fit_in_process, f"--{flag}", f"seen.{name}")
+        assert error.found == f"seen has no class {name}; it defines {defined}"
+        assert (error.asked, error.instead) == (f"--{flag} seen.{name}", f"--{flag} seen.{advice}")
 
 
 @pytest.mark.system

@@ -8,8 +8,8 @@ from lightning.pytorch import Trainer
 from rankzero.cli import foreign_flags
 from rankzero.cli.arguments import parse_arguments
 from rankzero.cli.command import FIRST_FLAGS, GROUPS, OTHER_SUBCOMMANDS, SUBCOMMANDS
-from rankzero.cli.foreign_flags import TRAINER_ARGUMENTS, equivalent_flag, quoted, similar_names
-from rankzero.messages import set_spelling
+from rankzero.cli.foreign_flags import TRAINER_ARGUMENTS, equivalent_flag
+from rankzero.messages import quoted, set_spelling, similar_names
 from running import command_of, refusal_of
 
 FIT = command_of("fit")

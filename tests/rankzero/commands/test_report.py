@@ -18,11 +18,16 @@ def test_a_killed_run_has_a_report_of_what_it_has_logged(root, capsys):
     assert "has ended without a summary" in page and "<dt>steps</dt><dd>20</dd>" in page and "0.25" in page
 
 
-@pytest.mark.parametrize("names", [(), ("other",)])
-def test_a_run_that_does_not_exist_is_refused_with_the_command_that_lists_the_runs(root, capsys, names):
-    write_run(root / "x")
+@pytest.mark.parametrize(
+    ("names", "instead"),
+    [((), "report.py mine"), (("mien",), "report.py mine"), (("nope",), "list.py"), (("x", "y"), "report.py x")],
+)
+def test_a_run_that_does_not_exist_is_refused_with_a_similar_name_or_the_command_that_lists_the_runs(
+    root, capsys, names, instead
+):
+    write_run(root / "mine")
     assert main([*names, "--root", str(root)]) == 2
-    assert f"launch/list.py --root {root}" in capsys.readouterr().err
+    assert f"type   python launch/{instead} --root {root}\n" in capsys.readouterr().err
 
 
 def test_a_run_whose_directory_was_deleted_while_it_trained_is_listed(root, capsys):

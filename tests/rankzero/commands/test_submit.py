@@ -213,7 +213,8 @@ def test_the_printed_commands_name_another_root(launch, programs, cwd):
 @pytest.mark.parametrize("action", ACTIONS)
 def test_an_action_on_an_unknown_run_lists_the_known_runs(launch, cwd, action):
     rows = refused(launch(action, "x", "--root", "elsewhere"))
-    assert rows["found"].endswith(f"from {cwd}/elsewhere; submitted runs: none") and rows["type"] == "--root DIR"
+    assert rows["found"].endswith(f"from {cwd}/elsewhere; submitted runs: none")
+    assert rows["type"] == "--root DIR, where DIR contains submitted runs"
     for number, name in enumerate(("one", "two")):
         write_record(cwd / "runs", Record(name, "slurm", "srun", str(number)))
     write_record(cwd / "runs", Record("sweep", "slurm", "srun", "12", "0-3"))
@@ -221,7 +222,7 @@ def test_an_action_on_an_unknown_run_lists_the_known_runs(launch, cwd, action):
     assert rows["asked"] == f"{action} two_"
     assert rows["found"].endswith(f"submitted from {cwd}/runs; submitted runs: one, sweep, two")
     assert rows["type"] == f"python {script('submit')} {action} two"
-    assert message_of(launch(action, "zzz"))["type"] == "--root DIR"  # no similar name: never another run
+    assert message_of(launch(action, "zzz"))["type"] == "--root DIR, where DIR contains submitted runs"
     member = message_of(launch(action, "sweep-2"))
     assert member["found"] == "member 2 of the job array sweep, which is job 12"
 

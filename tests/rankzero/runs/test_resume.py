@@ -204,7 +204,7 @@ def test_a_run_ended_by_max_steps_in_the_middle_of_an_epoch_resumes_there(cwd, t
         ("missing.ckpt", "there is no such file or folder", "runs/NAME/checkpoints/step-00000100"),
         ("lst.ckpt", r"there is no such file or folder; \S+ contains last.ckpt", "last.ckpt"),
         ("nowhere/x.ckpt", "there is no such file or folder, and no folder nowhere", "runs/NAME/checkpoints"),
-        ("runs/y", r"there is no such file or folder; \S+ contains first", "runs/first"),
+        ("runs/y", r"there is no such file or folder; \S+ contains first", "runs/NAME/checkpoints"),
     ],
 )
 def test_a_missing_checkpoint_is_named_as_typed(cwd, path, found, instead):

@@ -8,7 +8,6 @@ from typing import Any
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from rankzero.cli.arguments import Arguments
-from rankzero.cli.foreign_flags import similar_names
 from rankzero.cli.lightning_cli import RankzeroCLI
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.process.quiet import silence_warnings
@@ -20,6 +19,7 @@ from rankzero.runs.checkpoints.export import export_weights
 from rankzero.runs.checkpoints.manifest import newest_valid, read_manifest
 from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.reports import terminal
+from rankzero.runs.reports.run_list import unknown_run_error
 from rankzero.runs.resume import requested_checkpoint
 from rankzero.runs.stored_config import config_in, dump_config
 from rankzero.runs.summary import finite_or_none
@@ -101,19 +101,10 @@ def find_checkpoint(flags: Arguments) -> Path:
         return requested_checkpoint(requested)
     root = expanded(flags.get("root"))
     names = [path.parent.name for path in sorted(root.glob("*/run.json"), key=lambda path: path.stat().st_mtime)]
-    name = flags.get("name")
-    if name is None and names:
-        name = names[-1]
+    name = flags.get("name") or (names[-1] if names else "")
     if name not in names:
-        similar = similar_names(name or "", names)
-        newest = names and f"the newest of {len(names)}: {', '.join(reversed(names[-8:]))}"
-        raise RequestError(
-            f"to {verb} --name {name}" if name else f"to {verb} the newest run",
-            f"there is no such run in {root.resolve()}; {newest or 'it contains no run'}",
-            (f"--name {similar[0]}" if similar else f"python launch/list.py --root {root}")
-            if names
-            else "python launch/fit.py, or --root DIR, where DIR contains the runs",
-        )
+        asked = f"to {verb} --name {name}" if name else f"to {verb} the newest run"
+        raise unknown_run_error(asked, name, root, f"python launch/{verb}.py --name {{}}")
     run = RunDirectory(root / name)
     if requested == "best":
         return _best_checkpoint(run)

@@ -23,7 +23,7 @@ from rankzero.commands.implementations.prediction_files import PartWriter, leave
 from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.session import Session
-from rankzero.messages import Exit, RequestError, as_user_errors
+from rankzero.messages import Exit, RequestError, as_user_errors, quoted
 from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.reports import terminal
 from rankzero.runs.resume import run_on_rank_zero
@@ -95,7 +95,7 @@ def read_split(cli: RankzeroCLI, split: str) -> None:
             name for name in STAGES if any(is_overridden(f"{name}_dataloader", owner) for owner in owners)
         ]
         raise RequestError(
-            "to predict" if split == "predict" else f"--split {split}",
+            " ".join(["predict", *map(quoted, cli.flags.origins.typed_arguments)]),
             f"no {hook} in {' or '.join(type(owner).__name__ for owner in owners)}",
             f"--split {available_splits[0]}" if available_splits else f"a data module with a {hook}",
         )

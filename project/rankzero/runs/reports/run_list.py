@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankzero.messages import print_line, printable_line
+from rankzero.messages import RequestError, few, print_line, printable_line, quoted, similar_names
 from rankzero.runs.reports.recorded_run import RUN_FILE, RecordedRun, is_run
 from rankzero.runs.reports.run_status import FAILED, FINISHED, KILLED, RUNNING, STOPPED, WAITING, Status
 from rankzero.runs.reports.shown_metrics import main_metric, unique_metrics
@@ -63,6 +63,35 @@ def why_not_listed(root: Path, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return f"there is no folder {root.absolute()}; fit creates it with the first run"
     return f"{root.absolute()} cannot be read: {error.strerror}"
+
+
+def unknown_run_error(asked: str, name: str, root: Path, instead: str) -> RequestError:
+    """Returns the error for a run that does not exist, with a similar name or the newest names.
+
+    Args:
+        asked: The user's request.
+        name: The requested name; empty without one.
+        root: Folder of the runs.
+        instead: What to type, with `{}` in place of a similar name.
+    """
+    try:
+        names = [path.name for _, path in reversed(runs_in(root))]
+    except OSError as error:
+        return RequestError(asked, why_not_listed(root, error), "--root DIR, where DIR contains runs")
+    if not names:
+        found = f"{root.absolute()} contains no runs"
+        return RequestError(asked, found, "python launch/fit.py, or --root DIR, where DIR contains runs")
+    similar = similar_names(name, names)
+    listed = f"similar names: {', '.join(similar)}" if similar else f"the newest runs: {few(names, 8)}"
+    found = f"there is no such run in {root.absolute()}; {listed}" if name else f"no run is named; {listed}"
+    suggested = similar if name else names
+    line = instead.format(quoted(suggested[0])) if suggested else "python launch/list.py"
+    return RequestError(asked, found, line + root_flag(root))
+
+
+def root_flag(root: Path) -> str:
+    """Returns the flag for the folder of the runs, preceded by a space; empty for the default."""
+    return "" if str(root) == "runs" else f" --root {quoted(str(root))}"
 
 
 def print_list(listed: Sequence[ListedRun], root: Path, omitted: str = "") -> None:

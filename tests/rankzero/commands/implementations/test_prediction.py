@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 
 from data_modules.toy import Toy
 from lightning_modules.mlp import MLP
-from rankzero.cli.arguments import parse_arguments
+from rankzero.cli.arguments import Arguments, parse_arguments
+from rankzero.cli.origins import Origins
 from rankzero.commands.implementations import prediction
 from rankzero.commands.implementations.prediction import PARTS_FOLDER, KeepPredictions, predict, read_split
 from rankzero.commands.implementations.prediction_files import merge
@@ -179,14 +180,15 @@ def test_a_split_comes_from_the_data_module_or_the_model_and_is_set_up_as_its_st
 
 
 def test_a_split_without_a_dataloader_is_refused():
+    flags = Arguments(command_of("predict"), {}, origins=Origins(["--name", "my run"]))
     for data, split, found, instead in (
         (Data(), "predict", "no predict_dataloader in Data or Net", "--split test"),
         (LightningDataModule(), "val", "no val_dataloader in LightningDataModule or Net", "a data module with"),
         (None, "test", "no test_dataloader in Net", "a data module with a test_dataloader"),
     ):
-        error = refusal_of(read_split, SimpleNamespace(model=Net(), datamodule=data), split)
+        error = refusal_of(read_split, SimpleNamespace(model=Net(), datamodule=data, flags=flags), split)
         assert (error.found, error.instead[: len(instead)]) == (found, instead)
-        assert error.asked == ("to predict" if split == "predict" else f"--split {split}")
+        assert error.asked == "predict --name 'my run'"
 
 
 @pytest.mark.filterwarnings("ignore:.*has shuffling enabled")

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rankzero.cli.flags import COMMON_FLAGS, TRAINING_FLAGS
-from rankzero.cli.foreign_flags import quoted, similar_names
 from rankzero.commands.jobs.request.options import FLAGS, SUBMIT_FLAGS, add_value, is_queuing
-from rankzero.messages import RequestError
+from rankzero.messages import RequestError, quoted, similar_names
 
 SWITCHES = ("dry_run", "follow", "validate", "help")
 """Flags of `submit` without a value."""
