@@ -117,10 +117,7 @@ def required(name: str, value: int | None, model: str, meaning: str) -> int:
         ValueError: Neither the data nor the command line specifies the value, or it is below 1.
     """
     if value is None:
-        raise ValueError(
-            f"{model} needs {name} ({meaning}), and the data module has no such attribute. Type another --model or "
-            f"--data, or --model.{name} N, or give the data module an attribute {name}"
-        )
+        raise ValueError(f"{model} needs {name} ({meaning}), and the data module has no such attribute")
     if value < 1:
         raise ValueError(f"{model}: {name} is {value}; it must be 1 or more")
     return value

@@ -56,7 +56,7 @@ def test_any_channels_image_size_and_classes_are_accepted():
 def test_missing_and_invalid_options_are_refused_but_a_given_stem_needs_no_image_size():
     assert model(image_size=None, stem="small")
     for missing in ("in_channels", "image_size", "num_classes"):
-        with pytest.raises(ValueError, match=f"--model.{missing} N"):
+        with pytest.raises(ValueError, match=f"ResNet needs {missing} "):
             model(**{missing: None})
     for options in ({"num_classes": 1}, {"num_classes": 0}, {"in_channels": -1}, {"depth": 20}):
         with pytest.raises(ValueError, match="must be|a classifier needs 2 or more"):

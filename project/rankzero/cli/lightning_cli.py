@@ -1,6 +1,7 @@
 """Rankzero's LightningCLI: builds data and model from a command line, and the arguments of the Trainer."""
 
 import inspect
+import re
 import sys
 from pydoc import locate
 from typing import Any
@@ -75,7 +76,11 @@ class RankzeroCLI(LightningCLI):
         for name in LINKED_ARGUMENTS:
             if name in arguments and arguments[name] is None:
                 arguments[name] = getattr(data, name, None)
-        self.config_init = self._instantiate(config)
+        try:
+            self.config_init = self._instantiate(config)
+        except ValueError as error:
+            match = re.match(r"(\w+) needs (\w+) \(", str(error)) if model_class in included_models else None
+            raise (self._misfit_error(str(error), match[1], match[2], data) if match else error) from None
         self.model: LightningModule = self.config_init.model
         self.datamodule = data
         self._add_configure_optimizers_method_to_model(None)
@@ -85,13 +90,23 @@ class RankzeroCLI(LightningCLI):
         if getattr(model_class, "train_dataloader", None) is not LightningModule.train_dataloader:
             return
         names, default = self.flags.command.data.__all__, self.flags.command.default_data
-        beside = vars(sys.modules[model_class.__module__]).items()
-        own = [f"{value.__module__}.{name}" for name, value in beside if _is_data_module(value)]
+        own = _classes_beside(model_class, LightningDataModule)
         raise RequestError(
             self.flags.origins.request_for("model"),
             f"no data: {model_class.__name__} has no train_dataloader; choose {', '.join(names)}, or a class path",
             f"--data {own[0] if own else default}",
         )
+
+    def _misfit_error(self, found: str, model: str, argument: str, data: LightningDataModule | None) -> RequestError:
+        """Returns the error for an included model that needs an argument that the data module does not have."""
+        models, origins = self.flags.command.models, self.flags.origins
+        fitting = _classes_beside(type(data), LightningModule)
+        for name in models.__all__:
+            linked = [key for key in inspect.signature(getattr(models, name)).parameters if key in LINKED_ARGUMENTS]
+            fitting += [name] if name != model and hasattr(data, linked[0]) else []
+        requests = [origins.request_for(key) for key in ("model", "data") if key in self.flags.explicitly_set]
+        otherwise = f"--model.{argument} N, or give {type(data).__name__} an attribute {argument}"
+        return RequestError(" ".join(requests), found, f"--model {fitting[0]}" if fitting else otherwise)
 
     def _instantiate(self, config: Namespace) -> Namespace:
         try:
@@ -133,5 +148,8 @@ class RankzeroCLI(LightningCLI):
         return {**own_arguments, **self.config_init.trainer.as_dict()}
 
 
-def _is_data_module(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, LightningDataModule) and value is not LightningDataModule
+def _classes_beside(one: type, base: type) -> list[str]:
+    """Returns the class paths of the subclasses of `base` that the module of another class defines."""
+    classes = [value for value in vars(sys.modules[one.__module__]).values() if isinstance(value, type)]
+    own = [found for found in classes if issubclass(found, base) and found.__module__ == one.__module__]
+    return [f"{found.__module__}.{found.__name__}" for found in own]

@@ -115,6 +115,12 @@ def test_a_users_model_without_loaders_needs_data(cwd, user_module, model):
     assert "has no train_dataloader; choose CIFAR10, Digits" in error.found and os.listdir(cwd) == ["mine.py"]
 
 
+def test_data_that_does_not_fit_the_default_model_is_refused_with_a_model_of_its_module(cwd, user_module):
+    error = refusal_of(fit_in_process, "--data", "mine.Data")
+    assert (error.asked, error.instead) == ("--data mine.Data", "--model mine.Net")
+    assert "ResNet needs in_channels" in error.found and "the data module has no such attribute" in error.found
+
+
 BAD_INPUT = [
     *(("--trainer.max_epoch 3", "--trainer.max_epochs"), ("--trainer.max_epochs x", "expected int")),
     *(("--trainer.precision 17", "expected one of"), ("--trainer.val_check_interval 5.5", "val_check_interval")),
@@ -122,7 +128,8 @@ BAD_INPUT = [
     *(("--model ResNet --model.dept 18", "type   --model.depth"), ("--config unknown.yaml", "type   --model.depth")),
     ("--model ResNet --model.depth 19", "10, 18, 34, 50, 101, 152"),
     ("--model MLP --model.hidden_sizes [8,0]", "hidden_sizes is"),
-    ("--model ResNet --data Toy", "Type another --model or --data"),
+    ("--model ResNet --data Toy", "asked  --model ResNet --data Toy\n  found  ResNet needs in_channels"),
+    ("--model ResNet --data Toy", "type   --model MLP"),
     ("--model MLP --trainer.logger WandbLogger", "type   pip install 'wandb>=0."),
     ("--model MLP --config logger.yaml", "asked  trainer.logger: WandbLogger, in --config logger.yaml\n"),
     ("--config epochs.yaml", "asked  epochs: many, in --config epochs.yaml"),
