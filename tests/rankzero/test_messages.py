@@ -19,13 +19,6 @@ from rankzero.messages import RequestError, print_line, set_spelling, user_messa
 from running import run
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("reznet", "ResNet"), ("mlp", "MLP"), ("Rsnet", "ResNet"), ("qqq", None), ("", None)]
-)
-def test_nearest_returns_the_most_similar_name_or_none(name, expected):
-    assert messages.nearest(name, ["MLP", "ResNet"]) == expected
-
-
 def test_only_errors_of_included_modules_become_user_messages_in_this_process_or_in_a_loader_process():
     with pytest.raises(ValueError, match="must be") as error:
         at_least(1, "batch_size", 0)

@@ -269,16 +269,21 @@ class RunDirectory:
         if previous_config.is_file():
             write_text(self.path / "config.yaml", previous_config.read_text())
 
+    def restore_record(self) -> None:
+        """Writes `run.json` again if the directory was deleted while the run trained. Only rank zero calls this."""
+        if self.record and not (self.path / "run.json").exists():
+            print_error(f"{self.path} was deleted while the run trained; it contains only what was written since")
+            with contextlib.suppress(OSError):  # the next write reports it
+                self.attempt_folder.mkdir(parents=True, exist_ok=True)
+                write_text(self.path / "run.json", json.dumps(self.record, indent=2) + "\n")
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Writes `summary.json` atomically, and a copy that later attempts do not replace; prints a write error."""
         if not self.is_kept:
             return
         text = json.dumps(summary, indent=2) + "\n"
+        self.restore_record()
         try:
-            if self.record and not (self.path / "run.json").exists():
-                print_error(f"{self.path} was deleted while the run trained; it contains only what was written since")
-                self.attempt_folder.mkdir(parents=True, exist_ok=True)
-                write_text(self.path / "run.json", json.dumps(self.record, indent=2) + "\n")
             write_text(self.path / "summary.json", text)
             write_text(self.attempt_folder / "summary.json", text)
         except OSError as error:

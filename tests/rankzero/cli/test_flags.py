@@ -2,7 +2,7 @@ import pytest
 import yaml
 
 from rankzero.cli.flags import COMMON_FLAGS, TRAINING_FLAGS, Flag, values
-from rankzero.cli.flags.command_line import help_text, parse
+from rankzero.cli.flags.command_line import parse
 from rankzero.cli.flags.values import choice, file_path, positive_int
 from running import refusal_of
 
@@ -102,10 +102,3 @@ def test_wrong_flags_are_refused_with_the_words_to_type():
     expected |= {"--kind tow": "--kind two", "--all=yes": "--all"}
     expected |= dict.fromkeys(("--last", "--last --all", "--last=0"), "--last 20")
     assert {text: refusal_of(parse, "list", FLAGS, text.split()).instead for text in expected} == expected
-
-
-def test_the_help_lists_every_flag_in_columns():
-    lines = help_text("title", FLAGS, ["example"]).splitlines()
-    assert lines[0] == "title" and lines[-1] == "  example"
-    options = ["  --root DIR   folder", "  --last N     number", "  --kind KIND  kind", "  --all        switch"]
-    assert lines[2:6] == options

@@ -61,23 +61,15 @@ class Rows(Dataset):
         assert lightning_fabric is lightning.fabric and data_modules.toy.Toy
         return row(index)
 
-class Unshuffled(torch.utils.data.Sampler):
-    def __init__(self, count):
-        self.count = count
-    def __iter__(self):
-        return iter(range(self.count))
-    def __len__(self):
-        return self.count
-
 class Data(LightningDataModule):
-    def __init__(self, context: str = "", sampler: bool = False):
+    def __init__(self, context: str = ""):
         super().__init__()
-        self.context, self.sampler = context, sampler
+        self.context = context
     def train_dataloader(self) -> TRAIN_DATALOADERS:
         workers = {}
         if self.context:
             workers = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": self.context}
-        return DataLoader(Rows(), 8, sampler=Unshuffled(32) if self.sampler else None, **workers)
+        return DataLoader(Rows(), 8, **workers)
 """
 STOCK_SCRIPT = """
 import_names.install()
@@ -113,18 +105,16 @@ def user_folder(tmp_path):
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("model", "context", "sampler", "environment"),
+    ("model", "context", "environment"),
     [
-        ("project.nets.Net", "fork", "false", {"PYTHONPATH": "."}),
-        ("lightning_modules.mine.Mine", "spawn", "true", {"PYTHONPATH": "."}),
-        ("lightning_modules.Short", "forkserver", "false", {}),
+        ("project.nets.Net", "fork", {"PYTHONPATH": "."}),
+        ("lightning_modules.mine.Mine", "spawn", {"PYTHONPATH": "."}),
+        ("lightning_modules.Short", "forkserver", {}),
     ],
 )
-def test_user_packages_named_like_rankzeros_train_as_in_stock_lightning(
-    user_folder, model, context, sampler, environment
-):
+def test_user_packages_named_like_rankzeros_train_as_in_stock_lightning(user_folder, model, context, environment):
     (user_folder / "project/__init__.py").touch() if environment else None
-    arguments = ["--data", "data_modules.mine.Data", "--data.context", context, "--data.sampler", sampler]
+    arguments = ["--data", "data_modules.mine.Data", "--data.context", context]
     arguments += ["--epochs", "2", "--run", "x", "--trainer.enable_progress_bar", "false"]
     result = fit("--model", model, *arguments, folder=user_folder, environment=environment)
     stock_loss = float(run_code(STOCK_SCRIPT, user_folder))

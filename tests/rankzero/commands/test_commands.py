@@ -4,7 +4,6 @@ import importlib
 import json
 import re
 import shlex
-import sys
 
 import pytest
 
@@ -34,16 +33,6 @@ def test_the_examples_in_the_help_are_valid_command_lines(name, example):
     assert parse_arguments(COMMANDS[name], shlex.split(arguments)).command is COMMANDS[name]
 
 
-@pytest.mark.parametrize("name", ["fit", "evaluate", "predict"])
-def test_main_reads_the_command_line_of_the_process(name, monkeypatch, capsys, restore_signals):
-    main = importlib.import_module(f"rankzero.commands.{name}").main
-    monkeypatch.setattr(sys, "argv", [f"launch/{name}.py", "--devices", "0"])
-    assert main() == 2
-    assert "asked  --devices 0\n" in capsys.readouterr().err
-    assert main(["--explain", "--devices", "2"]) == 0
-    assert "would start: 2 processes on this machine" in capsys.readouterr().out
-
-
 def test_fit_has_a_default_model_and_default_data_and_alone_stops_at_a_safe_point(cwd, capsys):
     with pytest.raises(SystemExit) as exit_info:
         call("fit", "--print_config")
@@ -64,18 +53,6 @@ def test_evaluate_and_predict_have_a_default_split_and_refuse_an_unknown_run(cwd
 
 
 ERROR = RequestError("2 nodes x 1 process", "missing rank 1", "the same command on every machine")
-
-
-def test_the_preflight_takes_the_flags_of_fit():
-    missing = {flag.name for flag in COMMANDS["fit"].flags} - {flag.name for flag in COMMANDS["preflight"].flags}
-    assert missing == {"preflight"}
-
-
-def test_a_wrong_request_exits_with_code_2(capsys):
-    assert preflight.main(["--pairs", "some"]) == 2
-    assert "asked  --pairs some\n  found  'some' is not one of quick, all, off" in capsys.readouterr().err
-    assert preflight.main(["--warn_gbps", "fast"]) == 2
-    assert "a number of Gbit/s (0.5, 10)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rank", [0, 1])

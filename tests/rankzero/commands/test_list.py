@@ -167,12 +167,6 @@ def test_folders_without_permission_and_runs_that_cannot_be_read_are_listed_as_u
     assert "unknown" in row_of(lines, "broken") and lines[-1].startswith("broken: run.json cannot be read: ")
 
 
-def test_a_wrong_request_is_refused_with_the_words_to_type(listing):
-    for arguments, instead in (("--last none", "--last 20"), ("first", "python launch/list.py --help")):
-        lines = listing(*arguments.split(), code=2)
-        assert lines[0] == "rankzero: cannot start" and lines[-1] == f"  type   {instead}"
-
-
 def test_json_contains_all_metrics_and_null_for_nan(root, listing):
     write_run(root / "diverged", metrics={"val/loss": None, "val/accuracy": 0.1}, age=60)
     (entry,) = json.loads("\n".join(listing("--json")))

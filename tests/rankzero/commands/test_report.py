@@ -34,6 +34,10 @@ def test_a_run_whose_directory_was_deleted_while_it_trained_is_listed(root, caps
     run = RunDirectory(root / "x")
     run.begin_attempt("max_epochs: 3\n")
     shutil.rmtree(run.path)
+    run.restore_record()
+    assert list_main(["--root", str(root)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["x", "unknown"]
+    shutil.rmtree(run.path)
     run.write_summary({"run": "x", "status": "finished", "attempts": 1, "epochs": 3, "steps": 6, "metrics": {}})
     assert "x was deleted while the run trained" in capsys.readouterr().err
     assert list_main(["--root", str(root)]) == 0

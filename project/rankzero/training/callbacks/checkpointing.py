@@ -238,6 +238,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         fit_loop_of(trainer).epoch_loop.flush_metrics()
         if trainer.is_global_zero:
             self.run.assert_owner()
+            self.run.restore_record()
         trainer.save_checkpoint(self.run.checkpoint(trainer.global_step))
         return True
 
