@@ -1,6 +1,6 @@
 """Order of samples that a user's sampler draws at the start of each epoch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from itertools import islice, zip_longest
 from typing import Any
 
@@ -158,3 +158,16 @@ def divided_by(sampler: Any) -> int:
     """
     sampler = sampler if isinstance(sampler, DistributedSampler) else getattr(sampler, "sampler", None)
     return sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
+
+
+def loader_properties(loader: Any, training: bool, reason: str | None) -> dict[str, str]:
+    """Returns what all ranks must have in common of a loader, except the content of its data set."""
+    if reason:
+        return {"loader": f"{'training' if training else 'evaluation'} with {reason}"}
+    sampler = draws_from(loader)
+    properties = {"loader": f"{'training' if training else 'evaluation'} with a {type(sampler).__name__}"}
+    has_all_draws = divided_by(sampler) == 1 and not has_run_order(loader, 1)
+    samples = sampler if has_all_draws else loader.dataset
+    if isinstance(samples, Sized):
+        properties["samples"] = f"{len(samples):,}"
+    return properties | {"batch size": str(loader.batch_size), "drop_last": str(loader.drop_last)}

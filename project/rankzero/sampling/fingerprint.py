@@ -78,39 +78,38 @@ def differences_between_ranks(fingerprints: Sequence[Mapping[str, str]], hosts: 
 
 
 def check_same_data(
-    dataset: Any, count: int, batch_size: int | None, accepts: bool, gather: Callable[[Any], list[Any]]
+    dataset: Any, properties: Mapping[str, str], accepts: bool, gather: Callable[[Any], list[Any]]
 ) -> None:
-    """Checks that all ranks have the same data. All ranks must call.
+    """Checks that all ranks have the same loader with the same data. All ranks must call.
 
     The ranks compare the content of each data set once: after its first use, it may hold other samples on each rank, in
-    a cache. They always compare the number of samples.
+    a cache. They always compare the properties.
 
     Args:
-        dataset: The data set.
-        count: Number of its samples.
-        batch_size: Number of samples in a batch.
+        dataset: The data set; None if its content is not compared.
+        properties: Name -> value of what the loader must have in common on all ranks, such as the number of samples.
         accepts: Whether the content may differ.
         gather: Returns the objects of all ranks, in order of rank.
 
     Raises:
-        RequestError: The data differs.
+        RequestError: The loader or its data differs.
     """
-    entries = {"samples": f"{count:,}", "batch size": str(batch_size)}
-    if not accepts:
+    entries = dict(properties)
+    if dataset is not None and not accepts:
         _describe(dataset, "", entries, _DEPTH, omits_compared=True)
     if len(set(gather(hashlib.sha256(repr(entries).encode()).hexdigest()))) == 1:
         return
     ranks = gather([socket.gethostname(), entries])
     lines = differences_between_ranks([rank[1] for rank in ranks], [rank[0] for rank in ranks])
-    content_only = not lines[0].startswith(("samples", "batch size"))
+    content_only = lines[0].partition(":")[0] not in properties
     others = f"\nand {len(lines) - 4} further differences" if len(lines) > 4 else ""
     raise RequestError(
-        f"to read a {type(dataset).__name__} of {ranks[0][1]['samples']} samples on {len(ranks)} ranks",
+        f"{ranks[0][1]['loader']} on {len(ranks)} ranks",
         "the data differs between ranks, so that some samples would be repeated and others never used\n"
         + "\n".join(lines[:4])
         + others,
-        "the same data on all ranks: the same files, in sorted order, and a seed for data that is generated or split "
-        "at random; Rankzero divides the samples among the ranks"
+        "the same loaders and data on all ranks: the same files, in sorted order, and a seed for data that is "
+        "generated or split at random; Rankzero divides the samples among the ranks"
         + "\nor --accept_changed data, if the difference does not matter"
         * content_only,
     )
@@ -127,7 +126,8 @@ def _describe(dataset: Any, prefix: str, entries: dict[str, str], depth: int, om
             return
         with suppress(TypeError):  # a list, for example, cannot be referenced weakly
             _compared[id(dataset)] = dataset
-    for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
+    attributes = {"content": dataset} if isinstance(dataset, list | tuple | dict) else getattr(dataset, "__dict__", {})
+    for name, value in sorted(attributes.items()):
         parts = value if isinstance(value, list | tuple) else [value]
         if depth and parts and all(isinstance(part, Dataset) for part in parts):
             for index, part in enumerate(parts):

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Se
 
 from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import ElasticBatchSampler, EvaluationBatchSampler, Position
-from rankzero.sampling.drawn_order import DrawnOrder, divided_by, draws_from, has_run_order
+from rankzero.sampling.drawn_order import DrawnOrder, divided_by, draws_from, has_run_order, loader_properties
 from rankzero.sampling.fingerprint import changes, check_same_data, fingerprint
 from rankzero.sampling.loader import Collate, ManagedLoader
 from rankzero.sampling.workers import PrepareWorker
@@ -119,6 +119,9 @@ class SamplingPlan:
         if training and self.training_orders and self.training_orders[0].has_started:  # Lightning reloads the loaders
             self.training_orders, self.unmanaged_loaders, self.data = [], 0, {}
         reason = self._unmanaged_reason(loader, training)
+        if self.world_size > 1 and gather:
+            properties = loader_properties(loader, training, reason)
+            check_same_data(None if reason else loader.dataset, properties, self.accept_changed_data, gather)  # type: ignore[attr-defined]
         if reason:
             if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, PrepareWorker):
                 loader.worker_init_fn = PrepareWorker(loader.worker_init_fn)
@@ -136,9 +139,6 @@ class SamplingPlan:
         assert isinstance(loader, DataLoader)
         gather = gather or (lambda value: [value] * self.world_size)
         drawn = None if has_run_order(loader, self.world_size) else DrawnOrder(loader, broadcast, gather)
-        if self.world_size > 1:
-            count = len(drawn or loader.dataset)  # type: ignore[arg-type]
-            check_same_data(loader.dataset, count, loader.batch_size, self.accept_changed_data, gather)
         add_order = self._add_training_order if training else self._add_evaluation_order
         batches = add_order(loader, drawn)
         if training:
