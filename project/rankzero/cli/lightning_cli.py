@@ -66,10 +66,11 @@ class RankzeroCLI(LightningCLI):
         """Builds the data module, then the model; missing `LINKED_ARGUMENTS` are taken from the data module."""
         model_class = locate(self.config.model.class_path)
         included_models = [getattr(self.flags.command.models, name) for name in self.flags.command.models.__all__]
+        lacks_loaders = False
         if "data" not in self.flags.explicitly_set and model_class not in included_models:
             self.config.data = None
-            if self.flags.command.default_data:
-                self._check_own_loaders(model_class)
+            has_method = getattr(model_class, "train_dataloader", None) is not LightningModule.train_dataloader
+            lacks_loaders = self.flags.command.default_data is not None and not has_method
         config = self.config.clone()
         data: LightningDataModule | None = self._instantiate(Namespace(data=config.pop("data"))).data
         arguments = config.model.get("init_args") or Namespace()
@@ -78,20 +79,24 @@ class RankzeroCLI(LightningCLI):
                 arguments[name] = getattr(data, name, None)
         try:
             self.config_init = self._instantiate(config)
-        except ValueError as error:
+        except Exception as error:
+            if lacks_loaders and any(arguments.get(name, 0) is None for name in LINKED_ARGUMENTS):
+                raise self._no_data_error(model_class) from None
+            if not isinstance(error, ValueError):
+                raise
             match = re.match(r"(\w+) needs (\w+) \(", str(error)) if model_class in included_models else None
             raise (self._misfit_error(str(error), match[1], match[2], data) if match else error) from None
         self.model: LightningModule = self.config_init.model
+        if lacks_loaders and "train_dataloader" not in vars(self.model):
+            raise self._no_data_error(model_class)
         self.datamodule = data
         self._add_configure_optimizers_method_to_model(None)
 
-    def _check_own_loaders(self, model_class: Any) -> None:
-        """Raises a `RequestError` if a model that is not included has no training loaders of its own."""
-        if getattr(model_class, "train_dataloader", None) is not LightningModule.train_dataloader:
-            return
+    def _no_data_error(self, model_class: Any) -> RequestError:
+        """Returns the error for a model that is not included and has no training loaders of its own."""
         names, default = self.flags.command.data.__all__, self.flags.command.default_data
         own = _classes_beside(model_class, LightningDataModule)
-        raise RequestError(
+        return RequestError(
             self.flags.origins.request_for("model"),
             f"no data: {model_class.__name__} has no train_dataloader; choose {', '.join(names)}, or a class path",
             f"--data {own[0] if own else default}",

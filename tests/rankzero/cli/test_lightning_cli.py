@@ -84,6 +84,13 @@ class WithLoaders(Net):
         super().__init__(num_classes=2)
     def train_dataloader(self):
         return Data().train_dataloader()
+
+class WithAttribute(WithLoaders):
+    train_dataloader = LightningModule.train_dataloader
+
+    def __init__(self):
+        super().__init__()
+        self.train_dataloader = Data().train_dataloader
 """
 
 
@@ -101,10 +108,11 @@ def test_a_users_model_and_data_module_train_with_num_classes_of_the_data_module
 
 
 @pytest.mark.filterwarnings("ignore:.*you have no `val_dataloader`", "ignore:.*but have no `val_dataloader`")
-def test_a_model_with_its_own_loaders_needs_no_data_module(cwd, user_module):
-    assert fit_in_process("--model", "mine.WithLoaders", "--epochs", "1") == 0
-    assert summary(cwd, "WithLoaders-own-1")["samples"] == 50
-    fit_in_process("--config", "runs/WithLoaders-own-1/config.yaml", "--run", "again")
+@pytest.mark.parametrize("name", ["WithLoaders", "WithAttribute"])
+def test_a_model_with_its_own_loaders_needs_no_data_module(cwd, user_module, name):
+    assert fit_in_process("--model", f"mine.{name}", "--epochs", "1") == 0
+    assert summary(cwd, f"{name}-own-1")["samples"] == 50
+    fit_in_process("--config", f"runs/{name}-own-1/config.yaml", "--run", "again")
     assert summary(cwd, "again")["samples"] == 50
 
 

@@ -210,6 +210,7 @@ class _Processes:
             if code is not None and code < 0:
                 name = signal.Signals(-code).name
                 if name == SIGNALS.received:  # it arrived before the handlers were installed, so no work had begun
+                    print_error(f"{name}: stopped while the processes were starting; nothing was started")
                     return Exit.STOPPED
                 reason = f" ({ABORT_REASON})" if name == "SIGABRT" else ""
                 return self._report_failure(rank, f"was killed by {name}{reason}")

@@ -30,8 +30,8 @@ def _is_own_file(file: str) -> bool:
 def is_defect(error: BaseException) -> bool:
     """Whether an error was raised in Rankzero's own code, and not by a statement that explains it to the user."""
     frames = traceback.extract_tb(error.__traceback__)
-    is_explained = isinstance(error, RuntimeError | OSError)
-    return bool(frames) and _is_own_file(frames[-1].filename) and not is_explained
+    is_unexplained = isinstance(error, Exception) and not isinstance(error, RuntimeError | OSError)
+    return bool(frames) and _is_own_file(frames[-1].filename) and is_unexplained
 
 
 def user_position(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ class FiniteWeights(LoopCallback):
         self.problem, self._is_final, self._bad_intervals = None, False, 0
         self._first_step, self._first_epoch = trainer.global_step, fit_loop_of(trainer).epochs_done
         self._has_finite_checkpoint = trainer.ckpt_path is not None
-        self._ignored = frozenset(_not_finite(self._module.named_parameters()))  # such as a mask of -inf
+        self._ignored = frozenset(_not_finite(_weights(self._module)))  # such as a mask of -inf
 
     def check_interval(self, trainer: Trainer, step: int, loss: float, samples: float) -> None:
         """Examines the loss of a logging interval. Only rank zero calls this.
@@ -67,13 +67,19 @@ class FiniteWeights(LoopCallback):
         self._bad_intervals += 1
         first = max(step - fit_loop_of(trainer).epoch_loop.record.interval, self._first_step) + 1
         where = f"steps {first:,} to {step:,}" if first < step else f"step {step:,}"
-        if names := self._broken(self._module.named_parameters()):
+        if names := self._broken(_weights(self._module)):
             self._report(f"{NOT_FINITE} since {where}: NaN or infinity in {few(names)}", is_final=True)
         elif self._bad_intervals > 1 or not getattr(trainer.precision_plugin, "scaler", None):
             self._report(f"the loss of {where} is NaN or infinite; the weights are still finite")
 
     def accepts(self, weights: Mapping[str, Any], step: int) -> bool:
-        """Returns whether to write a checkpoint: not if its weights are not finite and an earlier one's are."""
+        """Returns whether to write a checkpoint.
+
+        It is not written if its weights are not finite and an earlier one's are, nor if the run stops because no step
+        has trained them.
+        """
+        if self._stops and self._has_no_loss(step):
+            return False
         names = self._broken(weights.items())
         if not names:
             self._has_finite_checkpoint = True
@@ -89,9 +95,9 @@ class FiniteWeights(LoopCallback):
         """
         step = trainer.global_step
         if trainer.is_global_zero and not self._is_final:
-            if names := self._broken(pl_module.named_parameters()):
+            if names := self._broken(_weights(pl_module)):
                 self._report(f"{NOT_FINITE} at step {step:,}: NaN or infinity in {few(names)}", is_final=True)
-            elif fit_loop_of(trainer).epoch_loop.record.is_enabled:
+            else:
                 self._check_that_losses_exist(trainer, step, is_over=True)
         self.end_if_final(trainer)
 
@@ -101,25 +107,31 @@ class FiniteWeights(LoopCallback):
         Raises:
             RunError: The run is one, and such a run stops; raised on all ranks.
         """
-        problem: str | None = trainer.strategy.broadcast(self.problem if self._is_final and self._stops else None)
+        own = (
+            f"{self.problem}. {self._advice(self.problem)}" if self.problem and self._is_final and self._stops else None
+        )
+        problem: str | None = trainer.strategy.broadcast(own)
         if problem is None:
             return
         if trainer.world_size == 1:
             self._channel.forget_stop()
-        raise RunError(f"{problem}. {self._advice(problem)}")
+        raise RunError(problem)
 
     def _check_that_losses_exist(self, trainer: Trainer, step: int, is_over: bool) -> None:
         """Reports a `training_step` that has never returned a loss; in the first epoch, it may still return one."""
-        loop, module = fit_loop_of(trainer), self._module
-        has_none = step > self._first_step and not loop.epoch_loop.record.total_samples
-        if has_none and module.automatic_optimization and trainer.optimizers:
+        if self._has_no_loss(step):
             text = f"training_step has returned None in every step up to step {step:,}, so nothing is trained"
-            self._report(text, is_final=is_over or loop.epochs_done > self._first_epoch)
+            self._report(text, is_final=is_over or fit_loop_of(trainer).epochs_done > self._first_epoch)
+
+    def _has_no_loss(self, step: int) -> bool:
+        module, record = self._module, fit_loop_of(self._module.trainer).epoch_loop.record
+        has_none = record.is_enabled and step > self._first_step and not record.total_samples
+        return bool(has_none and module.automatic_optimization and module.trainer.optimizers)
 
     def _broken(self, tensors: Iterable[tuple[str, Any]]) -> list[str]:
-        """Returns the names of the parameters among these tensors that are no longer finite."""
-        parameters = {_plain(name) for name, _ in self._module.named_parameters()} - self._ignored
-        return _not_finite((name, tensor) for name, tensor in tensors if _plain(name) in parameters)
+        """Returns the names of the weights among these tensors that are no longer finite."""
+        names = {_plain(name) for name, _ in _weights(self._module)} - self._ignored
+        return _not_finite((name, tensor) for name, tensor in tensors if _plain(name) in names)
 
     def _report(self, text: str, is_final: bool = False) -> None:
         if self.problem is not None and self._is_final >= is_final:
@@ -136,10 +148,19 @@ class FiniteWeights(LoopCallback):
         choice = "--on_nan warn trains on" if self._stops else "--on_nan stop ends such a run"
         if "None" in problem:
             return f"Return the loss; {choice}"
-        return (
-            "Checkpoints with finite weights are kept. Try a lower learning rate or --trainer.gradient_clip_val 1; "
+        kept = "Checkpoints with finite weights are kept. " if self._has_finite_checkpoint else ""
+        return kept + (
+            "Try a lower learning rate or --trainer.gradient_clip_val 1; "
             f"--trainer.detect_anomaly True names the operation; {choice}"
         )
+
+
+def _weights(module: LightningModule) -> Iterator[tuple[str, Tensor]]:
+    """Returns the parameters and the running statistics of batch norms, which have no gradient."""
+    yield from module.named_parameters()
+    for name, buffer in module.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            yield name, buffer
 
 
 def _not_finite(tensors: Iterable[tuple[str, Any]]) -> list[str]:

@@ -51,6 +51,7 @@ def test_frames_of_the_package_are_left_out_unless_it_raised_the_error_or_no_oth
     assert not is_defect(error)
     error = exception_of(lambda: error_reporter.refuse(None, Launch(launcher="slurm")))
     assert user_frames(error) == traceback.format_exception(error) and is_defect(error)
+    assert not is_defect(KeyboardInterrupt().with_traceback(error.__traceback__))
     error = exception_of(lambda: psutil.Process(-1))
     error.__traceback__ = error.__traceback__.tb_next.tb_next
     assert user_frames(error) == traceback.format_exception(error)

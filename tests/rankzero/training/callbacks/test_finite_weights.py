@@ -86,3 +86,25 @@ def test_a_training_step_that_never_returns_a_loss_is_reported(script_folder, ca
     assert "so nothing is trained" in summary_in(script_folder)["problem"]
     with pytest.raises(RunError, match="returned None"):
         train(NoLoss(), max_epochs=4, on_nan="stop", **settings)
+
+
+def test_a_stopped_run_that_has_trained_nothing_begins_again(script_folder):
+    for _ in range(2):
+        with pytest.raises(RunError, match="returned None in every step up to step 6"):
+            train(NoLoss(), max_epochs=1, on_nan="stop")
+        assert saved(script_folder) == [] and summary_in(script_folder)["checkpoint"] is None
+    train(DropoutNet(), max_epochs=1)
+    assert summary_in(script_folder)["steps"] == 6
+
+
+def test_running_statistics_that_are_not_finite_are_reported(script_folder):
+    class BrokenNorm(DropoutNet):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(1)
+
+        def on_train_epoch_end(self):
+            self.norm.running_var.fill_(math.inf)
+
+    with pytest.raises(RunError, match="NaN or infinity in norm.running_var"):
+        train(BrokenNorm(), max_epochs=2, on_nan="stop")
