@@ -108,19 +108,21 @@ def test_a_closed_terminal_stops_the_run_with_its_checkpoint_saved(user_folder):
     terminal, end_of_run = pty.openpty()
     command = [str(INTERPRETER_BIN / "python"), script("fit"), *TRAIN, "--epochs", "100000", "--run", "x"]
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), end_of_run)
-    process = subprocess.Popen(
-        command,
-        cwd=user_folder,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(end_of_run, termios.TIOCSCTTY, 0),  # becomes the controlling terminal
-        **streams,
-    )
+
+    def begin_session():
+        fcntl.ioctl(end_of_run, termios.TIOCSCTTY, 0)  # becomes the controlling terminal
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests run under nohup
+
+    process = subprocess.Popen(command, cwd=user_folder, start_new_session=True, preexec_fn=begin_session, **streams)
     os.close(end_of_run)
     printed = b""
     while b"epoch 1/" not in printed:
         printed += os.read(terminal, 4096)
     os.close(terminal)
-    assert process.wait(LIMIT) == 75
+    try:
+        assert process.wait(LIMIT) == 75
+    finally:
+        process.kill()
     wait_until(lambda: not processes_in(user_folder), "the end of all processes")
     stopped = summary(user_folder, "x")
     assert (stopped["status"], stopped["reason"]) == ("stopped", "SIGHUP") and stopped["checkpoint"]
