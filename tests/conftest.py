@@ -32,6 +32,7 @@ def pytest_configure(config):
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_CONFIG_HOME"] = folder.name
     os.environ["RES_OPTIONS"] = "timeout:1"  # torch looks up names of addresses, and a lost packet costs 5 s
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # programs in the background of a script ignore it
     if hasattr(config, "workerinput"):
         running.BIN = Path(config.workerinput["bin"])
         return

@@ -27,7 +27,7 @@ def unknown_class_error(flag: str, text: str, names: Sequence[str]) -> RequestEr
             suggested.
         names: The short names.
     """
-    classes = _classes_named(text)
+    classes = classes_named(text)
     if text.endswith(".py"):
         found = f"{text} is a file, not a class path" if _is_file(Path(text)) else "there is no such file"
     else:
@@ -40,7 +40,7 @@ def unknown_class_error(flag: str, text: str, names: Sequence[str]) -> RequestEr
     return RequestError(f"--{flag} {text}", found, instead)
 
 
-def _classes_named(text: str) -> list[str]:
+def classes_named(text: str) -> list[str]:
     """Returns the class paths in the current folder that the name of a file, module or class may mean."""
     file = Path(text if text.endswith(".py") else f"{text}.py")
     if _is_file(file) and not file.is_absolute() and ".." not in file.parts:

@@ -131,34 +131,30 @@ class Command(NamedTuple):
             return text
         raise unknown_class_error(flag, text, package.__all__)
 
-    def unknown_flag_error(
-        self, name: str, file_prefix: str, value: str | None = None, model: str = ""
-    ) -> RequestError:
+    def unknown_flag_error(self, name: str, file: str, value: str | None = None, model: str = "") -> RequestError:
         """Returns the error for a flag, or a key of a config file, that does not exist.
 
         Args:
             name: The flag without dashes, or the key.
-            file_prefix: Path of the config file, with a colon and a space; empty for the command line.
-            value: The value of the flag, if any.
+            file: Path of the config file; empty for the command line.
+            value: The value of the flag or of the key, if any.
             model: The short name of the model; empty for a class path.
         """
-        command_line_only = () if file_prefix else ("config", "explain", "print_config", "help", "help_all")
+        command_line_only = () if file else ("config", "explain", "print_config", "help", "help_all")
         valid_names = [*self.keys, *LIGHTNING_KEYS, *command_line_only]
-        dashes = "" if file_prefix else "--"
+        dashes, source = ("", f", in --config {file}") if file else ("--", "")
+        separator = ": " if file else " "
         similar = similar_names(name.split(".")[0], valid_names)
         instead = equivalent_flag(name, value, valid_names, model)
-        if instead and file_prefix:
-            instead = ": ".join(instead.removeprefix("--").split(" ", 1))
+        value_text = "" if value is None else f"{separator}{quoted(value)}"
+        if instead and file:
+            instead = separator.join(instead.removeprefix("--").split(" ", 1))
         if not instead and similar:
-            suggested_value = "" if value is None or file_prefix else f" {quoted(value)}"
-            instead = (
-                f"{dashes}{similar[0]}{name[len(name.split('.')[0]) :] if similar[0] in LIGHTNING_KEYS else ''}"
-                f"{suggested_value}"
-            )
+            rest = name[len(name.split(".")[0]) :] if similar[0] in LIGHTNING_KEYS else ""
+            instead = f"{dashes}{similar[0]}{rest}{value_text}"
         listing = f"; similar names: {', '.join(dashes + name for name in similar)}" if len(similar) > 1 else ""
-        value_text = "" if value is None else f" {quoted(value)}"
         return RequestError(
-            f"{file_prefix}{dashes}{name}{value_text}",
-            f"there is no {'such key' if file_prefix else 'flag of that name'}{listing}",
+            f"{dashes}{name}{value_text}{source}",
+            f"there is no {'such key' if file else 'flag of that name'}{listing}",
             instead or f"python launch/{self.name}.py --help",
         )

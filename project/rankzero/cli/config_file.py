@@ -27,7 +27,7 @@ def read_config(command: Command, path: str) -> tuple[str, dict[str, Any], dict[
     translated = {}
     for name, value in content.items():
         if name not in command.keys and name not in LIGHTNING_KEYS:
-            raise command.unknown_flag_error(str(name), file_prefix=f"{path}: ")
+            raise command.unknown_flag_error(str(name), path, None if isinstance(value, dict | list) else str(value))
         translated[name] = _with_class_path(command, name, value) if name in ("model", "data") else value
     for flag in command.flags:
         for name in {flag.name, *flag.aliases} & translated.keys():

@@ -11,7 +11,13 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from rankzero.cli.class_errors import hidden_file_error, import_failure, missing_class_error, wrong_class_error
+from rankzero.cli.class_errors import (
+    classes_named,
+    hidden_file_error,
+    import_failure,
+    missing_class_error,
+    wrong_class_error,
+)
 from rankzero.cli.import_names import hidden_file
 from rankzero.cli.origins import Origins
 from rankzero.messages import RequestError, few, nearest, quoted, similar_names
@@ -96,7 +102,8 @@ def parsing_error(
     if missing := missing_class_error(requested, key, class_path, *_classes(hint)[:1]):
         return missing
     if class_paths and class_paths[-1] == value:
-        line = f"--{key} package.module.Class, after changing to the folder that contains package"
+        others = classes_named(value.rpartition(".")[2])
+        line = f"--{key} {others[0] if others else 'package.module.Class, after changing to the folder of package'}"
         return RequestError(requested, _reason(branch), line)
     valid, found = _valid_value(value, hint) if hint else None, _reason(branch)
     if "dot import path string" in found and (classes := _by_similarity(value, [*_public_subclasses(hint)])):
@@ -202,14 +209,16 @@ def _unknown_argument_error(
         instead = f"{origins.flag_without(key)}, if the result of the run does not depend on it"
         return RequestError(requested, found, instead)
     error = _unknown_name_error(requested, f"{class_name} has no such argument", argument, names, f"{group}.")
-    value = "" if file else origins.value_of(key)
-    if class_path and not nearest(argument, names):
+    value, best = origins.value_of(key), nearest(argument, names)
+    if class_path and not best:
         owners = [one for one in _public_subclasses(types.get(group)).values() if argument in _arguments_of(one)]
         error.instead = (
-            _selection(group, argument, value, owners[0])
+            _selection(group, argument, "" if file else value, owners[0])
             if owners and locate(class_path) in _classes(types.get(group))
             else f"--{group}.help {class_path}, to list its arguments"
         )
+    elif file and best:
+        error.instead = f"{group}.{best}: {quoted(value)}, in {file}"
     elif value:
         error.instead += f" {quoted(value)}"
     return error

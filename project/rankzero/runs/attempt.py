@@ -329,7 +329,11 @@ class Attempt:
         here = "" if self.run.path.is_absolute() else f"{Path.cwd()}/"
         paths = [str(logger.log_dir) for logger in self.trainer.loggers if getattr(logger, "log_dir", None)]
         folders = [path.removeprefix(here) for path in paths]
-        print_line(terminal.result_text(summary, self.run, self.world, folders, write_report(self.run, summary)))
+        report = write_report(self.run, summary)
+        is_local = (
+            summary["launcher"] == "local"
+        )  # mpirun gives its processes a terminal, also if output goes to a file
+        print_line(terminal.result_text(summary, self.run, self.world, folders, report, has_colors=is_local))
 
     def _print_on_rank_zero(self, text: str, requires_no_action: bool = False) -> None:
         if self.launch.rank == 0 and not (requires_no_action and is_quiet()):

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.loops.fetchers import _DataFetcher
+from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from rankzero.distributed.monitoring.activity import Activity
@@ -133,10 +133,13 @@ class EpochLoop(_TrainingEpochLoop):
                 try:
                     self.advance(data_fetcher)
                     self.on_advance_end(data_fetcher)
-                except StopIteration:
+                except StopIteration as error:
+                    counts: Any = self.batch_progress.current
+                    if counts.started > counts.processed and not isinstance(data_fetcher, _DataLoaderIterDataFetcher):
+                        problem = "StopIteration in a training step would end the epoch and leave samples out"
+                        raise RuntimeError(problem) from error
                     if self.agreements:
                         self.agreements.check_data_end(data_fetcher)
-                    counts: Any = self.batch_progress.current
                     self._skipped_batches = counts.processed - counts.completed
                     if self._skipped_batches and self.is_within_step:
                         self.record.discard_step()  # the next epoch begins with new gradients

@@ -133,7 +133,10 @@ BAD_INPUT = [
     *(("--trainer.max_epoch 3", "--trainer.max_epochs"), ("--trainer.max_epochs x", "expected int")),
     *(("--trainer.precision 17", "expected one of"), ("--trainer.val_check_interval 5.5", "val_check_interval")),
     ("--trainer.strategy fsdp", "ddp_find_unused_parameters_true"),
-    *(("--model ResNet --model.dept 18", "type   --model.depth"), ("--config unknown.yaml", "type   --model.depth")),
+    *(
+        ("--model ResNet --model.dept 18", "type   --model.depth"),
+        ("--config unknown.yaml", "type   model.depth: 18, in --config unknown.yaml"),
+    ),
     ("--model MLP --model.hidden_sizes [8,0]", "hidden_sizes is"),
     ("--model ResNet --data Toy", "type   --model MLP"),
     ("--model MLP --trainer.logger WandbLogger", "type   pip install 'wandb>=0."),

@@ -104,7 +104,10 @@ def test_a_mistake_in_a_config_file_names_the_file(tmp_path):
     file.write_text("model: {class_path: lightning_modules.MLP, init_args: {hiden: 3}}")
     content = {"model": {"class_path": MLP, "init_args": {"hiden": 3}}}
     error = refusal("--config", str(file), files=[("--config c.yaml", content)])
-    assert error.asked == "model.hiden: 3, in --config c.yaml" and error.instead == "--model.hidden_sizes"
+    assert (
+        error.asked == "model.hiden: 3, in --config c.yaml"
+        and error.instead == "model.hidden_sizes: 3, in --config c.yaml"
+    )
     content["model"]["init_args"] = {"optimizer": "Adan"}
     file.write_text(str(content))
     error = refusal("--config", str(file), files=[("--config c.yaml", content)])

@@ -103,6 +103,16 @@ def test_on_train_batch_start_can_skip_the_rest_of_an_epoch():
     assert_equals_stock(observe_without_counts, make_module)
 
 
+@pytest.mark.parametrize("settings", [{}, {"profiler": "simple"}])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_step_that_raises_stop_iteration_is_an_error_and_no_end_of_the_epoch(settings, last):
+    def step(self, batch, index):
+        return next(iter(())) if index == (self.trainer.num_training_batches - 1 if last else 3) else self.loss(batch)
+
+    with pytest.raises(RuntimeError, match="StopIteration in a training step would end the epoch"):
+        train(True, with_methods("Raises", training_step=step)(), **settings)
+
+
 def train_on_iterator(self, dataloader_iter):
     batch, _, _ = next(dataloader_iter)
     return Net.loss(self, batch)

@@ -1,6 +1,7 @@
 """Output of a run for the user: one line at the start, one table at the end."""
 
 import platform
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def result_text(
     world: WorldInfo,
     log_folders: Iterable[str] = (),
     report: Path | None = None,
+    has_colors: bool = False,
 ) -> str:
     """Returns the result of an attempt that has ended: a table, or one line if `--quiet` is set.
 
@@ -42,6 +44,7 @@ def result_text(
         world: Number of processes and their devices.
         log_folders: Folders of the Trainer's loggers.
         report: File of the report; None if it was not written.
+        has_colors: Whether a problem is red, if stdout is a terminal.
     """
     if is_quiet():
         return result_line(summary, run)
@@ -54,7 +57,7 @@ def result_text(
     epochs = f"{summary['epochs']}" + f" of {max_epochs}" * (summary["epochs"] < max_epochs)
     table.add_row("epochs", f"{epochs} ({summary['steps']:,} steps, {summary['samples']:,} samples)")
     if problem := summary.get("problem"):
-        table.add_row("problem", printable_line(problem), style="red")
+        table.add_row("problem", textwrap.fill(printable_line(problem), 80), style="red")
     if summary["ledger"]:
         table.add_row("ledger", summary["ledger"][-1])
     speed = number_text(summary["samples_per_second"])
@@ -71,7 +74,7 @@ def result_text(
         table.add_row("report", str(report))
     for label, location in log_locations(run, log_folders):
         table.add_row(label, location)
-    return rendered(table, has_colors=False)  # mpirun gives its processes a terminal, also if output goes to a file
+    return rendered(table, has_colors)
 
 
 def result_line(summary: Mapping[str, Any], run: RunDirectory) -> str:

@@ -42,7 +42,17 @@ METRICS = {"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}
 def print_summary(run, metrics, status="finished", world=ONE_PROCESS, **changes):
     numbers = {"epochs": 1, "steps": 2, "samples": 3, "samples_per_second": 1.0, "seconds": 1.0, "max_epochs": 1}
     summary = {"launcher": "local", "ledger": [], "slow_ranks": [], "checkpoint": None, **numbers, **changes}
-    print(result_text({**summary, "status": status, "metrics": metrics}, run, world))
+    print(result_text({**summary, "status": status, "metrics": metrics}, run, world, has_colors=True))
+
+
+def test_a_problem_is_wrapped_and_red_in_a_terminal(capsys, tmp_path, monkeypatch):
+    problem = "the weights are not finite: " + "NaN in a layer, " * 10
+    print_summary(RunDirectory(tmp_path / "x"), {}, problem=problem)
+    plain = capsys.readouterr().out
+    assert "\x1b" not in plain and all(len(line) < 110 for line in plain.splitlines() if "NaN" in line)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    print_summary(RunDirectory(tmp_path / "x"), {}, problem=problem)
+    assert "\x1b[31mproblem" in capsys.readouterr().out
 
 
 def test_the_table_shows_a_metric_once_and_wraps_no_long_path_in_a_pipe(capsys, tmp_path):
