@@ -330,9 +330,8 @@ class Attempt:
         paths = [str(logger.log_dir) for logger in self.trainer.loggers if getattr(logger, "log_dir", None)]
         folders = [path.removeprefix(here) for path in paths]
         report = write_report(self.run, summary)
-        is_local = (
-            summary["launcher"] == "local"
-        )  # mpirun gives its processes a terminal, also if output goes to a file
+        # mpirun gives its processes a terminal, also if output goes to a file
+        is_local = summary["launcher"] == "local"
         print_line(terminal.result_text(summary, self.run, self.world, folders, report, has_colors=is_local))
 
     def _print_on_rank_zero(self, text: str, requires_no_action: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -121,7 +122,10 @@ def _write_content(checkpoint: dict[str, Any], folder: Path) -> None:
 
 def _required_globals(path: Path) -> list[str]:
     with path.open("rb") as file:
-        return required_globals(file)
+        try:
+            return required_globals(file)
+        except pickle.UnpicklingError:  # for example because of an integer of a thousand digits
+            return ["what torch cannot name"]
 
 
 def _move_to_target(temporary: Path, target: Path) -> None:

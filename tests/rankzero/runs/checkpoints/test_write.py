@@ -49,6 +49,11 @@ def test_content_that_torch_or_json_cannot_represent_is_refused_and_leaves_no_fi
     assert names(saved) == ["step-00000010", "step-00000020"]
 
 
+def test_a_state_whose_classes_torch_cannot_list_is_saved_and_read_by_the_same_user(saved):
+    save(saved, 30, number=1 << 3000)
+    assert load(saved / "step-00000030")["number"] == 1 << 3000
+
+
 @pytest.mark.parametrize("rows", [0, 1, 70_000])
 def test_a_state_has_the_bytes_that_torch_save_writes_and_its_manifest_describes_them(tmp_path, rows):
     state = {"w": torch.arange(3.0 * rows).view(3, rows), "step": 3, "part": torch.ones(4)[1:3]}
