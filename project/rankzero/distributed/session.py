@@ -41,6 +41,7 @@ from rankzero.messages import (
     flush_streams,
     is_peer_failure,
     print_error,
+    print_notice,
     was_reported,
 )
 
@@ -136,6 +137,7 @@ def _open_script_session(requested: RequestedWorld) -> Session:
     count = processes_to_start(requested, launch) or processes_for_gpus(requested, launch)
     if count:
         _check_can_start(count)
+        print_notice(f"starting {count} process{'es' * (count > 1)} of {Path(sys.argv[0]).name or 'this program'}")
     try:
         rendezvous_result = join_ranks(requested, launch, count)
     except Stopped as stopped:
