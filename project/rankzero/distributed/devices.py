@@ -1,18 +1,29 @@
 """Assigns a device to each process and chooses the backend through which the processes communicate."""
 
+import os
+import shutil
+import socket
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
+from rankzero.distributed.process.limits.cores import cpus_near, format_cpus, parse_cpus
 from rankzero.distributed.process.limits.threads import choose_threads, set_threads
-from rankzero.messages import RequestError, nearest
+from rankzero.messages import RequestError, nearest, print_error
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
+
+NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
+"""Has one entry for each GPU that NVIDIA's kernel driver knows, also if this process may not use it."""
+
+_CUDA_ERRORS = (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError)
+"""What torch raises if CUDA cannot be initialized, or if it has fewer GPUs than the driver lists."""
 
 
 @dataclass(frozen=True)
@@ -22,12 +33,16 @@ class DeviceAssignment:
     Args:
         accelerator: `cuda`, `mps` or `cpu`.
         index: Index of the GPU among the GPUs that this process sees.
-        gpu: UUID of the GPU, unique on its machine; None without a GPU.
+        gpu: UUID of the GPU, or of the part of a GPU (MIG), unique on its machine; None without a GPU.
+        pci: PCI address of the whole GPU, by which NCCL recognizes shared GPUs; None if NCCL allows them.
+        cpus: CPUs next to the GPU that this process may use, in Linux's notation; empty if unknown.
     """
 
     accelerator: str
     index: int = 0
     gpu: str | None = None
+    pci: str | None = None
+    cpus: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,9 +80,15 @@ def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> WorldI
     assignment = coordinator.run_on_all_ranks(lambda: assign_device(requested, launch))
 
     def choose(assignments: list[dict[str, Any]]) -> list[Any]:
-        return _choose_backend(requested, [DeviceAssignment(**fields) for fields in assignments], coordinator.hosts)
+        devices = [DeviceAssignment(**fields) for fields in assignments]
+        choice = _choose_backend(requested, devices, coordinator.hosts)
+        return [*choice, _can_bind(devices, coordinator)]
 
-    backend, shares_gpu = coordinator.decide(asdict(assignment), choose)
+    backend, shares_gpu, binds = coordinator.decide(asdict(assignment), choose)
+    if binds:
+        os.sched_setaffinity(0, parse_cpus(assignment.cpus))
+    if assignment.accelerator == "cpu" and requested.accelerator == "auto" and not launch.rank:
+        _warn_of_unused_gpus()
     assert launch.local_world_size and launch.num_nodes
     size, nodes, devices = launch.world_size, launch.num_nodes, launch.local_world_size
     threads = _set_torch_threads(coordinator)
@@ -77,7 +98,10 @@ def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> WorldI
 def _choose_backend(
     requested: RequestedWorld, assignments: Sequence[DeviceAssignment], hosts: Sequence[str]
 ) -> list[Any]:
-    """Returns the backend, and whether processes share a GPU."""
+    """Returns the backend, and whether processes share a GPU.
+
+    By default, processes share GPUs only on a single host. On several hosts, one lost GPU must not make a run slow.
+    """
     host_by_accelerator = {device.accelerator: host for device, host in zip(assignments, hosts, strict=True)}
     if len(host_by_accelerator) > 1:
         raise RequestError(
@@ -86,19 +110,60 @@ def _choose_backend(
             "--accelerator cpu, or start the run only on machines with GPUs",
         )
     accelerator = assignments[0].accelerator
-    process_counts = Counter((host, device.gpu) for device, host in zip(assignments, hosts, strict=True) if device.gpu)
-    shares_gpu = any(count > 1 for count in process_counts.values())
-    backend = requested.backend or ("nccl" if accelerator == "cuda" and not shares_gpu else "gloo")
+    placed = list(zip(hosts, assignments, strict=True))
+    shares_gpu = max(Counter((host, device.gpu) for host, device in placed if device.gpu).values(), default=1) > 1
+    for_nccl = Counter((host, device.pci) for host, device in placed if device.pci)
+    (shared_host, pci), count = for_nccl.most_common(1)[0] if for_nccl else (("", None), 1)
+    backend = requested.backend or ("nccl" if accelerator == "cuda" and count == 1 else "gloo")
     if backend == "nccl" and accelerator != "cuda":
         raise RequestError("--backend nccl", f"NCCL needs GPUs, but the run uses {accelerator}", "--backend gloo")
-    if backend == "nccl" and shares_gpu:
-        (host, _), count = process_counts.most_common(1)[0]
+    if count > 1 and (backend == "nccl" or (not requested.backend and len(set(hosts)) > 1)):
+        is_divided = len({device.gpu for host, device in placed if (host, device.pci) == (shared_host, pci)}) > 1
+        gpus, processes = sum(host == shared_host for host, _ in for_nccl), list(hosts).count(shared_host)
+        found = f"{count} processes share a GPU on {shared_host}{' as MIG instances' * is_divided}"
+        without = f", or start the run without {shared_host}" * (len(set(hosts)) > 1)
+        enable = ", or NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or newer" * is_divided
         raise RequestError(
-            "--backend nccl",
-            f"{count} processes share a GPU on {host}, but NCCL needs one GPU per process",
-            f"--devices {len({gpu for gpu_host, gpu in process_counts if gpu_host == host})}, or --backend gloo",
+            "--backend nccl" if requested.backend else f"{len(hosts)} processes, each with its own GPU",
+            f"{found} ({processes} processes, {gpus} GPU{'s' * (gpus > 1)}), but NCCL needs one GPU per process",
+            f"--devices {gpus}{without}{enable}, or --backend gloo",
         )
     return [backend, shares_gpu]
+
+
+def _can_bind(assignments: Sequence[DeviceAssignment], coordinator: Coordinator) -> bool:
+    """Whether each rank keeps its share of its machine's cores if it uses only the cores next to its GPU."""
+    ranks_on: dict[str, list[int]] = {}
+    for rank, host in enumerate(coordinator.hosts):
+        ranks_on.setdefault(host, []).append(rank)
+    for ranks in ranks_on.values():
+        cores = frozenset[int]().union(*(parse_cpus(coordinator.members[rank].cores) for rank in ranks))
+        for cpus, count in Counter(assignments[rank].cpus for rank in ranks).items():
+            if not cpus or len(parse_cpus(cpus) & cores) * len(ranks) < len(cores) * count:
+                return False
+    return True
+
+
+def _warn_of_unused_gpus() -> None:
+    """Prints why the run uses the CPU, if this machine has GPUs of NVIDIA and the user has not hidden them."""
+    count = len(list(NVIDIA_GPUS.glob("*")))
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1", "NoDevFiles")
+    if not is_hidden and (count or shutil.which("nvidia-smi")):
+        gpus = f"{count or 'the'} NVIDIA GPU{'s' * (count != 1)} of {socket.gethostname()}"
+        print_error(
+            f"warning: the run uses the CPU: torch {torch.__version__} cannot use {gpus}: {_cuda_problem()}\n"
+            "  install a torch built for CUDA, repair the driver, or request GPUs from the scheduler; "
+            "--accelerator cpu avoids this warning"
+        )
+
+
+def _cuda_problem() -> str:
+    """Returns why torch can use no GPU, such as a driver that is too old."""
+    try:
+        torch.cuda.init()
+    except _CUDA_ERRORS as error:
+        return str(error).splitlines()[0]
+    return "there is none"
 
 
 def _set_torch_threads(coordinator: Coordinator) -> str:
@@ -133,8 +198,29 @@ def assign_device(requested: RequestedWorld, launch: Launch) -> DeviceAssignment
     if max(indices) >= visible_gpus:
         raise RequestError(f"GPU {max(indices)}", f"{visible_gpus} GPUs, counted from 0", "--trainer.devices [0]")
     # With `srun --gpus-per-task=1`, each process sees only its own GPU, with index 0.
-    index = indices[local_rank % len(indices)]
-    return DeviceAssignment(accelerator, index, gpu_id(index))
+    return _use_gpu(indices[local_rank % len(indices)], visible_gpus)
+
+
+def _use_gpu(index: int, visible_gpus: int) -> DeviceAssignment:
+    """Makes a GPU the current device of this process, before any call creates a context on GPU 0.
+
+    Raises:
+        RequestError: CUDA cannot use the GPU, although the driver lists it.
+    """
+    try:
+        torch.cuda.set_device(index)
+        properties: Any = torch.cuda.get_device_properties(index)
+    except _CUDA_ERRORS as error:
+        usable = torch.cuda.device_count()
+        raise RequestError(
+            f"GPU {index} of {socket.gethostname()}",
+            f"the driver lists {visible_gpus} GPUs, but CUDA cannot use this one: {str(error).splitlines()[0]}",
+            f"--devices {usable}" if 0 < usable < visible_gpus else "--accelerator cpu, or repair the driver",
+        ) from error
+    pci = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    allows_sharing = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "0") != "0" and torch.cuda.nccl.version() >= (2, 30)
+    cpus = format_cpus(cpus_near(pci))
+    return DeviceAssignment("cuda", index, str(properties.uuid), None if allows_sharing else pci, cpus)
 
 
 def check_gpus(requested: RequestedWorld, accelerator: str) -> None:
@@ -142,11 +228,6 @@ def check_gpus(requested: RequestedWorld, accelerator: str) -> None:
     if accelerator == "cpu" and requested.gpus is not None:
         found = "indices of GPUs, but the run uses the CPU" if requested.gpus else "all GPUs, but the run uses the CPU"
         raise RequestError(f"devices={list(requested.gpus) or -1}", found, "devices=N, the number of processes")
-
-
-def gpu_id(index: int) -> str:
-    """Returns the UUID of a GPU, which is the same in all processes, whatever its index in this process."""
-    return str(torch.cuda.get_device_properties(index).uuid)
 
 
 def processes_for_gpus(requested: RequestedWorld, launch: Launch) -> int:
@@ -174,9 +255,10 @@ def _choose_accelerator(requested: object) -> str:
         instead = f"--accelerator {nearest(str(requested), ACCELERATORS) or 'auto'}"
         raise RequestError(f"--accelerator {requested}", f"there are {', '.join(ACCELERATORS)}", instead)
     if requested != "cpu":
+        problem = f": {_cuda_problem()}" if requested != "mps" else ""
         raise RequestError(
             f"--accelerator {requested}",
-            f"no such device on this machine (torch {torch.__version__} sees {gpu_count} GPUs)",
+            f"no such device on this machine (torch {torch.__version__} sees {gpu_count} GPUs{problem})",
             "--accelerator cpu, or auto",
         )
     return "cpu"

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from rankzero.distributed.process.limits.cgroups import PROC_SELF, cgroup_folders
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 class Quota(NamedTuple):
@@ -44,6 +45,18 @@ def _core_of(cpu: int) -> int:
         return min(parse_cpus(siblings))
     except (OSError, ValueError):
         return cpu
+
+
+def cpus_near(pci: str) -> frozenset[int]:
+    """Returns the hardware threads next to a PCI device on which this process may run; none if they are unknown.
+
+    Args:
+        pci: Address of the device, such as `0000:3b:00.0`.
+    """
+    try:
+        return parse_cpus((PCI_DEVICES / pci / "local_cpulist").read_text()) & os.sched_getaffinity(0)
+    except (OSError, ValueError):  # not Linux, or a virtual machine
+        return frozenset()
 
 
 def parse_cpus(text: str) -> frozenset[int]:
