@@ -266,7 +266,8 @@ class Attempt:
         self.control_channel.on_abort = self._record_abort
         monitor, stops_run = self.control_channel.monitor, self.options.hang_action == "stop"
         monitor.on_hang = self._record_hang
-        monitor.start(self.options.hang_timeout, stops_run, partial(collective_in_flight, self.world.backend))
+        in_flight = partial(collective_in_flight, self.world.backend, self.trainer.strategy.root_device)
+        monitor.start(self.options.hang_timeout, stops_run, in_flight)
         line = terminal.start_line(self.run, self.world, self.launch, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)
         self._print_on_rank_zero(line, requires_no_action=True)

@@ -14,6 +14,7 @@ import torch
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.monitoring.heartbeat import InFlight
 
 _numbers = itertools.count()
 """Numbers of the process groups, equal on all ranks. A later group must not find the keys of an earlier one."""
@@ -63,6 +64,8 @@ def init_process_group(
         device: The device of this process.
         timeout: Time limit of a collective; None for torch's default.
     """
+    if backend == "nccl":  # records when a GPU begins a collective
+        os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
     exception_hook = sys.excepthook  # torch wraps the hook, and delays its output until it returns
     torch.distributed.init_process_group(
         backend,
@@ -93,36 +96,63 @@ def destroy_process_group(after_error: bool) -> bool:
     return True
 
 
-def collective_in_flight(backend: str) -> tuple[int, str] | None:
-    """Returns the oldest collective that this process has begun and that has not completed; None if there is none.
+def collective_in_flight(backend: str, device: torch.device) -> InFlight:
+    """Returns the oldest collective that this process has begun and that has not completed, and whether the GPU works.
 
     Reads torch's flight recorder, which records the calls of each process group, here without Python stacks. Any thread
-    may call this function.
+    may call this function. On a GPU, the recorder reads CUDA events: without a current device, a thread would create a
+    second context, on GPU 0; and during the capture of a CUDA graph, the capture would fail.
 
     Args:
         backend: `nccl` or `gloo`.
-
-    Returns:
-        The number of the collective among those of its process group, from 1, and its description, such as
-        `all_reduce of 11,173,962 values`.
+        device: The device of this process.
 
     Raises:
         NotImplementedError: This version of torch does not record the collectives of the backend.
     """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return None
+    has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    uses_gpu = device.type == "cuda" and torch.cuda.is_initialized()
+    if uses_gpu:
+        torch.cuda.set_device(device)
+        if _is_capturing():
+            return InFlight()
+    entry = _oldest_collective(backend) if has_group else None
+    if entry is None:
+        return InFlight(awaits_gpu=uses_gpu and not torch.cuda.default_stream(device).query())
+    is_queued, is_timed = entry["state"] == "scheduled", entry["profiling_name"].startswith("nccl:")
+    if is_queued and is_timed and os.environ.get("TORCH_NCCL_ENABLE_TIMING") == "1":
+        return InFlight(int(entry["collective_seq_id"]), awaits_gpu=True)
+    name = entry["profiling_name"].partition(":")[2]
+    count = sum(map(math.prod, entry["input_sizes"]))
+    description = f"{name} of {count:,} value{'s' * (count != 1)}" if count else name
+    # nccl2, the default since torch 2.15, records only that a collective was queued.
+    kernel = " or for a kernel before it" * (is_queued and backend == "nccl")
+    return InFlight(int(entry["collective_seq_id"]), f"{description}{kernel}")
+
+
+def _is_capturing() -> bool:
+    """Returns whether a CUDA graph is captured on the stream that `torch.cuda.graph` uses by default.
+
+    Compiled models capture on another stream, in a mode that permits calls of other threads.
+    """
+    stream = torch.cuda.graph.default_capture_stream
+    if stream is None:
+        return False
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def _oldest_collective(backend: str) -> dict[str, Any] | None:
+    """Returns the oldest collective in torch's record that is not complete; None without one."""
     module: Any = torch._C._distributed_c10d
     try:
         if backend == "gloo":
-            record = module._dump_fr_trace_json(onlyActive=True, backend="gloo")  # since torch 2.15
+            dumps = [module._dump_fr_trace_json(onlyActive=True, backend="gloo")]  # since torch 2.15
         else:
-            record = module._dump_nccl_trace_json(onlyActive=True)
+            dumps = [module._dump_nccl_trace_json(onlyActive=True)]
+            if hasattr(module, "ProcessGroupNCCL2"):  # the default since torch 2.15
+                dumps.append(module._dump_fr_trace_json(onlyActive=True, backend="nccl2"))
     except (AttributeError, RuntimeError, TypeError) as error:
         raise NotImplementedError(f"torch {torch.__version__} does not record the collectives of {backend}") from error
-    collectives = [entry for entry in json.loads(record).get("entries", []) if not entry["retired"]]
-    if not collectives:
-        return None
-    name = collectives[0]["profiling_name"].removeprefix(f"{backend}:")
-    count = sum(map(math.prod, collectives[0]["input_sizes"]))
-    description = f"{name} of {count:,} value{'s' * (count != 1)}" if count else name
-    return int(collectives[0]["collective_seq_id"]), description
+    entries = itertools.chain.from_iterable(json.loads(dump).get("entries", []) for dump in dumps)
+    return next((entry for entry in entries if not entry["retired"]), None)

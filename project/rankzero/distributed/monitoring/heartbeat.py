@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from time import monotonic
 from types import FrameType
+from typing import NamedTuple
 
 from rankzero.distributed.monitoring.activity import (
     BACKWARD,
@@ -32,11 +33,23 @@ DETAIL_SECONDS = 4.0
 With a short `--hang_timeout`, half of it applies.
 """
 
-CollectiveInFlight = Callable[[], tuple[int, str] | None]
-"""Returns number and description of the oldest collective that this rank has begun and that is not complete, or None.
 
-Raises NotImplementedError if torch does not record collectives.
-"""
+class InFlight(NamedTuple):
+    """What this rank has begun and not completed.
+
+    Args:
+        number: Number of the oldest collective among those of its process group, from 1; 0 without one.
+        collective: Its description, such as `all_reduce of 421,642 values`; empty if it waits for no other rank.
+        awaits_gpu: Whether the GPU still works on something that needs no other rank.
+    """
+
+    number: int = 0
+    collective: str = ""
+    awaits_gpu: bool = False
+
+
+CollectiveInFlight = Callable[[], InFlight]
+"""Returns what this rank has in flight. Raises NotImplementedError if torch does not record collectives."""
 
 
 class Heartbeat:
@@ -91,7 +104,7 @@ class Heartbeat:
 
     def _while_starting(self, now: float) -> Status:
         frames = main_thread_frames()
-        waits_in = self._collective(START, frames)[1]
+        waits_in = self._collective(START, frames).collective
         if waits_in != self._waits_in:
             self._waits_in, self._waits_since = waits_in, now
         age, position = now - self._waits_since, current_user_position(frames)
@@ -104,16 +117,20 @@ class Heartbeat:
             limit = None
         elif status.phase == CHECKPOINT or is_compiling(frames):
             status, limit = status._replace(may_take_longer=False), self.limit * PATIENCE
-        sequence, waits_in = self._collective(status.phase, frames)
+        sequence, waits_in, awaits_gpu = self._collective(status.phase, frames)
         position = current_user_position(frames)
         if status.phase == DATA and not position and status.is_overdue(0.5):
             position = worker_position()
+        if awaits_gpu and not waits_in:
+            position += f"{', where ' * bool(position)}the CPU waits for the GPU"
         return status._replace(limit=limit, waits_in=waits_in, sequence=sequence, position=position)
 
-    def _collective(self, phase: str, frames: list[FrameType]) -> tuple[int, str]:
-        """Returns number and description of the collective in which the main thread waits; (0, "") without one."""
+    def _collective(self, phase: str, frames: list[FrameType]) -> InFlight:
+        """Returns what this rank has in flight, with the place in which the main thread waits for other ranks."""
         try:
-            collective = self.collective_in_flight()
+            found = self.collective_in_flight()
         except NotImplementedError:
-            collective = (0, "a collective") if phase == BACKWARD else None
-        return collective or (0, waiting_function(frames))
+            found = InFlight(collective="a collective" * (phase == BACKWARD))
+        except Exception:  # such as an error of the GPU, which the main thread raises too
+            found = InFlight()
+        return found if found.number or found.collective else found._replace(collective=waiting_function(frames))

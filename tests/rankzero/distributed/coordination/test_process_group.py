@@ -1,16 +1,23 @@
+import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rankzero.distributed.coordination import process_group
 from rankzero.distributed.coordination.process_group import (
+    collective_in_flight,
     destroy_process_group,
     init_process_group,
     wait_for_gloo_threads,
 )
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.monitoring.heartbeat import InFlight
 
 
 @pytest.fixture(params=[timedelta(seconds=5), None], ids=["timeout", "no timeout"])
@@ -68,3 +75,113 @@ def test_threads_of_gloo_are_known_by_their_name(group):
     torch.distributed.all_reduce(torch.ones(1))  # by a thread that has named itself before
     names = [(task / "comm").read_text() for task in process_group.THREADS.iterdir()]
     assert any(name.startswith("pt_gloo_runloop") for name in names)
+
+
+GPU = torch.device("cuda", 3)
+
+
+def dump(*entries):
+    """Returns a dump with the fields that torch 2.15.0 writes for gloo; the names and states of NCCL are constructed.
+
+    They follow `FlightRecorder.hpp` and `FlightRecorderHook.hpp` of torch 2.15.0.
+    """
+    common = {
+        "input_dtypes": ["Float"],
+        "is_p2p": False,
+        "op_id": 1,
+        "p2p_seq_id": 0,
+        "pg_id": 0,
+        "process_group": ["0", "default_pg"],
+        "thread_name": "python",
+        "time_discovered_completed_ns": 0,
+        "time_discovered_started_ns": 0,
+        "timeout_ms": 1800000,
+    }
+    named = [
+        {**common, "profiling_name": name, "state": state, "retired": retired, "collective_seq_id": 40 + index}
+        | {"input_sizes": [[5, 200], [3]], "record_id": index}
+        for index, (name, state, retired) in enumerate(entries)
+    ]
+    status = {"0": {"last_completed_collective": "39", "last_enqueued_collective": "41"}}
+    return json.dumps({"version": "2.10", "pg_status": status} | ({"entries": named} if named else {})).encode()
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    """Replaces CUDA and torch's flight recorder. The returned object holds dumps, and the calls of CUDA in order."""
+    found = SimpleNamespace(nccl=dump(), nccl2=dump(), gloo=dump(), calls=[], is_idle=True)
+    module = torch._C._distributed_c10d
+
+    def read(name, onlyActive, backend="nccl"):  # noqa: N803 - torch's name
+        assert onlyActive
+        found.calls.append(name)
+        return getattr(found, backend)
+
+    monkeypatch.setattr(module, "_dump_nccl_trace_json", partial(read, "nccl"))
+    monkeypatch.setattr(module, "_dump_fr_trace_json", partial(read, "fr"))
+    monkeypatch.setattr(module, "ProcessGroupNCCL2", object, raising=False)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", found.calls.append)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: SimpleNamespace(query=lambda: found.is_idle))
+    monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", None)
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_TIMING", "1")
+    return found
+
+
+QUEUED, BEGUN = ("nccl:all_reduce", "scheduled", False), ("nccl:all_reduce", "started", False)
+
+
+def test_the_monitors_thread_reads_the_record_with_this_ranks_gpu_as_the_current_device(recorder):
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(collective_in_flight, "nccl", GPU).result() == InFlight()
+    assert recorder.calls == [GPU, "nccl", "fr"]
+
+
+def test_a_collective_that_the_gpu_has_begun_waits_for_other_ranks(recorder):
+    recorder.nccl = dump(("nccl:broadcast", "started", True), BEGUN, QUEUED)
+    assert collective_in_flight("nccl", GPU) == InFlight(41, "all_reduce of 1,003 values")
+
+
+def test_a_gpu_that_has_not_begun_its_oldest_collective_still_works(recorder):
+    recorder.nccl = dump(QUEUED, QUEUED)
+    assert collective_in_flight("nccl", GPU) == InFlight(40, awaits_gpu=True)
+
+
+def test_without_start_times_the_cause_may_be_the_collective_or_a_kernel_before_it(recorder, monkeypatch):
+    recorder.nccl2 = dump(("nccl2:all_reduce", "scheduled", False))
+    waiting = InFlight(40, "all_reduce of 1,003 values or for a kernel before it")
+    assert collective_in_flight("nccl", GPU) == waiting
+    recorder.nccl, recorder.nccl2 = dump(QUEUED), dump()
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_TIMING", "0")
+    assert collective_in_flight("nccl", GPU) == waiting
+
+
+def test_without_a_collective_the_stream_shows_whether_the_gpu_works(recorder):
+    recorder.is_idle = False
+    assert collective_in_flight("nccl", GPU) == InFlight(awaits_gpu=True)
+    assert collective_in_flight("gloo", torch.device("cpu")) == InFlight()
+
+
+@pytest.mark.parametrize("captures", [True, False])
+def test_the_record_is_not_read_while_a_cuda_graph_is_captured(recorder, monkeypatch, captures):
+    recorder.nccl = dump(BEGUN)
+    streams = [None]
+
+    @contextmanager
+    def use(stream):
+        streams.append(stream)
+        yield
+        streams.pop()
+
+    monkeypatch.setattr(torch.cuda.graph, "default_capture_stream", "capture stream")
+    monkeypatch.setattr(torch.cuda, "stream", use)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captures and streams[-1] == "capture stream")
+    assert bool(collective_in_flight("nccl", GPU).number) is not captures
+    assert ("nccl" in recorder.calls) is not captures
+
+
+def test_a_version_of_torch_without_a_record_is_reported(recorder, monkeypatch):
+    monkeypatch.delattr(torch._C._distributed_c10d, "_dump_fr_trace_json")
+    with pytest.raises(NotImplementedError, match="does not record the collectives of gloo"):
+        collective_in_flight("gloo", torch.device("cpu"))

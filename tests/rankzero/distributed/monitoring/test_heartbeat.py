@@ -19,7 +19,7 @@ from rankzero.distributed.monitoring.activity import (
     Activity,
 )
 from rankzero.distributed.monitoring.diagnosis import describe_hang
-from rankzero.distributed.monitoring.heartbeat import Heartbeat
+from rankzero.distributed.monitoring.heartbeat import Heartbeat, InFlight
 from rankzero.distributed.monitoring.report_schedule import ReportSchedule, report_interval, silence_seconds
 from rankzero.distributed.monitoring.stacks import WAITING_FUNCTIONS, main_thread_frames, waiting_function
 from rankzero.distributed.monitoring.status import Status
@@ -32,7 +32,7 @@ URGENT = Status(5, "backward", 160.0, 300.0)
 class Observed:
     """An activity and its heartbeat, on a clock that the test advances."""
 
-    def __init__(self, monkeypatch, timeout=20.0, collective=lambda: None):
+    def __init__(self, monkeypatch, timeout=20.0, collective=InFlight):
         self.seconds = 100.0
         monkeypatch.setattr("rankzero.distributed.monitoring.activity.monotonic", lambda: self.seconds)
         self.activity = Activity()
@@ -77,7 +77,7 @@ def test_the_first_batch_and_each_validation_may_take_longer(monkeypatch, phase,
 
 def test_details_are_determined_only_for_a_long_phase(monkeypatch):
     calls = []
-    run = Observed(monkeypatch, collective=lambda: calls.append(1) or (7, "all_reduce of 3 values"))
+    run = Observed(monkeypatch, collective=lambda: calls.append(1) or InFlight(7, "all_reduce of 3 values"))
     run.activity.enter(BACKWARD)
     assert run.status_after(3).waits_in == "" and not calls
     status = run.status_after(2)
@@ -88,6 +88,36 @@ def test_without_a_record_of_collectives_a_backward_pass_counts_as_waiting(monke
     run = Observed(monkeypatch, collective=Mock(side_effect=NotImplementedError))
     run.activity.enter(BACKWARD)
     assert run.status_after(5).waits_in == "a collective"
+    run.activity.enter(FORWARD)
+    assert run.status_after(5).waits_in == ""
+
+
+def test_a_rank_whose_gpu_has_not_begun_the_collective_is_the_cause_of_the_hang(monkeypatch):
+    run = Observed(monkeypatch, collective=lambda: InFlight(7, awaits_gpu=True))
+    monkeypatch.setattr(heartbeat_module, "current_user_position", lambda frames: "train.py:34 in training_step")
+    run.activity.begin_batch(812)
+    run.activity.begin_batch(813)
+    run.activity.enter(BACKWARD)
+    waiting = Status(813, BACKWARD, 22.0, 20.0, waits_in="all_reduce of 3 values")
+    text = describe_hang({0: waiting, 1: run.status_after(22)}, {}, ["n1", "n2"])
+    assert text.startswith(
+        "rank 1 on n2 has been in backward for 22 s at step 813 (train.py:34 in training_step, where the CPU waits for "
+        "the GPU); rank 0 in backward"
+    )
+
+
+def test_on_one_gpu_the_line_is_where_the_cpu_waits_unless_the_main_thread_waits_for_other_ranks(monkeypatch):
+    run = Observed(monkeypatch, collective=lambda: InFlight(awaits_gpu=True))
+    monkeypatch.setattr(heartbeat_module, "current_user_position", lambda frames: "")
+    run.activity.enter(FORWARD)
+    assert run.status_after(5).position == "the CPU waits for the GPU"
+    monkeypatch.setattr(heartbeat_module, "waiting_function", lambda frames: "an exchange between all ranks")
+    assert run.status_after(5)[5:8] == ("an exchange between all ranks", 0, "")
+
+
+def test_an_error_of_the_gpu_does_not_end_the_thread_that_reports(monkeypatch):
+    run = Observed(monkeypatch, collective=Mock(side_effect=RuntimeError("CUDA error: device-side assert triggered")))
+    assert run.status_after(5).waits_in == ""
     run.activity.enter(FORWARD)
     assert run.status_after(5).waits_in == ""
 

@@ -4,6 +4,7 @@ import pytest
 
 from rankzero.distributed.monitoring import monitor as monitor_module
 from rankzero.distributed.monitoring.activity import DATA, END, FORWARD
+from rankzero.distributed.monitoring.heartbeat import InFlight
 from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.distributed.monitoring.pauses import PauseDetector
 from rankzero.distributed.timers import TIMERS
@@ -23,7 +24,7 @@ def monitor(clock):
     """A monitor in training, with a limit of 30 seconds."""
     monitor = Monitor(terminate=lambda cause: None)
     monitor._pauses = PauseDetector(lambda: clock[0])
-    monitor.start(30.0, True, lambda: None)
+    monitor.start(30.0, True, InFlight)
     monitor.activity.enter(FORWARD)
     monitor.rank_zero_place = "backward at step 7"
     return monitor
@@ -68,7 +69,7 @@ def test_a_rank_has_a_status_only_in_training_and_drops_the_state_of_an_earlier_
     monitor.slow_ranks[1] = "slow"
     monitor.stop()
     assert monitor.status() is None
-    monitor.start(30.0, True, lambda: None)
+    monitor.start(30.0, True, InFlight)
     activity = monitor.activity
     assert (activity.step, activity.batches, activity.first_gradient, monitor.slow_ranks) == (0, 0, 0.0, {})
 
@@ -79,7 +80,7 @@ def test_a_single_process_watches_itself(monkeypatch, capsys, stops_run):
     causes, recorded = [], []
     monitor = Monitor(causes.append)
     monitor.is_single_process, monitor.on_hang = True, recorded.append
-    monitor.start(0.2, stops_run, lambda: None)
+    monitor.start(0.2, stops_run, InFlight)
     monitor.activity.begin_batch(0)
     monitor.activity.begin_batch(1)
     wait_until(lambda: recorded)
