@@ -265,12 +265,34 @@ def place_of(error: BaseException) -> str:
     return str(getattr(error, "rankzero_place", ""))
 
 
+def mark_advice(error: BaseException, advice: str) -> None:
+    """Stores in an error what the user can do about it."""
+    with suppress(AttributeError):
+        error.rankzero_advice = advice  # type: ignore[attr-defined]
+
+
+def advice_of(error: BaseException) -> str:
+    """Returns what the user can do about an error whose traceback does not say it; empty if that is unknown."""
+    if re.search("device-side assert|CUDA_LAUNCH_BLOCKING", str(error)):
+        return (
+            "The line above is where the error of the GPU was noticed; an earlier line may have caused it. "
+            "With the environment variable CUDA_LAUNCH_BLOCKING=1, the traceback ends at that line"
+        )
+    return str(getattr(error, "rankzero_advice", ""))
+
+
+_PEER_FAILURE = re.compile(
+    "[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited|Timed out waiting"
+    "|(?s:NCCL.*(peer closed|connect to .* (failed|returned)|was aborted|timed out|timeout in|before timing out))"
+)
+"""Errors of gloo, of torch's store and of NCCL (torch 2.15, NCCL 2.30) about another rank or the connection to it."""
+
+
 def is_peer_failure(error: BaseException) -> bool:
     """Returns whether an error is one that a rank raises because another rank failed or exited."""
-    pattern = r"[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited|Timed out waiting"
     if isinstance(error, AnotherRankFailed):
         return True
-    return isinstance(error, RuntimeError) and bool(re.search(pattern, str(error)))
+    return isinstance(error, RuntimeError) and bool(_PEER_FAILURE.search(str(error)))
 
 
 _WRITE_ERRORS = (OSError, ValueError)

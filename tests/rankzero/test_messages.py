@@ -15,7 +15,7 @@ from data_modules.in_memory import at_least
 from rankzero import messages
 from rankzero.__main__ import COMMANDS, as_typed, main
 from rankzero.cli.command import SUBCOMMANDS
-from rankzero.messages import RequestError, print_line, set_spelling, user_message
+from rankzero.messages import RequestError, is_peer_failure, print_line, set_spelling, user_message
 from running import run
 
 
@@ -56,6 +56,33 @@ def test_ipython_prints_a_refusal_without_a_traceback():
 def test_the_message_about_unused_parameters_names_the_rankzero_flag():
     torch_error = RuntimeError("... by setting the string value `strategy='ddp_find_unused_parameters_true'` or ...")
     assert "--trainer.strategy ddp_find_unused_parameters_true" in user_message(torch_error)
+
+
+NCCL_2_30 = "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
+OF_NCCL = [
+    "NCCL error in: NCCLUtils.cpp:77, remote process exited or there was a network error, NCCL version 2.30.7\n"
+    f"{NCCL_2_30}\nLast error:\nsocketProgress: Connection closed by remote peer n2<41234>",
+    "NCCL error in: NCCLUtils.cpp:77, unhandled system error, NCCL version 2.30.7\nLast error:\n"
+    "ncclOsSocketConnect: connect to 10.0.0.2<41234> returned No route to host, exceeded error retry count after 35 "
+    "attempts",
+    "NCCL communicator was aborted on rank 1. ",
+    "NCCL operation timed out",
+    "[PG ID 0 PG GUID 0(default_pg) Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=812, "
+    "OpType=ALLREDUCE, NumelIn=421642, NumelOut=421642, Timeout(ms)=1800000) ran for 1800012 milliseconds before "
+    "timing out.",
+    "NCCL Async Error: remote process exited or there was a network error\nNCCL Last Error: ",
+]
+"""Constructed from the texts in torch 2.15.0 and NCCL 2.30.7."""
+
+
+def test_errors_of_nccl_about_another_rank_count_as_its_failure_and_those_about_this_host_do_not():
+    assert [text for text in OF_NCCL if not is_peer_failure(RuntimeError(text))] == []
+    own = "NCCL error in: NCCLUtils.cpp:77, unhandled system error, NCCL version 2.30.7\nLast error:\n"
+    own += (
+        "Error while creating shared memory segment /dev/shm/nccl-x (size 9637888), error: No space left on device (28)"
+    )
+    assert not is_peer_failure(RuntimeError(own))
+    assert not is_peer_failure(RuntimeError("connect to the database failed"))
 
 
 PRINTING = """

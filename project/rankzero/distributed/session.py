@@ -28,10 +28,9 @@ from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.distributed.process.exit_handshake import report_exit
 from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.process.stop_signals import is_interactive
-from rankzero.distributed.process.user_traceback import is_defect
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
-from rankzero.distributed.stop_and_failure.error_reporter import DEFECT_ADVICE, refuse, report_error
+from rankzero.distributed.stop_and_failure.error_reporter import advice_for, refuse, report_error
 from rankzero.messages import (
     CannotStart,
     RequestError,
@@ -215,8 +214,8 @@ def _report_uncaught(
         previous(kind, error, trace)
         if launch and launch.world_size > 1 and not isinstance(error, KeyboardInterrupt):
             report_error(error, launch, prints_traceback=False)
-        elif is_defect(error):
-            print_error(DEFECT_ADVICE)
+        elif advice := advice_for(error):
+            print_error(advice)
 
 
 def _close_at_exit() -> None:

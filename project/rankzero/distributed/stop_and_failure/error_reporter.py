@@ -19,6 +19,7 @@ from rankzero.distributed.timers import TIMERS
 from rankzero.messages import (
     CannotStart,
     Exit,
+    advice_of,
     is_peer_failure,
     place_of,
     print_error,
@@ -138,6 +139,11 @@ def refuse(error: CannotStart, launch: Launch | None, code: Exit = Exit.WRONG_RE
     return code
 
 
+def advice_for(error: BaseException) -> str:
+    """Returns what the user can do about an error whose traceback is printed; empty if that is unknown."""
+    return advice_of(error) or DEFECT_ADVICE * is_defect(error)
+
+
 def report_error(error: BaseException, launch: Launch, prints_traceback: bool = True) -> Exit:
     """Reports the failure of this rank, unless another rank has done so, and returns the exit code.
 
@@ -161,6 +167,6 @@ def report_error(error: BaseException, launch: Launch, prints_traceback: bool = 
     elif message := user_message(error):
         print_error(f"{process_name} failed{where}\n  {message}")
     else:
-        advice = f".\n  {DEFECT_ADVICE}" if is_defect(error) else ""
+        advice = f".\n  {advice_for(error)}" if advice_for(error) else ""
         print_error(f"{process_name} failed with the error above{where}{advice}", prefix=traceback)
     return Exit.FAILED

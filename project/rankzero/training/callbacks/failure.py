@@ -8,9 +8,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
-from rankzero.messages import CannotStart, Stopped, is_peer_failure, user_message
+from rankzero.messages import CannotStart, Stopped, is_peer_failure, mark_advice, user_message
 from rankzero.runs.attempt import Outcome
 from rankzero.training.hooks import LoopCallback
+from rankzero.training.strategies import strategy_of
 
 
 class ReportFailure(LoopCallback):
@@ -42,6 +43,8 @@ class ReportFailure(LoopCallback):
             return  # an evaluation after the training, which all ranks refuse
         if not self.outcome.has_trained and user_message(exception) is not None:
             return  # training has not begun, and the user gets the error's own message
+        if trainer.training and type(exception).__name__ == "OutOfMemoryError":  # of a GPU
+            mark_advice(exception, _smaller_batch(trainer))
         self.outcome.error = exception
         logging.getLogger("rankzero").error("".join(traceback.format_exception(exception)))
         self.control_channel.report_failure(
@@ -51,3 +54,17 @@ class ReportFailure(LoopCallback):
     def _update_has_trained(self, trainer: Trainer) -> None:
         before, batches = self._batches_before, trainer.fit_loop.epoch_loop.batch_progress.total
         self.outcome.has_trained |= before is not None and batches.processed > before  # type: ignore[attr-defined]
+
+
+def _smaller_batch(trainer: Trainer) -> str:
+    """Returns the flag with which training needs less memory of the GPU; empty if no batch size is known."""
+    order = strategy_of(trainer).plan.order
+    if order is None or order.device_batch_size < 2:
+        return ""
+    module, size = trainer.lightning_module, order.device_batch_size
+    if not module.automatic_optimization:
+        return f"The GPU had {size} samples at a time; type --batch_size {size // 2}"
+    return (
+        f"The GPU had {size} samples at a time; type --max_device_batch_size {size // 2}, which keeps the samples of a "
+        "step and accumulates its gradients"
+    )

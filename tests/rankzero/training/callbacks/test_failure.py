@@ -2,18 +2,21 @@ import logging
 import socket
 
 import pytest
+import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import DataLoader
 
 from data_modules.in_memory import at_least
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
-from rankzero.messages import AnotherRankFailed, CannotStart, SaveError, Stopped
+from rankzero.messages import AnotherRankFailed, CannotStart, SaveError, Stopped, advice_of
 from rankzero.runs.attempt import Outcome
+from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.callbacks.failure import ReportFailure
 from running import train_in_process
 from stock import SILENT
@@ -88,3 +91,20 @@ def test_failure_in_training_is_reported_before_other_callbacks_are_called(callb
         train_in_process(callback, recorder, model=FailingModel(), loops=True, max_epochs=1, limit_train_batches=5)
     assert callback.outcome == Outcome(has_trained=failing_batch > 0, error=error.value)
     assert earlier_reports == callback.control_channel.reported and "in the step" in earlier_reports[0]
+
+
+@pytest.mark.parametrize(
+    ("size", "automatic", "flag"),
+    [(40, True, "--max_device_batch_size 20, which"), (40, False, "--batch_size 20"), (1, True, None)],
+)
+def test_a_gpu_without_memory_suggests_half_of_its_batch(callback, size, automatic, flag):
+    class LargeModel(BoringModel):
+        def training_step(self, batch, batch_idx):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    model = LargeModel()
+    model.automatic_optimization = automatic
+    data = DataLoader(RandomDataset(32, 80), batch_size=size)
+    with pytest.raises(torch.OutOfMemoryError) as error:
+        train_in_process(callback, model=model, data=data, plan=SamplingPlan(), max_epochs=1, num_sanity_val_steps=0)
+    assert (advice_of(error.value) == "") if flag is None else (f"type {flag}" in advice_of(error.value))
