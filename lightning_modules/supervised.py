@@ -7,7 +7,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable, Reduce
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
-from torchmetrics import MeanAbsoluteError, MeanMetric, Metric
+from torchmetrics import MeanAbsoluteError, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_modules.schedule import Cosine, Schedule
@@ -44,14 +44,12 @@ class Supervised(LightningModule):
         self.num_classes = num_classes
         self.make_optimizer = optimizer
         self.make_schedule = schedule
-        # A NaN loss makes the mean NaN. By default torchmetrics drops NaN, and "disable" (1.9) ignores the weights.
-        self.losses = nn.ModuleDict({split: MeanMetric(nan_strategy=float("nan")) for split in ("val", "test")})
         self.scores = nn.ModuleDict({split: self._score() for split in ("val", "test")})
 
     def _score(self) -> Metric:
         if self.num_classes is None:
             return MeanAbsoluteError()
-        return MulticlassAccuracy(self.num_classes, average="micro")
+        return MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)  # it would wait for a GPU
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Returns the outputs of the network."""
@@ -89,11 +87,10 @@ class Supervised(LightningModule):
 
     def _evaluate(self, split: str, inputs: Tensor, targets: Tensor) -> Tensor:
         outputs: Tensor = self(inputs)
-        loss, score = cast(MeanMetric, self.losses[split]), cast(Metric, self.scores[split])
-        loss.update(self.loss(outputs, targets), weight=len(inputs))
+        loss, score = self.loss(outputs, targets), cast(Metric, self.scores[split])
         score.update(outputs, targets)
         score_name = "mae" if self.num_classes is None else "accuracy"
-        self.log(f"{split}/loss", loss, prog_bar=True, batch_size=len(inputs))
+        self.log(f"{split}/loss", loss, prog_bar=True, sync_dist=True, batch_size=len(inputs))
         self.log(f"{split}/{score_name}", score, prog_bar=True, batch_size=len(inputs))
         return outputs
 

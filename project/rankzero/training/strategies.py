@@ -194,10 +194,46 @@ class GatheredRows:
     def wait(self) -> Tensor:
         """Returns the rows, after they have arrived."""
         if self._copied is not None:
-            self._copied.synchronize()
+            if not self._copied.query():
+                self._copied.synchronize()
         elif self._work is not None:
             self._work.wait()
         return self._rows
+
+
+class HostCopy:
+    """One copy of all numbers of a row, which begins now and is read later.
+
+    Reading a number of a GPU waits until the GPU has finished all work before it. Reading them one by one at once would
+    therefore empty the GPU's queue; reading a copy that was begun some steps earlier does not wait.
+
+    Args:
+        values: Values by name. Only floating-point tensors with one element are copied.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+        self._names = [
+            name
+            for name, value in values.items()
+            if isinstance(value, Tensor) and value.is_cuda and value.is_floating_point() and value.numel() == 1
+        ]
+        self._copy: GatheredRows | None = None
+        if self._names:
+            numbers = [self._values[name].detach().reshape(()) for name in self._names]
+            self._copy = GatheredRows(torch.stack(numbers).double().unsqueeze(0))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `wait` returns at once."""
+        return self._copy is None or self._copy.is_complete
+
+    def wait(self) -> dict[str, Any]:
+        """Returns the values, those of a GPU as numbers, after the copy has arrived."""
+        if self._copy is not None:
+            self._values.update(zip(self._names, self._copy.wait()[0].tolist(), strict=True))
+            self._copy = None
+        return self._values
 
 
 def shares_from(loaders: Sequence[object]) -> Callable[[], Share]:

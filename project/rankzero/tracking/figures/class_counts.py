@@ -69,40 +69,45 @@ class ClassCounts:
         curves = classes if classes <= MAX_CURVES else 1
         self._bins = torch.zeros(curves, 2, THRESHOLDS, dtype=torch.int64, device=device)
         self._thresholds = torch.linspace(0, 1, THRESHOLDS, device=device)
+        self._least = self._largest = torch.zeros((), dtype=torch.int64, device=device)
 
-    def add(self, logits: Tensor, targets: Tensor) -> None:
-        """Counts a batch, without the samples whose target is `IGNORED_TARGET`.
+    def add(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Counts a batch, without the samples whose target is `IGNORED_TARGET`; does not wait for a GPU.
 
         Args:
             logits: Tensor of shape `(batch, classes)`.
             targets: int64 tensor of shape `(batch,)`.
 
-        Raises:
-            ValueError: A target is no class.
+        Returns:
+            The targets, with classes in place of targets that are none, for which `check_targets` raises an error.
         """
         is_counted = targets != IGNORED_TARGET
-        logits, targets = logits[is_counted], targets[is_counted]
-        if not len(targets):
-            return
-        if int(targets.min()) < 0 or int(targets.max()) >= self.classes:
-            raise ValueError(f"targets are {int(targets.min())} to {int(targets.max())} for {self.classes} classes")
+        ones = is_counted.long()
+        targets = targets * ones
+        self._least = torch.minimum(self._least, targets.min())
+        self._largest = torch.maximum(self._largest, targets.max())
+        targets = targets.clamp(0, self.classes - 1)
         predicted = logits.argmax(1)
         if self.matrix.numel():
-            pairs = torch.bincount(targets * self.classes + predicted, minlength=self.classes**2)
-            self.matrix += pairs.view_as(self.matrix)
-        self.samples += torch.bincount(targets, minlength=self.classes)
-        self.correct += torch.bincount(targets[predicted == targets], minlength=self.classes)
-        self._add_probabilities(logits.softmax(1), targets)
+            self.matrix.view(-1).scatter_add_(0, targets * self.classes + predicted, ones)
+        self.samples.scatter_add_(0, targets, ones)
+        self.correct.scatter_add_(0, targets, ones * (predicted == targets))
+        self._add_probabilities(logits.softmax(1), targets, ones)
+        return targets.masked_fill(~is_counted, IGNORED_TARGET)
 
-    def _add_probabilities(self, probabilities: Tensor, targets: Tensor) -> None:
+    def _add_probabilities(self, probabilities: Tensor, targets: Tensor, ones: Tensor) -> None:
         """Counts the probabilities by curve, by whether they are those of the true class, and by threshold."""
         cells = torch.searchsorted(self._thresholds, probabilities.contiguous(), right=True).sub_(1)
         cells.clamp_(0, THRESHOLDS - 1)
         cells.scatter_add_(1, targets[:, None], torch.full_like(targets[:, None], THRESHOLDS))
         if len(self._bins) > 1:
             cells += torch.arange(self.classes, device=cells.device) * (2 * THRESHOLDS)
-        counts = torch.bincount(cells.flatten(), minlength=self._bins.numel())
-        self._bins += counts.view_as(self._bins)
+        self._bins.view(-1).scatter_add_(0, cells.flatten(), ones.repeat_interleave(self.classes))
+
+    def check_targets(self) -> None:
+        """Raises a ValueError if a target is no class."""
+        if int(self._least) < 0 or int(self._largest) >= self.classes:
+            raise ValueError(f"targets are {int(self._least)} to {int(self._largest)} for {self.classes} classes")
 
     @property
     def curves(self) -> list[Curve]:

@@ -47,20 +47,22 @@ class PairSelection:
         self._total = 0
 
     def add(self, predictions: Tensor, targets: Tensor) -> None:
-        """Adds a batch of predictions and targets of equal shape."""
+        """Adds a batch of predictions and targets of equal shape; does not wait for a GPU."""
         keys = torch.rand(predictions.numel(), generator=self._generator, dtype=torch.float64)
         self._total += len(keys)
-        smallest, positions = keys.topk(min(self.limit, len(keys)), largest=False)
-        chosen = positions.to(predictions.device)
-        values = [values.flatten()[chosen].cpu().double() for values in (predictions, targets)]
-        kept = torch.cat([self._kept, torch.stack([smallest, *values])], 1)
+        if predictions.is_cuda:
+            keys = keys.pin_memory().to(predictions.device, non_blocking=True)
+        values = [values.flatten().to(keys.device).double() for values in (predictions, targets)]
+        smallest, chosen = keys.topk(min(self.limit, len(keys)), largest=False)
+        kept = self._kept.to(keys.device) if self._kept.numel() else keys.new_empty(3, 0)
+        kept = torch.cat([kept, torch.stack([smallest, *(values[chosen] for values in values)])], 1)
         self._kept = kept[:, kept[0].argsort()[: self.limit]]
 
     def row(self) -> Tensor:
         """Returns the pairs as one float64 row of fixed length."""
         count = self._kept.shape[1]
         pairs = torch.zeros(2, self.limit, dtype=torch.float64)
-        pairs[:, :count] = self._kept[1:]
+        pairs[:, :count] = self._kept[1:].cpu()
         return torch.cat([torch.tensor([self._total, count], dtype=torch.float64), pairs.flatten()])
 
     @staticmethod
@@ -111,11 +113,11 @@ class WorstSamples:
 
     def __init__(self) -> None:
         self.shape = (0, 0, 0)
-        self.samples: list[WorstSample] = []
         self._is_usable = True
+        self._rows, self._images = torch.empty(0, 3), torch.empty(0)
 
     def add(self, logits: Tensor, targets: Tensor, images: Tensor | None) -> None:
-        """Adds a batch.
+        """Adds a batch; does not wait for a GPU.
 
         Args:
             logits: Tensor of shape `(batch, classes)`.
@@ -123,28 +125,26 @@ class WorstSamples:
             images: Images of the batch; None if it has none.
         """
         shape = (0, 0, 0) if images is None else stored_shape(images)
-        if not self._is_usable or images is None or self.shape not in ((0, 0, 0), shape):
-            self._is_usable, self.shape, self.samples = False, (0, 0, 0), []
+        is_first = self.shape == (0, 0, 0)
+        if not self._is_usable or images is None or not (is_first or self.shape == shape):
+            self._is_usable, self.shape = False, (0, 0, 0)
+            self._rows = self._rows[:0]
             return
         self.shape = shape
         losses = F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED_TARGET)
         losses = losses.nan_to_num(nan=torch.inf, posinf=torch.inf).masked_fill(targets == IGNORED_TARGET, _NO_SAMPLE)
-        largest, positions = losses.topk(min(MAX_SAMPLES, len(losses)))
-        least = self.samples[-1].loss if len(self.samples) == MAX_SAMPLES else _NO_SAMPLE
-        count = int((largest > least).sum())
-        if not count:
-            return
-        positions = positions[:count]
-        predicted, true = logits[positions].argmax(1).tolist(), targets[positions].tolist()
-        stored = downscaled(images[positions.to(images.device)])
-        new = map(WorstSample, largest[:count].tolist(), predicted, true, stored)
-        self.samples = sorted([*self.samples, *new], key=lambda sample: -sample.loss)[:MAX_SAMPLES]
+        positions = losses.topk(min(MAX_SAMPLES, len(losses))).indices
+        rows = torch.stack([losses, logits.argmax(1).to(losses), targets.to(losses)], 1)[positions]
+        kept = downscaled(images[positions.to(images.device)])
+        if not is_first:
+            rows, kept = torch.cat([self._rows, rows]), torch.cat([self._images, kept])
+        worst = rows[:, 0].topk(min(MAX_SAMPLES, len(rows))).indices
+        self._rows, self._images = rows[worst], kept[worst.to(kept.device)]
 
     def row(self) -> Tensor:
         """Returns loss, predicted class and true class of each kept sample, as one float64 row of fixed length."""
         rows = torch.full((MAX_SAMPLES, 3), _NO_SAMPLE, dtype=torch.float64)
-        for number, sample in enumerate(self.samples):
-            rows[number] = torch.tensor([sample.loss, sample.predicted, sample.true], dtype=torch.float64)
+        rows[: len(self._rows)] = self._rows.cpu()
         return rows.flatten()
 
     def gather(self, strategy: RunStrategy, rank: int, shape: tuple[int, int, int]) -> list[WorstSample]:
@@ -161,7 +161,7 @@ class WorstSamples:
         images = torch.zeros(len(winners), *shape)
         for place, (_, _, _, owner, number) in enumerate(winners):
             if owner == rank:
-                images[place] = self.samples[number].image
+                images[place] = self._images[number].cpu()
         if winners:
             images = images.to(strategy.root_device)
             strategy.reduce_in_place(images, "sum")
@@ -179,12 +179,12 @@ def stored_shape(images: Tensor) -> tuple[int, int, int]:
 
 
 def downscaled(images: Tensor) -> Tensor:
-    """Returns images of at most `MAX_PIXELS` pixels in height and width, as finite float32 on the CPU."""
+    """Returns images of at most `MAX_PIXELS` pixels in height and width, as finite float32."""
     _, height, width = stored_shape(images)
     pixels = images.detach().float().nan_to_num()
     if (height, width) != tuple(images.shape[2:]):
         pixels = F.adaptive_avg_pool2d(pixels, (height, width))
-    return pixels.cpu()
+    return pixels
 
 
 _NO_OUTPUTS = 0
@@ -255,7 +255,7 @@ class Collection:
         self._counts = self._counts or ClassCounts(classes, predictions.device)
         if self._counts.classes != classes:
             raise ValueError(f"validation_step has returned logits for {self._counts.classes} and {classes} classes")
-        self._counts.add(predictions, targets)
+        targets = self._counts.add(predictions, targets)
         self._worst.add(predictions, targets, find_images(batch, len(targets)))
 
     def exchange(self, strategy: RunStrategy) -> Validation | None:
@@ -264,6 +264,11 @@ class Collection:
         Raises:
             CollectionError: There are outputs that cannot be combined; raised on all ranks.
         """
+        if self.error is None and self._counts is not None:
+            try:
+                self._counts.check_targets()
+            except ValueError as error:
+                self.error = error
         if self.error is not None:
             logging.getLogger("rankzero").warning("figures: %r", self.error)
         classes = self._counts.classes if self._counts else 0

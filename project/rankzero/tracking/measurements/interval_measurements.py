@@ -183,9 +183,9 @@ class IntervalMeasurements(LoopCallback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._exchange is not None and self._exchange.is_complete:  # otherwise, a rank may be lost
             with suppress(Exception):  # the exception that ends training is the one to report
-                self._finish_exchange(trainer)
+                self._finish(trainer)
 
-    def _finish_exchange(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+    def _finish_exchange(self, trainer: Trainer) -> None:
         """Logs the values of the last interval, after those of all ranks have arrived."""
         if self._exchange is None or not self._exchange.is_begun:
             return
@@ -214,8 +214,17 @@ class IntervalMeasurements(LoopCallback):
             prefixed = {f"{PREFIX}{tag}": value for tag, value in known.items()}
             logger_connector_of(trainer).complete_row(prefixed, interval.step)
 
-    on_tick = on_validation_start = on_train_epoch_end = on_train_end = _finish_exchange
-    on_save_checkpoint = _finish_exchange  # an attempt that resumes from the checkpoint does not log the interval again
+    def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        if self._exchange is not None and self._exchange.is_complete:  # a tick does not wait
+            self._finish(trainer)
+
+    def _finish(self, trainer: Trainer, *_: Any, **__: Any) -> None:
+        """Logs all values that have not arrived yet."""
+        logger_connector_of(trainer).deliver_row()
+        self._finish_exchange(trainer)
+
+    on_validation_start = on_train_epoch_end = on_train_end = _finish
+    on_save_checkpoint = _finish  # an attempt that resumes from the checkpoint does not log the interval again
 
     def _details(self, trainer: Trainer) -> dict[str, float | Tensor]:
         """Returns this rank's values of the series that are not logged at every logging step."""

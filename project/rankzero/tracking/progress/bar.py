@@ -29,6 +29,8 @@ from rankzero.tracking.progress.fit_progress import (
     rate_text,
 )
 from rankzero.training.hooks import TICK_SECONDS
+from rankzero.training.metrics.epoch_averages import unread_progress_bar_metrics
+from rankzero.training.strategies import HostCopy
 
 SEPARATOR = "  "
 MIN_BAR_COLUMNS, MAX_BAR_COLUMNS = 6, 30
@@ -130,7 +132,8 @@ class BarProgress(EvaluationProgress, RichProgressBar):
     """Bar with epoch, step, metrics, training speed and time left, which replaces the content of Lightning's bar.
 
     The line shows the metrics that are logged with `prog_bar=True` as Lightning's bar does, then all others. It is
-    redrawn every `REDRAW_SECONDS`, since reading a metric waits for the device.
+    redrawn every `REDRAW_SECONDS`. In an epoch on a GPU, it shows the metrics of the line before: reading the current
+    ones would wait for the GPU.
 
     Args:
         arguments: Arguments of `RichProgressBar`.
@@ -146,16 +149,13 @@ class BarProgress(EvaluationProgress, RichProgressBar):
         self._fit: FitProgress | None = None
         self._column = LineColumn()
         self._metrics: list[Part] = []
+        self._copies: tuple[HostCopy, ...] = ()
+        self._reads_late = False
         self._batches, self._epoch = 0, ""
         self._next_line = self._next_event = 0.0
 
     def configure_columns(self, trainer: Trainer) -> list[Any]:
         return [self._column]
-
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        metrics: dict[str, Any] = super().get_metrics(trainer, pl_module)
-        metrics.pop("v_num", None)  # the logger's version, which is always 0
-        return metrics
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._fit = None if self.is_disabled else FitProgress(trainer)
@@ -173,7 +173,9 @@ class BarProgress(EvaluationProgress, RichProgressBar):
             self._fit.tick()
             self._batches, self._epoch = batch_idx + 1, epoch_text(trainer)
             if time.monotonic() >= self._next_line:
+                self._reads_late = True
                 super().on_train_batch_end(trainer, trainer.lightning_module, None, batch, batch_idx)
+                self._reads_late = False
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._next_line = 0.0
@@ -218,7 +220,7 @@ class BarProgress(EvaluationProgress, RichProgressBar):
         if self.is_disabled or task is None or self._fit is None or now < self._next_line:
             return
         self._next_line = now + REDRAW_SECONDS
-        self._metrics = self._read_metrics(trainer, pl_module)
+        self._metrics = self._read_metrics(trainer)
         batches, total = self._batches, trainer.num_training_batches
         self._column.lines[task] = self._line(
             [Part(self._epoch, LABEL), Part("", BAR), Part(f"step {trainer.global_step}", STEP)],
@@ -269,10 +271,15 @@ class BarProgress(EvaluationProgress, RichProgressBar):
     def _style(self, name: str) -> str:
         return str(getattr(self.theme, name))
 
-    def _read_metrics(self, trainer: Trainer, pl_module: LightningModule) -> list[Part]:
+    def _read_metrics(self, trainer: Trainer) -> list[Part]:
         """Returns the metrics as parts of a line: those of the bar as in Lightning's class, then the others."""
-        shown = self.get_metrics(trainer, pl_module)
-        others = unique_metrics(numbers(trainer.callback_metrics))
+        values = unread_progress_bar_metrics(trainer), trainer.callback_metrics
+        begun = tuple(map(HostCopy, values))
+        reads_earlier = self._reads_late and self._copies and not begun[1].is_complete
+        bar_copy, other_copy = self._copies if reads_earlier else begun
+        self._copies = begun
+        shown = bar_copy.wait()
+        others = unique_metrics(numbers(other_copy.wait()))
         metrics = {**shown, **{name: value for name, value in others.items() if not _is_shown(name, shown)}}
         important = important_names(list(metrics))
         return [

@@ -21,6 +21,7 @@ from rankzero.tracking.progress.fit_progress import (
     evaluation_label,
     rate_text,
 )
+from rankzero.training.strategies import HostCopy
 
 INTERVAL_SECONDS = 10.0
 """Minimum time between two lines."""
@@ -135,7 +136,8 @@ class PlainProgress(EvaluationProgress, ProgressBar):
             return
         rate = self._fit.samples_per_second if self._fit is not None else None
         tail = (f"{rate_text(rate)}  " if rate is not None else "") + self._times(has_ended)
-        print_line(metrics_line(head, numbers(trainer.callback_metrics), trainer.progress_bar_metrics, tail))
+        metrics = numbers(HostCopy(trainer.callback_metrics).wait())
+        print_line(metrics_line(head, metrics, trainer.progress_bar_metrics, tail))
 
     def _times(self, has_ended: bool = False) -> str:
         """Returns the time since the start and the time left."""

@@ -104,7 +104,8 @@ class FastLog:
                 number = number.squeeze()
             return number if number.dtype in (torch.float32, torch.float64) else number.to(_get_default_dtype())
         if type(value) in (int, float):
-            return torch.tensor(value, device=self.module.device, dtype=_get_default_dtype())
+            # `torch.tensor` would copy the number from the host to a GPU, and wait.
+            return torch.full((), value, device=self.module.device, dtype=_get_default_dtype())
         return None
 
     def _update(self, name: str, metric: _ResultMetric, value: Tensor, batch_size: int | None) -> None:

@@ -5,7 +5,7 @@ ranks exchange all gathered values once, at the end of an epoch. Sums and counts
 `sync_dist`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from sys import getrefcount
 from types import SimpleNamespace
@@ -29,7 +29,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from rankzero.training.metrics.failing_metrics import TolerantResults
-from rankzero.training.strategies import strategy_of
+from rankzero.training.strategies import HostCopy, strategy_of
 
 GatheredValues = dict[str, dict[str, Any]]
 """Key -> the arguments with which it was logged; except for a torchmetrics metric, also `value` and `weight`."""
@@ -91,30 +91,59 @@ class LoggerConnector(_LoggerConnector):
         super().__init__(trainer)
         self.run_logger, self.holds_rows = run_logger, False
         self._held_row: tuple[dict[str, Any], int] | None = None
+        self._copied_row: Callable[[], None] | None = None
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, Any]:
+        """The numbers that the progress bar shows; reading them waits for a GPU once."""
+        metrics = unread_progress_bar_metrics(self.trainer)
+        metrics.update(convert_tensors_to_scalars(HostCopy(metrics).wait()))
+        return metrics
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Logs a row of values as Lightning does, and to the run's own logger as well."""
+        """Logs a row of values as Lightning does, and to the run's own logger as well.
+
+        The row of a training step on a GPU reaches the loggers at the latest with the next row.
+        """
         trainer, loop = self.trainer, self.trainer.fit_loop.epoch_loop
+        self.deliver_row()
         if not trainer.loggers or not metrics:
             return
         self._logged_metrics.update(metrics)
-        row: dict[str, Any] = convert_tensors_to_scalars(metrics)
+        row, epoch = HostCopy(metrics), trainer.current_epoch
         is_of_step = step is None and self._first_loop_iter is not None
-        if step is None and (step := row.pop("step", None)) is None:
-            row.setdefault("epoch", trainer.current_epoch)
-            step = loop._batches_that_stepped
-        loggers: list[Logger] = trainer.loggers
-        if trainer.state.fn is TrainerFn.FITTING and not trainer.fit_loop.is_trial:  # type: ignore[attr-defined]
-            loggers = list(dict.fromkeys(filter(None, [*loggers, self.run_logger])))
-        if self.holds_rows and is_of_step and loop.record.is_due and loop.record.is_enabled:  # type: ignore[attr-defined]
-            self._held_row = row, int(step)
-            loggers = [logger for logger in loggers if logger is self.run_logger]
-        for logger in loggers:
-            logger.log_metrics(metrics=row, step=int(step))
-            logger.save()
+        next_step = loop._batches_that_stepped
+        holds = self.holds_rows and is_of_step and loop.record.is_due and loop.record.is_enabled  # type: ignore[attr-defined]
+        is_fitting = trainer.state.fn is TrainerFn.FITTING and not trainer.fit_loop.is_trial  # type: ignore[attr-defined]
+
+        def deliver() -> None:
+            values, row_step = convert_tensors_to_scalars(row.wait()), step
+            if row_step is None and (row_step := values.pop("step", None)) is None:
+                values.setdefault("epoch", epoch)
+                row_step = next_step
+            loggers: list[Logger] = trainer.loggers
+            if is_fitting:
+                loggers = list(dict.fromkeys(filter(None, [*loggers, self.run_logger])))
+            if holds:
+                self._held_row = values, int(row_step)
+                loggers = [logger for logger in loggers if logger is self.run_logger]
+            for logger in loggers:
+                logger.log_metrics(metrics=values, step=int(row_step))
+                logger.save()
+
+        self._copied_row = deliver
+        if not is_of_step or row.is_complete:
+            self.deliver_row()
+
+    def deliver_row(self) -> None:
+        """Logs the row that is still being copied from a GPU, if there is one."""
+        if self._copied_row is not None:
+            deliver, self._copied_row = self._copied_row, None
+            deliver()
 
     def complete_row(self, values: Mapping[str, float], step: int) -> None:
         """Logs the row of a step to the user's loggers, with further values."""
+        self.deliver_row()
         row, step = self._held_row or ({"epoch": self.trainer.current_epoch}, step)
         self._held_row = None
         for logger in self.trainer.loggers:
@@ -155,6 +184,12 @@ class LoggerConnector(_LoggerConnector):
         if self.trainer.world_size > 1:
             _warn_of_differing_values(self.trainer)
         super().on_epoch_end()
+
+
+def unread_progress_bar_metrics(trainer: Trainer) -> dict[str, Any]:
+    """Returns the values that the progress bar shows; on a GPU, values since the last read are tensors."""
+    metrics: dict[str, Any] = _LoggerConnector.progress_bar_metrics.fget(trainer._logger_connector)  # type: ignore[attr-defined]
+    return metrics
 
 
 def logger_connector_of(trainer: Trainer) -> LoggerConnector:

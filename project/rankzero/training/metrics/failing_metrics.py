@@ -65,11 +65,30 @@ class TolerantResults(_ResultCollection):
 
     def _has_failed_on_a_rank(self, metric: _ResultMetric, error: Exception | None) -> bool:
         """Returns whether `compute` has failed, on any rank if ranks have to agree on the value of the metric."""
-        if metric.meta.sync.rank_zero_only or not getattr(metric.value, "sync_on_compute", False):
+        agrees = self._trainer.world_size > 1 and not metric.meta.sync.rank_zero_only
+        if not agrees or not getattr(metric.value, "sync_on_compute", False):
             return error is not None
         flag = torch.tensor(float(error is not None), device=self._trainer.strategy.root_device)
         strategy_of(self._trainer).reduce_in_place(flag, "max")
         return bool(flag)
+
+    def metrics(self, on_step: bool) -> Any:
+        """Returns the values as Lightning does, those of the progress bar on a GPU as tensors, without waiting."""
+        if self._trainer.strategy.root_device.type != "cuda":
+            return super().metrics(on_step)
+        found: dict[str, dict[str, Any]] = {"callback": {}, "log": {}, "pbar": {}}
+        for _, metric in self.valid_items():
+            value = self._get_cache(metric, on_step)
+            if not isinstance(value, Tensor):
+                continue
+            name, forked_name = self._forked_name(metric, on_step)
+            if metric.meta.logger:
+                found["log"][forked_name] = value
+            if self.training or (metric.meta.on_epoch and not on_step):
+                found["callback"] |= {name: value, forked_name: value}
+            if metric.meta.prog_bar:
+                found["pbar"][forked_name] = value
+        return found
 
     # A static method in Lightning, which calls it on the instance.
     def _get_cache(self, result_metric: _ResultMetric, on_step: bool) -> Tensor | None:  # type: ignore[override]

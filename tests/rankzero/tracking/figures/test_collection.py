@@ -186,7 +186,7 @@ def test_images_of_different_shapes_are_not_kept(second):
     worst = WorstSamples()
     for added in (IMAGES, second, IMAGES):
         worst.add(LOGITS, TARGETS, added)
-    assert worst.shape == (0, 0, 0) and not worst.samples
+    assert worst.shape == (0, 0, 0) and not gather(worst)
 
 
 def test_large_images_are_downscaled():

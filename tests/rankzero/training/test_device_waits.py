@@ -1,0 +1,106 @@
+"""Where training would wait for a GPU: counted on a pretended one."""
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from pretended_cuda import pretended_cuda
+from torch.nn import functional as F
+
+import rankzero
+from data_modules import Digits, Toy
+from lightning_modules import MLP
+from rankzero.training.hooks import LoopCallback
+
+STEPS = 40
+
+
+class Own(LightningModule):
+    """A user's module, which logs a tensor and a number in each step."""
+
+    def __init__(self, on_epoch=True, optimizer=torch.optim.SGD):
+        super().__init__()
+        self.layer = torch.nn.Linear(20, 1)
+        self.on_epoch, self.optimizer = on_epoch, optimizer
+
+    def training_step(self, batch, batch_idx):
+        loss = F.mse_loss(self.layer(batch[0]), batch[1])
+        self.log("loss", loss, on_step=True, on_epoch=self.on_epoch, prog_bar=True)
+        self.log("beta", 0.5)
+        return loss
+
+    def configure_optimizers(self):
+        return self.optimizer(self.parameters(), lr=0.01)
+
+
+class CountSteps(LoopCallback):
+    """Counts the waits of the steps from the 21st to the 60th; the interval of logging steps is ten."""
+
+    def __init__(self, device):
+        self.device, self.waits = device, None
+
+    def on_safe_point(self, trainer):
+        if trainer.global_step == 20:
+            self.device.count_from_here()
+        elif trainer.global_step == 20 + STEPS:
+            self.device.is_counting = False
+
+
+class CountValidation(LoopCallback):
+    """Counts the waits of a validation, from its first hook to its last."""
+
+    def __init__(self, device):
+        self.device, self.batches = device, 0
+
+    def on_validation_start(self, trainer, pl_module):
+        self.device.count_from_here()
+
+    def on_validation_batch_end(self, *arguments):
+        self.batches += 1
+
+    def on_validation_end(self, trainer, pl_module):
+        self.device.is_counting = False
+
+
+def fit(root, callback, model, data, **settings):
+    """Trains an epoch on a pretended GPU; returns the waits that the callback has counted, and the callback."""
+    with pretended_cuda() as device:
+        counter = callback(device)
+        settings = {"limit_val_batches": 0, "max_epochs": 1, "callbacks": [counter], **settings}
+        trainer = rankzero.Trainer(
+            name="x", root=root, accelerator="gpu", devices=1, log_every_n_steps=10, num_sanity_val_steps=0,
+            preflight="off", quiet=True, **settings,
+        )  # fmt: skip
+        trainer.fit(model, datamodule=data)
+        return device, counter
+
+
+@pytest.mark.parametrize(
+    ("make_model", "settings"),
+    [
+        (lambda: MLP(in_features=20, out_features=1), {}),
+        (Own, {}),
+        (lambda: Own(on_epoch=False, optimizer=torch.optim.AdamW), {"gradient_clip_val": 1.0}),
+        (Own, {"accumulate_grad_batches": 2}),
+        (Own, {"precision": "bf16-mixed"}),
+    ],
+    ids=["included", "own", "clipping", "accumulation", "bf16"],
+)
+def test_no_step_waits_for_the_gpu(script_folder, make_model, settings):
+    device, _ = fit(script_folder, CountSteps, make_model(), Toy(count=6400, batch_size=32), **settings)
+    assert device.launches > STEPS
+    assert dict(device.places) == {}
+
+
+@pytest.mark.parametrize(
+    ("make_model", "make_data"),
+    [
+        (lambda: MLP(in_features=64, num_classes=10), lambda: Digits(batch_size=20)),
+        (lambda: MLP(in_features=20, out_features=1), lambda: Toy(count=3200, batch_size=32)),
+    ],
+    ids=["classification", "regression"],
+)
+def test_a_drawn_validation_waits_once_when_its_metrics_are_read(script_folder, make_model, make_data):
+    device, counter = fit(script_folder, CountValidation, make_model(), make_data(), limit_val_batches=1.0)
+    assert counter.batches > 8
+    assert dict(device.waits) == {"event": 1}, device.places
+    assert list((script_folder / "x").rglob("*.png"))
