@@ -14,7 +14,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.nn.parameter import is_lazy
 
-from rankzero.distributed.coordination.process_group import destroy_process_group
+from rankzero.distributed.coordination.process_group import destroy_process_group, raising_nccl_errors
 from rankzero.distributed.environments.launch_problems import has_invalid_interface
 from rankzero.distributed.monitoring.slow_ranks import SLOW_FACTOR
 from rankzero.distributed.session import Session
@@ -31,6 +31,7 @@ from rankzero.preflight.check import (
     gather,
 )
 from rankzero.preflight.environment import CLOCK_SECONDS, check_environment
+from rankzero.preflight.gpus import Link, check_gpus, gather_in_time
 from rankzero.preflight.network import SLOW_LINK_FACTOR, check_collectives, check_links, check_message_passing
 from rankzero.preflight.processes import SLOW_IMPORT_SECONDS, check_imports, check_launcher, check_processes
 from rankzero.preflight.run_directory import SLOW_FSYNC_SECONDS, check_run_directory
@@ -198,7 +199,9 @@ def check_all(
         options, keep, checkpoint_bytes = NetworkOptions(*agreed[0]), agreed[1], agreed[2]
         _check_processes(session, run, report, start_seconds)
         if not report.names(FAIL):
-            can_communicate = _check_network(session, run, options, report)
+            gpus, link = check_gpus(coordinator, session.world)
+            report.add(gpus)
+            can_communicate = _check_network(session, run, options, report, link)
             if owns_group and not can_communicate and not destroy_process_group(after_error=True):
                 run = run._replace(untried="the ranks cannot communicate")
             report.add(check_run_directory(coordinator, run.root, checkpoint_bytes, keep))
@@ -221,7 +224,9 @@ def _check_processes(session: Session, run: PlannedRun, report: Report, start_se
     report.add(check_environment(coordinator, world, run.config, run.parameters))
 
 
-def _check_network(session: Session, run: PlannedRun, options: NetworkOptions, report: Report) -> bool:
+def _check_network(
+    session: Session, run: PlannedRun, options: NetworkOptions, report: Report, link: Link | None
+) -> bool:
     """Returns whether the ranks can communicate. Their process group remains."""
     coordinator, world = session.coordinator, session.world
     if world.size == 1:
@@ -233,7 +238,8 @@ def _check_network(session: Session, run: PlannedRun, options: NetworkOptions, r
     groups: dict[str, Any] = {}
 
     def connect() -> None:
-        coordinator.init_process_group(world.backend, device, timeout)
+        with raising_nccl_errors():
+            coordinator.init_process_group(world.backend, device, timeout)
         groups[world.backend] = dist.group.WORLD
         if uses_nccl and not has_invalid_interface():
             groups["gloo"] = dist.new_group(backend="gloo", timeout=timeout)
@@ -248,7 +254,7 @@ def _check_network(session: Session, run: PlannedRun, options: NetworkOptions, r
             return Check("nccl messages", SKIPPED, f"the run communicates by {world.backend} on {world.accelerator}")
         return check_message_passing(coordinator, "nccl", groups["nccl"], device, report.notify)
 
-    _, errors = gather(coordinator, connect, TIMERS.network_check)
+    _, errors = gather_in_time(coordinator, connect, device, TIMERS.network_check)
     if errors:
         summary = "the ranks cannot connect to one another"
         details = error_lines(errors, coordinator.hosts)
@@ -258,7 +264,7 @@ def _check_network(session: Session, run: PlannedRun, options: NetworkOptions, r
     checks: tuple[Callable[[], Check], ...] = (
         send_by_gloo,
         send_by_nccl,
-        lambda: check_collectives(coordinator, device, *limits, run.gradient_bytes, model),
+        lambda: check_collectives(coordinator, device, *limits, run.gradient_bytes, model, link),
         lambda: check_links(coordinator, device, options.pairs, *limits),
     )
     return not any(report.add(check()).blocks for check in checks)

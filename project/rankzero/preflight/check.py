@@ -18,7 +18,7 @@ T = TypeVar("T")
 OK, WARN, FAIL, SKIPPED = "ok", "warn", "fail", "skipped"
 
 CHECK_NAMES = (
-    *("launcher", "rendezvous", "environment", "gloo messages", "nccl messages", "collectives", "links"),
+    *("launcher", "rendezvous", "environment", "GPUs", "gloo messages", "nccl messages", "collectives", "links"),
     *("run directory", "imports", "data", "loader processes", "training steps"),
 )
 """The names of all checks, in order."""

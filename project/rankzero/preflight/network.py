@@ -25,8 +25,8 @@ from rankzero.preflight.check import (
     WARN,
     Check,
     error_lines,
-    gather,
 )
+from rankzero.preflight.gpus import Link, gather_in_time
 
 VALUES = 1024
 """Number of values in a message."""
@@ -86,9 +86,9 @@ def check_message_passing(
             raise ValueError(CHANGED)
         return True
 
-    seconds, errors = gather(coordinator, send_to_each, TIMERS.network_check)
+    seconds, errors = gather_in_time(coordinator, send_to_each, device, TIMERS.network_check)
     if not errors:
-        _, errors = gather(coordinator, send_around, TIMERS.network_check)
+        _, errors = gather_in_time(coordinator, send_around, device, TIMERS.network_check)
     round_trips = [round(value, 6) for value in seconds[0] or []]
     if errors:
         values = {"round_trips": round_trips, "errors": errors}
@@ -126,6 +126,7 @@ def check_collectives(
     fail_gbps: float,
     gradient_bytes: int | None,
     model: str,
+    link: Link | None = None,
 ) -> Check:
     """Checks all-reduce, all-gather and broadcast, and measures all-reduce. All ranks must call.
 
@@ -136,14 +137,15 @@ def check_collectives(
         fail_gbps: Bus bandwidth in Gbit/s below which the check fails; on a single host, it warns.
         gradient_bytes: Bytes of the gradients of the model; None if unknown.
         model: Name of the model.
+        link: The connection that NCCL should use; the check warns if all-reduce is much slower.
     """
     launch, hosts = coordinator.launch, coordinator.hosts
     size, local_ranks = launch.world_size, launch.local_world_size or 1
-    _, errors = gather(coordinator, lambda: _check_values(launch.rank or 0, size, device), TIMERS.network_check)
-    measured: list[Any] = []
+    seconds, measured = TIMERS.network_check, list[Any]()
+    _, errors = gather_in_time(coordinator, lambda: _check_values(launch.rank or 0, size, device), device, seconds)
     if not errors:
-        measured, errors = gather(
-            coordinator, lambda: _measure_all_reduce(size, local_ranks, device), TIMERS.network_check
+        measured, errors = gather_in_time(
+            coordinator, lambda: _measure_all_reduce(size, local_ranks, device), device, seconds
         )
     if errors:
         details = error_lines(errors, hosts)
@@ -172,6 +174,12 @@ def check_collectives(
             f"all-reduce is slower than {fail_gbps if status == FAIL else warn_gbps:g} Gbit/s: --interface NAME "
             "selects a faster network; --trainer.accumulate_grad_batches N communicates less often, and a compression "
             "hook of DistributedDataParallel sends less"
+        ]
+    elif link and peak < link.least_gbps:
+        status = WARN
+        advice = [
+            f"all-reduce reaches {peak:,.0f} Gbit/s, but the hosts have {link.name}: NCCL_DEBUG=INFO prints which "
+            "connections NCCL uses, and why"
         ]
     values = {"all_reduce": rows, "gradient_bytes": gradient_bytes}
     return Check("collectives", status, summary, lines, advice, values)
@@ -235,13 +243,25 @@ def _measure_all_reduce(size: int, local_ranks: int, device: torch.device) -> li
 
 def _time_all_reduce(buffer: torch.Tensor, repeats: int) -> float:
     """Returns the seconds of one all-reduce, averaged over `repeats`."""
-    dist.all_reduce(buffer[:1])
-    synchronize(buffer.device)
+    is_on_gpu = buffer.is_cuda  # NCCL queues the calls; only the last one has to be waited for
+    _finish(dist.all_reduce(buffer[:1], async_op=is_on_gpu))
     started = time.perf_counter()
     for _ in range(repeats):
-        dist.all_reduce(buffer)
-    synchronize(buffer.device)
+        work = dist.all_reduce(buffer, async_op=is_on_gpu)
+    _finish(work)
     return (time.perf_counter() - started) / repeats
+
+
+def _finish(work: dist.Work | None) -> None:
+    """Waits for a collective of NCCL; those of gloo are None, and complete.
+
+    While a process group raises the errors of NCCL, `wait` looks for them once a millisecond, too seldom for NVLink.
+    """
+    end = time.perf_counter() + MAX_SECONDS
+    while work and not work.is_completed() and time.perf_counter() < end:
+        pass
+    if work:
+        work.wait()
 
 
 def _largest_over_ranks(number: float, device: torch.device) -> float:
@@ -254,7 +274,7 @@ def _size_text(count: int) -> str:
     return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
 
 
-MESSAGE_BYTES = 4 << 20
+MESSAGE_BYTES, MESSAGE_BYTES_ON_GPU = 4 << 20, 64 << 20
 SECONDS_PER_PAIR = 0.3
 
 SECONDS_PER_ROUND = 2.0
@@ -292,7 +312,8 @@ def check_links(coordinator: Coordinator, device: torch.device, mode: str, warn_
                     own.append([*pair, _exchange(pair, rank, device)])
         return own
 
-    measured, errors = gather(coordinator, measure, TIMERS.network_check + SECONDS_PER_ROUND * len(rounds))
+    seconds = TIMERS.network_check + SECONDS_PER_ROUND * len(rounds)
+    measured, errors = gather_in_time(coordinator, measure, device, seconds)
     if errors:
         details, text = error_lines(errors, hosts), "a pair of ranks could not communicate"
         return Check("links", FAIL, text, details, [NETWORK_ADVICE], {"errors": errors}, blocks=True)
@@ -351,15 +372,17 @@ def _slow_hosts(slow: Sequence[Pair], gbps: Mapping[Pair, float], hosts: Sequenc
 
 def _exchange(pair: Pair, rank: int, device: torch.device) -> float:
     """Sends messages back and forth between two ranks; returns Gbit/s in one direction."""
-    buffer = torch.zeros(MESSAGE_BYTES // 4, device=device)
+    is_on_gpu = device.type == "cuda"
+    count_bytes = MESSAGE_BYTES_ON_GPU if is_on_gpu else MESSAGE_BYTES
+    buffer = torch.zeros(count_bytes // 4, device=device)
+    steps = (dist.isend, dist.irecv) if is_on_gpu else (dist.send, dist.recv)
+    peer = pair[1] if rank == pair[0] else pair[0]
 
     def round_trip() -> None:
-        if rank == pair[0]:
-            dist.send(buffer, pair[1])
-            dist.recv(buffer, pair[1])
-        else:
-            dist.recv(buffer, pair[0])
-            dist.send(buffer, pair[0])
+        for step in steps if rank == pair[0] else steps[::-1]:
+            work = step(buffer, peer)
+            if isinstance(work, dist.Work):
+                _finish(work)
 
     started = time.perf_counter()
     round_trip()
@@ -374,4 +397,4 @@ def _exchange(pair: Pair, rank: int, device: torch.device) -> float:
     for _ in range(repeats):
         round_trip()
     synchronize(device)
-    return 8e-9 * MESSAGE_BYTES * 2 * repeats / (time.perf_counter() - started)
+    return 8e-9 * count_bytes * 2 * repeats / (time.perf_counter() - started)

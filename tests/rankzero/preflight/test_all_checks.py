@@ -1,11 +1,15 @@
 import contextlib
 import io
+import os
 import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+import torch.distributed as dist
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 
 from rankzero import Trainer
@@ -139,6 +143,32 @@ def test_a_rank_that_stops_responding_fails_the_check_in_progress(on_ranks, tmp_
         found
         == f"rank 1 on {socket.gethostname()} was still starting after 0.5 s; to wait longer, add --start_timeout 4"
     )
+
+
+class UnconnectedCoordinator:
+    """Replacement for the coordinator of two ranks whose NCCL cannot connect."""
+
+    launch, hosts = SimpleNamespace(rank=0, world_size=2), ["n1", "n2"]
+
+    def __init__(self):
+        self.settings = []
+
+    def init_process_group(self, backend, device, timeout):
+        self.settings.append((backend, device, os.environ.get("TORCH_NCCL_BLOCKING_WAIT")))
+        raise dist.DistBackendError("NCCL error in: x.cpp:93, unhandled system error")
+
+    def all_gather_object(self, value, seconds):
+        return [value, value]
+
+
+def test_an_error_of_nccl_while_it_connects_fails_a_check(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    coordinator, report = UnconnectedCoordinator(), Report(prints=False)
+    session = Session(RequestedWorld(), coordinator, WorldInfo("cuda", size=2, backend="nccl"), "")
+    assert not all_checks._check_network(session, planned_run(), NetworkOptions(), report, None)
+    check = report.checks["nccl messages"]
+    assert check.status == FAIL and "unhandled system error" in check.details[0]
+    assert coordinator.settings == [("nccl", torch.device("cuda", 0), "1")]
 
 
 def check_with_own_options(coordinator):

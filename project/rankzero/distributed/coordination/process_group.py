@@ -6,6 +6,8 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ from rankzero.distributed.monitoring.heartbeat import InFlight
 
 _numbers = itertools.count()
 """Numbers of the process groups, equal on all ranks. A later group must not find the keys of an earlier one."""
+
+_BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+"""A variable that torch reads when it creates a process group of NCCL."""
 
 THREADS = Path("/proc/self/task")
 
@@ -78,19 +83,42 @@ def init_process_group(
     sys.excepthook = exception_hook
 
 
+@contextmanager
+def raising_nccl_errors() -> Iterator[None]:
+    """Makes the process groups that are created meanwhile raise errors and timeouts of NCCL where they are waited for.
+
+    Otherwise, torch's watchdog ends the process.
+    """
+    previous = os.environ.pop(_BLOCKING_WAIT, None)
+    os.environ[_BLOCKING_WAIT] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_BLOCKING_WAIT]
+        if previous is not None:
+            os.environ[_BLOCKING_WAIT] = previous
+
+
+_kept_groups: list[object] = []
+"""NCCL's groups after an error."""
+
+
 def destroy_process_group(after_error: bool) -> bool:
     """Destroys the process group; otherwise about one gloo run in ten dies of signal 6 after all work is done.
 
     Args:
-        after_error: Whether this rank has failed. NCCL's group is then kept: destroying it may wait forever for other
-            ranks.
+        after_error: Whether this rank has failed. NCCL's group is then kept, until the process ends: destroying it may
+            wait forever for other ranks.
 
     Returns:
         Whether no process group is left.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return True
+    group = torch.distributed.group.WORLD
     if after_error and torch.distributed.get_backend() != "gloo":
+        _kept_groups.append(group)
+    if group in _kept_groups:
         return False
     torch.distributed.destroy_process_group()
     return True

@@ -1,4 +1,5 @@
 import json
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from rankzero.distributed.coordination.process_group import (
     collective_in_flight,
     destroy_process_group,
     init_process_group,
+    raising_nccl_errors,
     wait_for_gloo_threads,
 )
 from rankzero.distributed.environments.launch import Launch
@@ -41,10 +43,23 @@ def test_a_gloo_group_is_destroyed(group, after_error):
     assert destroy_process_group(after_error)  # without a group
 
 
-def test_an_nccl_group_is_kept_after_an_error(group, monkeypatch):
+def test_an_nccl_group_is_kept_after_an_error_also_at_the_end(group, monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
     assert not destroy_process_group(after_error=True)
+    assert not destroy_process_group(after_error=False)
     assert torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("setting", [None, "0"])
+def test_torch_reads_that_nccl_errors_are_raised_only_while_the_group_is_created(monkeypatch, setting):
+    name = "TORCH_NCCL_BLOCKING_WAIT"
+    monkeypatch.delenv(name, raising=False)
+    if setting:
+        monkeypatch.setenv(name, setting)
+    with pytest.raises(ZeroDivisionError), raising_nccl_errors():
+        assert os.environ[name] == "1"
+        1 / 0  # noqa: B018
+    assert os.environ.get(name) == setting
 
 
 def test_a_fork_waits_for_running_threads_of_gloo(monkeypatch, tmp_path):

@@ -1,0 +1,174 @@
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rankzero.distributed.devices import WorldInfo
+from rankzero.preflight import gpus, network
+from rankzero.preflight.check import OK, SKIPPED, WARN
+from rankzero.preflight.gpus import Link, check_gpus, gather_in_time, infiniband_gbps, nvlink_gbps, query_gpus
+from rankzero.preflight.network import check_collectives
+
+CUDA = torch.device("cuda", 1)
+
+ROWS = """GPU-a, 612, 0, 0x0000000000000004
+GPU-b, 40960, 2, 0x0000000000000088
+GPU-c, [N/A], [N/A], 0x0000000000000001
+"""
+"""Output of nvidia-smi: used memory in MiB, uncorrectable errors, reasons of a low clock."""
+
+NVLINK = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-a)
+\t Link 0: 26.562 GB/s
+\t Link 1: 26.562 GB/s
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-b)
+\t Link 0: 26.562 GB/s
+\t Link 1: <inactive>
+"""
+
+
+class OneCoordinator:
+    """Replacement for the coordinator of rank zero, with the values of the other ranks."""
+
+    def __init__(self, others=(), hosts=("n1",)):
+        self.launch = SimpleNamespace(rank=0, local_rank=0, world_size=len(hosts), local_world_size=1, num_nodes=1)
+        self.others, self.hosts = others, hosts
+
+    def decide(self, own, choose):
+        return choose([own, *self.others])
+
+    def broadcast_object(self, value):
+        return json.loads(json.dumps(value))
+
+    def all_gather_object(self, value, seconds):
+        return json.loads(json.dumps([value]))
+
+
+@pytest.fixture
+def smi(programs, monkeypatch):
+    """Makes this process rank zero on GPU-a, and returns a function that adds nvidia-smi."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="a"))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 300 << 20)
+
+    def add(rows=ROWS, links="", fields="clocks_event_reasons"):
+        programs(
+            **{
+                "nvidia-smi": f"""
+case "$*" in
+    *{fields}.active*) printf '{rows}' ;;
+    "nvlink --status") printf '{links}' ;;
+    *) echo 'Field is not a valid field to query.'; exit 2 ;;
+esac
+"""
+            }
+        )
+
+    return add
+
+
+def on_gpu(uuid, reserved=0):
+    return {"uuid": uuid, "reserved": reserved}
+
+
+def test_a_gpu_without_faults_is_ok_whatever_names_nvidia_smi_has(smi, calls):
+    smi(fields="clocks_throttle_reasons")
+    check, link = check_gpus(OneCoordinator([on_gpu("c")], ["n1", "n1"]), WorldInfo("cuda", size=2, devices=2))
+    assert check.status == OK and check.summary.startswith("2 GPUs without") and link is None, check
+    assert len(calls("nvidia-smi")) == 3 and all("-l" not in call.split() for call in calls("nvidia-smi"))
+
+
+def test_errors_slowdowns_and_foreign_processes_of_a_gpu_are_named_once(smi):
+    smi()
+    others = [on_gpu("b"), on_gpu("b")]
+    check, _ = check_gpus(OneCoordinator(others, ["n1"] * 3), WorldInfo("cuda", size=3, devices=3))
+    assert check.status == WARN and len(check.advice) == 3
+    assert check.details == [
+        "the GPU of rank 1 on n1 has had 2 uncorrectable memory errors (ECC)",
+        "the GPU of rank 1 on n1 runs at a low clock: hardware slowdown, power brake",
+        "other processes use the GPU of rank 1 on n1: 40 GiB of its memory are in use",
+    ]
+    mine = [on_gpu("b", 40000)]
+    check, _ = check_gpus(OneCoordinator(mine, ["n1"] * 2), WorldInfo("cuda", size=2, devices=2))
+    assert not any("other processes" in line for line in check.details)
+
+
+def test_without_a_gpu_or_nvidia_smi_the_check_is_skipped(programs, smi):
+    assert check_gpus(OneCoordinator(), WorldInfo("cpu"))[0].status == SKIPPED
+    check, _ = check_gpus(OneCoordinator(), WorldInfo("cuda"))
+    assert check.status == SKIPPED and "nvidia-smi on n1 does not show" in check.summary
+    assert query_gpus() == {} and nvlink_gbps() == 0
+
+
+def test_the_expected_link_is_nvlink_on_one_host_and_the_slowest_infiniband_on_several(smi, tmp_path, monkeypatch):
+    smi(links=NVLINK)
+    assert nvlink_gbps() == pytest.approx(425, abs=0.1)
+    monkeypatch.setattr(gpus, "INFINIBAND", tmp_path)
+    assert infiniband_gbps() == 0
+    for name, state, rate in (("mlx5_0", "4: ACTIVE", "400 Gb/sec (4X NDR)"), ("mlx5_1", "1: DOWN", "800 Gb/sec")):
+        (tmp_path / name / "ports/1").mkdir(parents=True)
+        (tmp_path / name / "ports/1/state").write_text(state)
+        (tmp_path / name / "ports/1/rate").write_text(rate)
+    assert infiniband_gbps() == 400
+    one = {"size": 2, "devices": 2, "backend": "nccl"}
+    coordinator = OneCoordinator([on_gpu("b")], ["n1", "n1"])
+    _, link = check_gpus(coordinator, WorldInfo("cuda", **one))
+    assert link.name == "NVLink of 425 Gbit/s" and link.least_gbps == pytest.approx(53, abs=0.2)
+    assert check_gpus(coordinator, WorldInfo("cuda", **{**one, "backend": "gloo"}))[1] is None
+    other = on_gpu("b") | {"gpus": {}, "nvlink": 0.0, "infiniband": 200.0}
+    _, link = check_gpus(OneCoordinator([other], ["n1", "n2"]), WorldInfo("cuda", **one, nodes=2))
+    assert link == Link("InfiniBand or RoCE of 200 Gbit/s", 50.0)
+
+
+@pytest.mark.parametrize(("least", "status"), [(40.0, OK), (60.0, WARN)])
+def test_an_all_reduce_that_is_much_slower_than_the_link_is_a_warning(monkeypatch, least, status):
+    row = {"bytes": 1 << 28, "seconds": 0.04, "algorithm_gbps": 50.0, "bus_gbps": 50.0}
+    monkeypatch.setattr(network, "_check_values", lambda *_: True)
+    monkeypatch.setattr(network, "_measure_all_reduce", lambda *_: [row])
+    link = Link("NVLink of 425 Gbit/s", least)
+    check = check_collectives(OneCoordinator(), torch.device("cpu"), 1.0, 0.5, None, "MLP", link)
+    assert check.status == status
+    assert any("reaches 50 Gbit/s, but the hosts have NVLink" in line for line in check.advice) == (status == WARN)
+
+
+def test_a_call_of_nccl_that_never_returns_is_an_error_of_its_rank(monkeypatch):
+    devices, never = [], threading.Event()
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    results, errors = gather_in_time(OneCoordinator(), never.wait, CUDA, 0.05)
+    never.set()
+    assert results == [None] and errors == {0: "TimeoutError: NCCL did not finish within 0.05 s"}
+    assert devices == [CUDA]
+
+
+def test_errors_and_results_of_nccl_are_those_of_the_work(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+
+    def fail():
+        raise dist.DistBackendError("NCCL error: remote process exited")
+
+    _, errors = gather_in_time(OneCoordinator(), fail, CUDA, 60)
+    assert errors == {0: "DistBackendError: NCCL error: remote process exited"}
+    assert gather_in_time(OneCoordinator(), lambda: 7, CUDA, 60) == ([7], {})
+
+
+class WorkOfNCCL:
+    def __init__(self, polls):
+        self.polls, self.waits = polls, 0
+
+    def is_completed(self):
+        self.polls -= 1
+        return self.polls <= 0
+
+    def wait(self):
+        self.waits += 1
+
+
+def test_a_collective_of_nccl_is_waited_for_without_its_pauses_and_raises_its_error(monkeypatch):
+    work = WorkOfNCCL(polls=3)
+    network._finish(work)
+    assert (work.polls, work.waits) == (0, 1)
+    monkeypatch.setattr(network, "MAX_SECONDS", 0.0)
+    stuck = WorkOfNCCL(polls=1 << 60)
+    network._finish(stuck)  # `wait` has the time limit of the process group
+    assert stuck.waits == 1
