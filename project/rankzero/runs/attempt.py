@@ -12,8 +12,8 @@ from typing import Any, cast
 from lightning.pytorch import Trainer
 from typing_extensions import Self
 
+from rankzero.distributed.coordination import process_group
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.coordination.process_group import collective_in_flight
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.activity import END
 from rankzero.distributed.monitoring.stacks import all_stacks
@@ -163,7 +163,7 @@ class Attempt:
         self.outcome, self.counts, self.world, self._session = outcome, counts, session.world, session
         self._coordinator, self.control_channel = session.coordinator, session.coordinator.control_channel
         self.launch = launch = session.coordinator.launch
-        trainer.strategy.setup_environment()
+        self._connect()
         run.continue_in_process()
         self._lock = RunLock(launch, notify=self._print_on_rank_zero, received_signal=lambda: SIGNALS.received)
         choose = partial(choose_resume_point, run, options, config, trainer, launch, self._lock)
@@ -183,6 +183,21 @@ class Attempt:
             self._print_on_rank_zero(notice, requires_no_action=True)
         for note in self.resume_plan.notes:
             self._print_on_rank_zero(note)
+
+    def _connect(self) -> None:
+        """Connects all ranks, while the monitor watches: a connection of NCCL may wait for 30 minutes."""
+        strategy, monitor = self.trainer.strategy, self.control_channel.monitor
+        ends_run = self.options.hang_action == "stop"
+        if self.world.backend == "nccl" and ends_run:
+            process_group.disable_watchdog_of_nccl()
+        in_flight = partial(process_group.collective_in_flight, self.world.backend, strategy.root_device)
+        self._start_monitor = partial(monitor.start, self.options.hang_timeout, ends_run, in_flight)
+        monitor.on_hang = lambda description: self._report_warnings(print_error)
+        self._start_monitor()
+        try:
+            strategy.setup_environment()
+        finally:
+            monitor.stop()
 
     def train(self, fit: Callable[[], None], may_exit: bool) -> None:
         """Calls Lightning's `fit` within this attempt. All ranks must call.
@@ -264,10 +279,8 @@ class Attempt:
         self._rank_log.open()
         self.control_channel.describe_exit = self._rank_log.describe_crash
         self.control_channel.on_abort = self._record_abort
-        monitor, stops_run = self.control_channel.monitor, self.options.hang_action == "stop"
-        monitor.on_hang = self._record_hang
-        in_flight = partial(collective_in_flight, self.world.backend, self.trainer.strategy.root_device)
-        monitor.start(self.options.hang_timeout, stops_run, in_flight)
+        self.control_channel.monitor.on_hang = self._record_hang
+        self._start_monitor()
         line = terminal.start_line(self.run, self.world, self.launch, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)
         self._print_on_rank_zero(line, requires_no_action=True)
@@ -296,6 +309,7 @@ class Attempt:
 
     def _end(self, error: BaseException | None) -> dict[str, Any] | None:
         """Writes what the next attempt needs and requests that attempt; returns the summary if there is a result."""
+        self._report_warnings(self._log.warning)
         error = self.outcome.error or error
         if isinstance(error, Stopped):
             self._log.info("stopped after step %d: %s", self.trainer.global_step, error)
@@ -341,6 +355,7 @@ class Attempt:
 
     def _record_abort(self, cause: str) -> None:
         """Writes log and summary before the control channel terminates this process; `__exit__` may not run."""
+        self._report_warnings(self._log.warning)
         self._log.error(cause)
         if self.launch.rank == 0:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
@@ -353,8 +368,13 @@ class Attempt:
 
     def _record_hang(self, description: str) -> None:
         """Writes a hang and the stacks of this process to the log; the run may end later, or continue."""
+        self._report_warnings(self._log.warning)
         workers = "".join(f"\nloader process {pid}:\n{stacks}" for pid, stacks in worker_stacks().items())
         self._log.error(f"{description}\n{all_stacks()}{workers}")
+
+    def _report_warnings(self, report: Callable[[str], None]) -> None:
+        if warnings := process_group.new_warnings_of_nccl():
+            report(f"NCCL on rank {self.launch.rank}:\n{warnings}")
 
     def _summarize(self, status: str, reason: str | None, **more: Any) -> dict[str, Any]:
         summary = summarize(

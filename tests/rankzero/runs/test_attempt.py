@@ -18,9 +18,12 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 
+from rankzero.distributed.coordination import process_group
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
+from rankzero.distributed.monitoring.activity import START
+from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.messages import CannotStart, LeftEarlyError, RequestError, Stopped
@@ -264,6 +267,34 @@ def test_an_attempt_aborted_by_another_rank_is_logged_saved_reported_and_unlocke
         assert "rank 1 on a failed: &lt;IndexError&gt;</pre>" in Path("runs/x/report.html").read_text()
         printed = capsys.readouterr().out
         assert "run x: failed" in printed and "to resume" in printed
+
+
+def test_the_monitor_runs_while_the_ranks_connect_and_nccls_warnings_are_printed_or_logged(
+    attempt, monkeypatch, capsys
+):
+    warnings, found = ["NCCL WARN no route to n2", "NCCL WARN n3 is slow"], []
+    monitors = []
+    monkeypatch.setattr(process_group, "new_warnings_of_nccl", lambda: warnings.pop(0) if warnings else "")
+
+    start = Monitor.start
+
+    def start_and_keep(monitor, *arguments):
+        monitors.append(monitor)
+        start(monitor, *arguments)
+
+    def connect(strategy):
+        monitors[0].activity.since -= 10
+        monitors[0].on_hang("all ranks have been waiting")
+        found.append(monitors[0].status().phase)
+
+    monkeypatch.setattr(Monitor, "start", start_and_keep)
+    monkeypatch.setattr(Ranks, "setup_environment", connect)
+    run_attempt = attempt()
+    assert monitors[0].status() is None
+    with run_attempt:
+        pass
+    assert found == [START] and "NCCL on rank 0:\nNCCL WARN no route to n2" in capsys.readouterr().err
+    assert "WARNING NCCL on rank 0:\nNCCL WARN n3 is slow" in log()
 
 
 def test_the_report_is_written_after_all_that_the_next_attempt_needs(attempt, monkeypatch, capsys):

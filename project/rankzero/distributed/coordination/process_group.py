@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,42 @@ if sys.version_info < (3, 11, 10):
     os.register_at_fork(before=wait_for_gloo_threads)
 
 
+_nccl_log: list[int] = []
+"""Descriptor of the file in memory to which NCCL writes its warnings; empty without such a file."""
+
+
+@contextmanager
+def _collect_warnings_of_nccl() -> Iterator[None]:
+    """Makes NCCL, which reads its variables once, write warnings to a file in memory, unless the user has set them."""
+    variables = {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/proc/self/fd/{}"}
+    if _nccl_log or any(name in os.environ for name in variables):
+        yield
+        return
+    _nccl_log.append(os.memfd_create("nccl"))
+    os.environ |= {name: value.format(_nccl_log[0]) for name, value in variables.items()}
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
+
+
+def new_warnings_of_nccl() -> str:
+    """Returns the lines that NCCL has written since the last call."""
+    return os.read(_nccl_log[0], 1 << 20).decode(errors="replace") if _nccl_log else ""
+
+
+def disable_watchdog_of_nccl() -> None:
+    """Makes the next process group leave it to the monitor to end a run, unless the user has decided otherwise.
+
+    After an error, torch's watchdog would abort each process at once, rank zero possibly before it prints the cause.
+    """
+    user_set = os.environ.keys() & {"NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+    if not user_set or ("TORCHELASTIC_RUN_ID" in os.environ and os.environ[user_set.pop()] == "1"):  # set by torchrun
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")  # before torch 2.15
+
+
 def init_process_group(
     store: Store | None, launch: Launch, backend: str, device: torch.device, timeout: timedelta | None
 ) -> None:
@@ -69,17 +105,19 @@ def init_process_group(
         device: The device of this process.
         timeout: Time limit of a collective; None for torch's default.
     """
-    if backend == "nccl":  # records when a GPU begins a collective
+    uses_nccl = backend == "nccl"
+    if uses_nccl:  # records when a GPU begins a collective
         os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
     exception_hook = sys.excepthook  # torch wraps the hook, and delays its output until it returns
-    torch.distributed.init_process_group(
-        backend,
-        store=PrefixStore(f"process group {next(_numbers)}", store or HashStore()),
-        rank=launch.rank or 0,
-        world_size=launch.world_size,
-        timeout=timeout,
-        device_id=device if backend == "nccl" else None,
-    )
+    with _collect_warnings_of_nccl() if uses_nccl else nullcontext():
+        torch.distributed.init_process_group(
+            backend,
+            store=PrefixStore(f"process group {next(_numbers)}", store or HashStore()),
+            rank=launch.rank or 0,
+            world_size=launch.world_size,
+            timeout=timeout,
+            device_id=device if uses_nccl else None,
+        )
     sys.excepthook = exception_hook
 
 

@@ -22,6 +22,7 @@ _COMPILERS = (
 """Parts of the paths of files that are on the stack only during a compilation."""
 WAITING_FUNCTIONS = {
     str(_PACKAGE / "distributed" / "coordination" / "exchange.py"): "an exchange between all ranks",
+    str(_PACKAGE / "distributed" / "coordination" / "process_group.py"): "the connection of the process group",
     str(_PACKAGE / "distributed" / "stop_and_failure" / "channel.py"): "the agreement on a stop",
     str(_PACKAGE / "distributed" / "stop_and_failure" / "agreement.py"): "an agreement of all ranks",
 }
@@ -53,15 +54,16 @@ def waiting_function(frames: list[FrameType]) -> str:
 
     These are the functions of Rankzero that exchange objects, and those of `torch.distributed` that use only a store.
     """
+    in_torch = ""
     for frame in frames:
         file = frame.f_code.co_filename
         if file in WAITING_FUNCTIONS:
             return WAITING_FUNCTIONS[file]
         if "torch/distributed/" in file:
-            return frame.f_code.co_name
-        if not file.startswith((_STDLIB, "<")):
-            return ""
-    return ""
+            in_torch = in_torch or frame.f_code.co_name
+        elif not file.startswith((_STDLIB, "<")):
+            return in_torch
+    return in_torch
 
 
 def is_in_debugger(frames: list[FrameType]) -> bool:

@@ -1,10 +1,12 @@
 import json
 import os
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,12 +16,15 @@ from rankzero.distributed.coordination import process_group
 from rankzero.distributed.coordination.process_group import (
     collective_in_flight,
     destroy_process_group,
+    disable_watchdog_of_nccl,
     init_process_group,
+    new_warnings_of_nccl,
     raising_nccl_errors,
     wait_for_gloo_threads,
 )
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.heartbeat import InFlight
+from rankzero.distributed.monitoring.stacks import main_thread_frames, waiting_function
 
 
 @pytest.fixture(params=[timedelta(seconds=5), None], ids=["timeout", "no timeout"])
@@ -200,3 +205,79 @@ def test_a_version_of_torch_without_a_record_is_reported(recorder, monkeypatch):
     monkeypatch.delattr(torch._C._distributed_c10d, "_dump_fr_trace_json")
     with pytest.raises(NotImplementedError, match="does not record the collectives of gloo"):
         collective_in_flight("gloo", torch.device("cpu"))
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    """The environment variables of this process, in a copy without those of NCCL and of torchrun."""
+    prefixes = ("NCCL_", "TORCH_NCCL_", "TORCHELASTIC_")
+    values = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
+    monkeypatch.setattr(process_group.os, "environ", values)
+    return values
+
+
+@pytest.mark.parametrize("user_set", [{}, {"NCCL_DEBUG": "INFO"}, {"NCCL_DEBUG_FILE": "/tmp/nccl"}])
+def test_nccl_writes_warnings_to_memory_unless_the_user_has_set_its_variables(monkeypatch, variables, user_set):
+    """As with NCCL 2.30.7, which opens the file when it is first used."""
+    found = []
+
+    def init(backend, **arguments):
+        found.append({name: variables.get(name) for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE")})
+        if not user_set:
+            Path(variables["NCCL_DEBUG_FILE"]).write_text("n1:7:7 [0] NCCL WARN no socket interface found\n")
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", init)
+    monkeypatch.setattr(process_group, "_nccl_log", [])
+    variables |= user_set
+    init_process_group(None, Launch(), "nccl", torch.device("cuda", 0), None)
+    assert {name: variables[name] for name in variables if name.startswith("NCCL_")} == user_set
+    if user_set:
+        assert found == [{"NCCL_DEBUG": None, "NCCL_DEBUG_FILE": None} | user_set]
+    else:
+        assert found[0]["NCCL_DEBUG"] == "WARN"
+    expected = "" if user_set else "n1:7:7 [0] NCCL WARN no socket interface found\n"
+    assert [new_warnings_of_nccl(), new_warnings_of_nccl()] == [expected, ""]
+    assert variables["TORCH_NCCL_ENABLE_TIMING"] == "1"
+    for descriptor in process_group._nccl_log:
+        os.close(descriptor)
+
+
+HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
+
+@pytest.mark.parametrize(
+    ("before", "handling"),
+    [
+        ({}, "0"),
+        ({HANDLING: "1", "TORCHELASTIC_RUN_ID": "x"}, "0"),
+        ({HANDLING: "1"}, "1"),
+        ({HANDLING: "3", "TORCHELASTIC_RUN_ID": "x"}, "3"),
+        ({"NCCL_ASYNC_ERROR_HANDLING": "2"}, None),
+    ],
+)
+def test_torchs_watchdog_ends_a_run_only_if_the_user_has_requested_it(variables, before, handling):
+    """torchrun sets the variable to 1 in each of its processes."""
+    variables |= before
+    disable_watchdog_of_nccl()
+    assert variables.get(HANDLING) == handling
+    assert variables.get("TORCH_NCCL_RETHROW_CUDA_ERRORS") == ("0" if handling == "0" else None)
+
+
+def test_a_rank_that_creates_the_process_group_waits_for_the_other_ranks():
+    found, is_over = [], threading.Event()
+
+    def watch():
+        while not is_over.wait(0.01) and not any(found):
+            found.append(waiting_function(main_thread_frames()))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        with pytest.raises(RuntimeError):
+            init_process_group(
+                torch.distributed.HashStore(), Launch(world_size=2), "gloo", torch.device("cpu"), timedelta(seconds=0.5)
+            )
+    finally:
+        is_over.set()
+        thread.join()
+    assert found[-1] == "the connection of the process group"
