@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from data_modules.parts import in_row_blocks
 
@@ -57,6 +58,36 @@ class ImageTransform:
 
         in_row_blocks(transform_rows, len(images))
         return torch.from_numpy(transformed)
+
+    def on_device(self, device: torch.device) -> "TransformOnDevice":
+        """Returns the same transform for batches on a GPU."""
+        return TransformOnDevice(self, device)
+
+
+class TransformOnDevice:
+    """The transform of an `ImageTransform`, with the same results, for batches on a GPU.
+
+    Args:
+        transform: The transform.
+        device: The GPU.
+    """
+
+    def __init__(self, transform: ImageTransform, device: torch.device) -> None:
+        self.mean, self.std = (torch.from_numpy(values).to(device) for values in (transform.mean, transform.std))
+        self.padding, self.flip = transform.padding, transform.flip
+
+    def __call__(self, images: Tensor, keys: Tensor) -> Tensor:
+        """Returns the augmented and normalized images; one operation gathers the pixels of all crops."""
+        samples, channels, rows, columns = (torch.arange(size, device=images.device) for size in images.shape)
+        padding, rows, columns = self.padding, rows[:, None], columns[None, :]
+        if self.flip:
+            columns = torch.where((keys & 1 == 1)[:, None, None, None], columns.flip(1), columns)
+        if padding:
+            top, left = ((keys >> bits & 0xFFFFFF)[:, None, None, None] % (2 * padding + 1) for bits in (8, 36))
+            images, rows, columns = pad(images, (padding,) * 4), rows + top, columns + left
+        if self.flip or padding:
+            images = images[samples[:, None, None, None], channels[:, None, None], rows, columns]
+        return images.float().sub(self.mean).div_(self.std)
 
 
 def crop_at_random(images: Tensor, padding: int, keys: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class CIFAR10(InMemoryData):
         augment: Whether training images are randomly shifted by up to 4 pixels and randomly mirrored.
         split_seed: Seed of the split into training and validation data.
         batch_size: Samples per step on each device, if `--batch_size` is omitted.
-        num_workers: Number of DataLoader worker processes.
+        kwargs: See `InMemoryData`.
     """
 
     in_channels = 3
@@ -55,9 +55,9 @@ class CIFAR10(InMemoryData):
         augment: bool = True,
         split_seed: int = 0,
         batch_size: int = 128,
-        num_workers: int = 0,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(batch_size, num_workers)
+        super().__init__(batch_size, **kwargs)
         self.root = Path(root).expanduser()
         self.verify, self.augment, self.split_seed = verify, augment, split_seed
 

@@ -1,5 +1,7 @@
 """Handwritten digits included in scikit-learn: real data that needs no download."""
 
+from typing import Any
+
 import torch
 
 from data_modules.augmentation import ImageTransform
@@ -17,7 +19,7 @@ class Digits(InMemoryData):
         augment: Whether training images are randomly shifted by up to 1 pixel.
         split_seed: Seed of the split into 1,437 images for training, 180 for validation and 180 for testing.
         batch_size: Samples per step on each device, if `--batch_size` is omitted.
-        num_workers: Number of DataLoader worker processes.
+        kwargs: See `InMemoryData`.
     """
 
     in_channels = 1
@@ -26,8 +28,8 @@ class Digits(InMemoryData):
     num_classes = 10
     class_names = tuple("0123456789")
 
-    def __init__(self, augment: bool = True, split_seed: int = 0, batch_size: int = 64, num_workers: int = 0) -> None:
-        super().__init__(batch_size, num_workers)
+    def __init__(self, augment: bool = True, split_seed: int = 0, batch_size: int = 64, **kwargs: Any) -> None:
+        super().__init__(batch_size, **kwargs)
         self.augment, self.split_seed = augment, split_seed
 
     def load(self) -> dict[str, InMemory]:

@@ -3,6 +3,7 @@
 import gzip
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ class FashionMNIST(InMemoryData):
         augment: Whether training images are randomly mirrored.
         split_seed: Seed of the split into training and validation data.
         batch_size: Samples per step on each device, if `--batch_size` is omitted.
-        num_workers: Number of DataLoader worker processes.
+        kwargs: See `InMemoryData`.
     """
 
     in_channels = 1
@@ -70,9 +71,9 @@ class FashionMNIST(InMemoryData):
         augment: bool = True,
         split_seed: int = 0,
         batch_size: int = 64,
-        num_workers: int = 0,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(batch_size, num_workers)
+        super().__init__(batch_size, **kwargs)
         self.root = Path(root or "data").expanduser()
         self.debian = [] if root else [DEBIAN]
         self.augment, self.split_seed = augment, split_seed

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,6 +12,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 Batch = tuple[Tensor, Tensor]
+
+DEVICE_SHARE = 1 / 8
+"""Largest share of a GPU's free memory that a split may take."""
 
 
 class InMemory(Dataset[Batch]):
@@ -42,6 +46,13 @@ class InMemory(Dataset[Batch]):
         is_per_sample = self.transform is None or bool(getattr(self.transform, "by_image", False))
         return is_per_sample and type(self).__getitems__ is InMemory.__getitems__
 
+    def on_device(self, device: torch.device) -> "OnDevice | None":
+        """Returns the same samples in the memory of a GPU, or None if they do not fit or need the processor."""
+        transform = self.transform
+        if type(self).__getitems__ is not InMemory.__getitems__ or (transform and not hasattr(transform, "on_device")):
+            return None
+        return OnDevice.if_it_fits((self.inputs, self.targets), device, transform and transform.on_device(device))
+
     def __len__(self) -> int:
         return len(self.inputs)
 
@@ -55,6 +66,39 @@ class InMemory(Dataset[Batch]):
         positions = np.asarray(indices, dtype=np.int64) if positions is None else positions
         inputs, targets = gather_samples(self.inputs, positions), gather_samples(self.targets, positions)
         return (self.transform(inputs, random_keys(indices)) if self.transform else inputs), targets
+
+
+class OnDevice(Dataset[Batch]):
+    """Data set of inputs and targets in the memory of a GPU, which gathers and transforms batches there.
+
+    Args:
+        samples: Inputs and targets; sample i is row i modulo their length.
+        device: The GPU.
+        transform: As in `InMemory`, but it gets tensors on the GPU.
+    """
+
+    draws_from_keys = reads_ahead = True
+
+    def __init__(
+        self, samples: Batch, device: torch.device, transform: Callable[[Tensor, Tensor], Tensor] | None = None
+    ) -> None:
+        self.inputs, self.targets = (tensor.to(device) for tensor in samples)
+        self.device, self.transform = device, transform
+
+    @classmethod
+    def if_it_fits(cls, samples: Batch, device: torch.device, *transform: Any) -> "OnDevice | None":
+        """Returns the data set, or None if the samples take too much of the GPU's free memory."""
+        free, _ = torch.cuda.mem_get_info(device)
+        return cls(samples, device, *transform) if sum(t.nbytes for t in samples) <= DEVICE_SHARE * free else None
+
+    def __getitems__(self, indices: Any) -> Batch:
+        """Returns the batch of the samples at `indices`, which is Rankzero's list of indices."""
+        rows = self._upload(indices.array % len(self.inputs))
+        inputs, targets = self.inputs.index_select(0, rows), self.targets.index_select(0, rows)
+        return (self.transform(inputs, self._upload(random_keys(indices))) if self.transform else inputs), targets
+
+    def _upload(self, numbers: Tensor | NDArray[np.int64]) -> Tensor:
+        return torch.as_tensor(numbers).pin_memory().to(self.device, non_blocking=True)
 
 
 def gather_samples(tensor: Tensor, positions: NDArray[np.int64]) -> Tensor:
@@ -83,10 +127,13 @@ class InMemoryData(LightningDataModule, ABC):
     Args:
         batch_size: Samples per step on each device, if `--batch_size` is omitted.
         num_workers: Number of DataLoader worker processes; gathering from memory rarely needs any.
+        device: Where a run on a GPU reads batches: `auto` is the GPU, for a split that takes at most an eighth of its
+            free memory and without workers; `cpu` is the host.
     """
 
-    def __init__(self, batch_size: int = 64, num_workers: int = 0) -> None:
+    def __init__(self, batch_size: int = 64, num_workers: int = 0, device: Literal["auto", "cpu"] = "auto") -> None:
         super().__init__()
+        self.device = device
         self.batch_size = at_least(1, "batch_size", batch_size)
         self.num_workers = at_least(0, "num_workers", num_workers)
         self.splits: Mapping[str, Dataset[Batch]] = {}
@@ -115,7 +162,7 @@ class InMemoryData(LightningDataModule, ABC):
             shuffle=split == "train",
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=self.device == "auto" and torch.cuda.is_available(),
             collate_fn=tuple,  # `__getitems__` returns a complete batch
         )
 

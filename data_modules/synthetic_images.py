@@ -1,11 +1,13 @@
 """Images of noise, of any size and number, for benchmarks."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from data_modules.in_memory import InMemoryData, at_least, gather_samples
+from data_modules.in_memory import InMemoryData, OnDevice, at_least, gather_samples
 
 POOL_SIZE = 512
 """Number of distinct images in memory; sample i is image i modulo this number."""
@@ -41,6 +43,10 @@ class NoiseImages(Dataset[tuple[Tensor, Tensor]]):
         positions = np.asarray(indices, dtype=np.int64) % self.count % len(self.images)
         return gather_samples(self.images, positions), gather_samples(self.labels, positions)
 
+    def on_device(self, device: torch.device) -> OnDevice | None:
+        """Returns the same samples in the memory of a GPU, or None if they do not fit."""
+        return OnDevice.if_it_fits((self.images, self.labels), device)
+
 
 class SyntheticImages(InMemoryData):
     """Data module of images of noise.
@@ -52,7 +58,7 @@ class SyntheticImages(InMemoryData):
         num_classes: Number of classes.
         data_seed: Seed of the noise and labels.
         batch_size: Samples per step on each device, if `--batch_size` is omitted.
-        num_workers: Number of DataLoader worker processes.
+        kwargs: See `InMemoryData`.
     """
 
     def __init__(
@@ -63,9 +69,9 @@ class SyntheticImages(InMemoryData):
         num_classes: int = 10,
         data_seed: int = 0,
         batch_size: int = 128,
-        num_workers: int = 0,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(batch_size, num_workers)
+        super().__init__(batch_size, **kwargs)
         self.count = at_least(1, "count", count)
         self.image_size = at_least(1, "image_size", image_size)
         self.in_channels = at_least(1, "in_channels", in_channels)

@@ -1,5 +1,7 @@
 """The data of the PyTorch DDP tutorial."""
 
+from typing import Any
+
 import torch
 
 from data_modules.in_memory import InMemory, InMemoryData, at_least
@@ -12,14 +14,14 @@ class Toy(InMemoryData):
         count: Number of training pairs; the validation and test splits each have an eighth as many.
         data_seed: Seed of the pairs.
         batch_size: Samples per step on each device, if `--batch_size` is omitted.
-        num_workers: Number of DataLoader worker processes.
+        kwargs: See `InMemoryData`.
     """
 
     in_features = 20
     out_features = 1
 
-    def __init__(self, count: int = 2048, data_seed: int = 0, batch_size: int = 32, num_workers: int = 0) -> None:
-        super().__init__(batch_size, num_workers)
+    def __init__(self, count: int = 2048, data_seed: int = 0, batch_size: int = 32, **kwargs: Any) -> None:
+        super().__init__(batch_size, **kwargs)
         self.count = at_least(1, "count", count)
         self.data_seed = data_seed
 

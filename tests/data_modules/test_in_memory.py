@@ -13,11 +13,13 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 from data_modules import parts
 from data_modules.augmentation import ImageTransform, crop_at_random
 from data_modules.digits import Digits
-from data_modules.in_memory import InMemory, random_keys, split_indices
+from data_modules.in_memory import InMemory, OnDevice, random_keys, split_indices
 from data_modules.parts import MAX_THREADS, MIN_THREAD_ROWS, in_row_blocks
 from data_modules.parts import MIN_THREAD_ROWS as ROWS
 from data_modules.synthetic_images import SyntheticImages
 from data_modules.toy import Toy
+from rankzero.sampling.batch_sampler import Position
+from rankzero.sampling.permutation import Indices
 from rankzero.sampling.plan import SamplingPlan
 from running import restore_process_state
 
@@ -126,12 +128,13 @@ def test_several_small_batches_are_read_at_once_as_independent_tensors():
     assert torch.equal(data.inputs, torch.arange(40.0).view(20, 2)) and batches[0][2] == "collated"
 
 
-def test_a_data_set_that_mixes_samples_is_read_batch_by_batch():
-    class Mixing(InMemory):
-        def __getitems__(self, indices):
-            inputs, targets = super().__getitems__(indices)
-            return inputs.flip(0), targets
+class Mixing(InMemory):
+    def __getitems__(self, indices):
+        inputs, targets = super().__getitems__(indices)
+        return inputs.flip(0), targets
 
+
+def test_a_data_set_that_mixes_samples_is_read_batch_by_batch():
     data = Mixing(torch.arange(8.0).view(8, 1), torch.arange(8))
     found = torch.cat([inputs for inputs, _ in planned_loader(data, collate_fn=tuple)]).flatten()
     assert found.tolist() == [1, 0, 3, 2, 5, 4, 7, 6]
@@ -148,6 +151,60 @@ def test_a_gathered_batch_equals_the_stacked_single_samples_and_a_tensor_dataset
         for found, expected in zip(planned_loader(data), DataLoader(data, batch_size=2), strict=True):
             assert type(found) is type(expected)
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A device whose memory is the host's, with 8,000 free bytes."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8000, 80_000))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    return torch.device("cpu")
+
+
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("shape", [(1, 4, 4), (2, 3, 5)])
+@pytest.mark.parametrize("settings", [None, {}, {"padding": 1}, {"flip": True}, {"padding": 2, "flip": True}], ids=str)
+def test_batches_from_a_gpu_equal_those_from_the_host_bit_for_bit(gpu, settings, shape, start):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (20, *shape), dtype=torch.uint8, generator=generator)
+    transform = ImageTransform([120.0] * shape[0], [63.0] * shape[0], **settings) if settings is not None else None
+    data = InMemory(images, torch.arange(20), transform)
+
+    def read(on_gpu):
+        plan = SamplingPlan(seed=4)
+        plan.start_positions = [Position(2, start, 3 * start)]
+        loader = plan.wrap(DataLoader(data, 3, shuffle=True, collate_fn=tuple, pin_memory=True), training=True)
+        if on_gpu:
+            loader.read_for(gpu, copies=True)
+            assert isinstance(loader._reader.dataset.dataset, OnDevice)
+        return list(loader)
+
+    batches, expected = read(True), read(False)
+    assert len(batches) == 7 - start and torch.equal(data.inputs, images)
+    torch.testing.assert_close(batches, expected, rtol=0, atol=0)
+
+
+def test_noise_images_from_a_gpu_equal_those_from_the_host(gpu, monkeypatch):
+    monkeypatch.setattr("data_modules.synthetic_images.POOL_SIZE", 16)
+    data = TINY(count=50).load()["train"]
+    indices = Indices([0, 15, 16, 49, 17])
+    torch.testing.assert_close(data.on_device(gpu).__getitems__(indices), data.__getitems__(indices), rtol=0, atol=0)
+
+
+def test_data_stays_on_the_host_if_it_is_large_or_if_only_the_processor_can_read_it(gpu):
+    inputs = torch.zeros(125)  # 500 bytes, as the targets
+    assert InMemory(inputs, inputs).on_device(gpu) and Mixing(inputs, inputs).on_device(gpu) is None
+    assert InMemory(inputs, inputs, lambda inputs, keys: inputs).on_device(gpu) is None
+    assert InMemory(torch.zeros(126), torch.zeros(126)).on_device(gpu) is None
+
+
+@pytest.mark.parametrize(("device", "pins"), [("auto", True), ("cpu", False)])
+def test_a_data_module_with_device_cpu_does_not_use_the_memory_of_the_gpu(monkeypatch, device, pins):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    module = Toy(count=8, device=device)
+    module.setup("fit")
+    assert module.train_dataloader().pin_memory == pins
 
 
 @pytest.fixture(params=[1, 2, 3, 64])

@@ -13,16 +13,26 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from rankzero.sampling.batch_sampler import EVEN_SHARE, ElasticBatchSampler, EvaluationBatchSampler, Share
+from rankzero.sampling.batch_sampler import (
+    EVEN_SHARE,
+    MANY_IN_FLIGHT,
+    ElasticBatchSampler,
+    EvaluationBatchSampler,
+    Share,
+)
 from rankzero.sampling.permutation import Indices, Positions, epoch_key
 from rankzero.sampling.seeded_dataset import SeededDataset
 from rankzero.sampling.workers import PrepareWorker, blocked_signals, raise_if_worker_died
 
-AHEAD_BYTES = 2**18
-"""Approximate limit (bytes) for small batches that are read together: they fit in a processor's nearest caches."""
+AHEAD_BYTES, AHEAD_BYTES_ON_DEVICE = 2**18, 2**23
+"""Approximate limits (bytes) for small batches that are read together: a processor's nearest caches, and little memory
+of a GPU."""
 
 
-_OWN = ("user_loader", "_reader", "_broadcast", "_shares", "_reading", "batch_sampler", "_iterator", "__class__")
+_OWN = (
+    *("user_loader", "_reader", "_broadcast", "_shares", "_reading", "_to_device"),
+    *("batch_sampler", "_iterator", "__class__"),
+)
 
 
 class ManagedLoader(DataLoader[Any]):
@@ -54,6 +64,7 @@ class ManagedLoader(DataLoader[Any]):
         self.user_loader, self.batch_sampler, self._broadcast = loader, batches, broadcast
         self._shares: deque[Share] = deque()
         self._reading: Callable[[], Any] = lambda: None
+        self._to_device: DeviceCopies | None = None
         self.__class__ = _managed_class(type(loader))  # type: ignore[arg-type]
         is_batched = loader.batch_sampler is not None
         seeded_dataset = SeededDataset(loader.dataset, loader.collate_fn is default_collate, is_batched)
@@ -65,12 +76,33 @@ class ManagedLoader(DataLoader[Any]):
             sampler=batches,
             batch_size=None,
             drop_last=False,
+            pin_memory=False,
             collate_fn=Collate(identity if seeded_dataset.gathers else collate),
             worker_init_fn=PrepareWorker(loader.worker_init_fn),
             # A loader draws its workers' seed from this generator, so that the global generator stays unchanged.
             generator=loader.generator or torch.Generator().manual_seed(batches.seed),
             _iterator=None,
         )
+
+    def read_for(self, device: torch.device, copies: bool) -> None:
+        """Prepares for a run on a GPU.
+
+        A data set with a method `on_device(device)` that returns another data set than None is read from that one. Its
+        batches are the same, but on the GPU. `pin_memory=False` in the user's loader prevents it.
+
+        Args:
+            device: The GPU.
+            copies: Whether batches are copied to the GPU here, before Lightning's hooks for a transfer.
+        """
+        loader = self.user_loader
+        self._reader.pin_memory = loader.pin_memory and not (copies and not loader.num_workers)
+        if not copies:
+            return
+        self._to_device = DeviceCopies(device)
+        if loader.pin_memory and self._can_read_in_process and hasattr(loader.dataset, "on_device"):
+            on_device = loader.dataset.on_device(device)
+            if on_device is not None:
+                vars(self._reader)["dataset"], self._to_device = SeededDataset(on_device), None
 
     @property
     def sampler(self) -> Any:  # type: ignore[override]
@@ -107,12 +139,14 @@ class ManagedLoader(DataLoader[Any]):
         """Returns this rank's batches. All ranks must read in lockstep, because rank zero broadcasts empty batches."""
         self._shares = deque()
         if self._can_read_in_process:
-            return self._batches(self._read_in_process())
-        with blocked_signals():
-            reader = iter(self._reader)
-        if self._reader.num_workers:
-            self._reading = weakref.ref(reader)  # a plain reference would keep the loader processes alive
-        return self._batches(reader)
+            batches = self._batches(self._read_in_process())
+        else:
+            with blocked_signals():
+                reader = iter(self._reader)
+            if self._reader.num_workers:
+                self._reading = weakref.ref(reader)  # a plain reference would keep the loader processes alive
+            batches = self._batches(reader)
+        return map(self._to_device, batches) if self._to_device else batches
 
     @property
     def prepared_batches(self) -> int | None:
@@ -130,8 +164,7 @@ class ManagedLoader(DataLoader[Any]):
     @property
     def _can_read_in_process(self) -> bool:
         """Whether batches can be read in this process, without torch's DataLoader."""
-        loader = self.user_loader
-        pins_memory = loader.pin_memory and torch.cuda.is_available()
+        loader, pins_memory = self.user_loader, self._reader.pin_memory
         return type(loader) is DataLoader and not loader.num_workers and not pins_memory and loader.generator is None
 
     def _read_in_process(self) -> Iterator[Any]:
@@ -201,7 +234,40 @@ def _batches_per_read(batch: Any) -> int:
     """Returns how many batches of this size are read at once."""
     if type(batch) not in (tuple, list) or not all(type(part) is Tensor for part in batch):
         return 1
-    return 1 + AHEAD_BYTES // (1 + sum(int(part.nbytes) for part in batch))
+    limit = AHEAD_BYTES if batch[0].is_cpu else AHEAD_BYTES_ON_DEVICE
+    return min(MANY_IN_FLIGHT // 2, 1 + limit // (1 + sum(int(part.nbytes) for part in batch)))
+
+
+class DeviceCopies:
+    """Copies batches to a GPU while the step before is running there.
+
+    The copies have a stream of their own and start from pinned memory, so that neither the host nor the step before
+    waits for them. torch takes pinned memory from a pool, to which it returns after the copy.
+
+    Args:
+        device: The GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, torch.cuda.Stream(device)
+
+    def __call__(self, batch: Any) -> Any:
+        """Returns the batch with its tensors on the GPU; Lightning copies those in other types than those below."""
+        current_stream = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            batch = self._copy(batch, current_stream)
+        current_stream.wait_stream(self._stream)
+        return batch
+
+    def _copy(self, value: Any, used_by: torch.cuda.Stream) -> Any:
+        if type(value) is Tensor and value.is_cpu and value.layout is torch.strided:
+            value = value.pin_memory().to(self._device, non_blocking=True)
+            value.record_stream(used_by)  # otherwise a later copy would reuse the memory too early
+        elif type(value) in (tuple, list):
+            value = type(value)(self._copy(element, used_by) for element in value)
+        elif type(value) is dict:
+            value = {key: self._copy(element, used_by) for key, element in value.items()}
+        return value
 
 
 def identity(batch: Any) -> Any:

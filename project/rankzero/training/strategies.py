@@ -19,9 +19,13 @@ from rankzero.runs.checkpoints.from_directory import with_keys_of
 from rankzero.sampling.batch_sampler import EVEN_SHARE, ElasticBatchSampler, Share
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
+from rankzero.training.fast.batch_hooks import overrides
 from rankzero.training.hooks import LoopHooks
 from rankzero.training.saved_state.parameter_groups import add_missing_groups
 from rankzero.training.saved_state.pruning import pruned_parameters, without_pruning
+
+EARLY_TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
+"""Hooks that expect a batch in host memory."""
 
 
 class RunStrategy(Strategy):
@@ -49,6 +53,9 @@ class RunStrategy(Strategy):
         is_training = trainer.state.stage is RunningStage.TRAINING if loads_training is None else loads_training
         padded_for = self._feature_needing_samples() if is_training else None
         loader = self.plan.wrap(dataloader, is_training, self.broadcast, padded_for, self.gather)
+        if isinstance(loader, ManagedLoader) and self.root_device.type == "cuda":
+            transfers = [(owner, hook) for owner in (self._module, trainer.datamodule) for hook in EARLY_TRANSFER_HOOKS]  # type: ignore[attr-defined]
+            loader.read_for(self.root_device, not any(overrides(*transfer, LightningModule) for transfer in transfers))
         if is_training and self.plan.order:
             self._set_micro_batches(self.plan.order.micro_batches)
             self._warn_of_single_samples(self.plan.order)

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import psutil
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from rankzero.distributed.process.stop_signals import STOP_SIGNALS
 from rankzero.distributed.timers import TIMERS
-from rankzero.sampling.batch_sampler import ElasticBatchSampler
+from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.permutation import Indices
 from rankzero.sampling.plan import SamplingPlan
@@ -77,6 +77,128 @@ def test_a_batch_that_is_none_does_not_change_the_shares_of_other_batches():
     loader = ManagedLoader(user_loader, ElasticBatchSampler(10, 4), lambda value: value)
     shares = [loader.next_share().samples for batch in loader if batch is not None]
     assert shares == [4, 2]
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A pretended GPU, whose memory is the host's, and the calls that concern it, in order."""
+    calls, streams = [], ["main"]
+
+    class Stream:
+        def __init__(self, device, name="copies"):
+            self.name = name
+
+        def wait_stream(self, other):
+            calls.append(f"{self.name} waits for {other.name}")
+
+    @contextmanager
+    def enter(stream):
+        streams.append(stream.name)
+        yield
+        streams.pop()
+
+    def copy(tensor, device, non_blocking):
+        calls.append(f"copy on {streams[-1]}, non_blocking={non_blocking}")
+        return tensor.clone()
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", enter)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(device, streams[-1]))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: calls.append("pin") or tensor)
+    monkeypatch.setattr(torch.Tensor, "to", copy)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: calls.append(f"keep for {stream.name}"))
+    return calls
+
+
+def read_for_gpu(loader, copies=True, plan=None):
+    managed = (plan or SamplingPlan()).wrap(loader, training=True)
+    managed.read_for(torch.device("cpu"), copies)  # the device of the pretended GPU
+    return managed
+
+
+def test_a_batch_is_copied_on_a_stream_of_its_own_for_which_only_the_gpu_waits(gpu):
+    data = TensorDataset(torch.arange(6.0).view(3, 2), torch.arange(3))
+    loader = read_for_gpu(DataLoader(data, batch_size=2))
+    assert gpu == []
+    batches = iter(loader)
+    next(batches)
+    assert gpu == [*["pin", "copy on copies, non_blocking=True", "keep for main"] * 2, "main waits for copies"]
+    assert loader.next_share().samples == 2 and len(list(batches)) == 1 and len(gpu) == 14
+
+
+def test_only_tensors_in_host_memory_and_in_plain_collections_are_copied(gpu):
+    class Custom(tuple):
+        pass
+
+    sparse = torch.ones(2, 2).to_sparse()
+    batch = {"x": [torch.ones(2), "text"], "y": Custom([torch.ones(2)]), "z": (sparse,), "none": None}
+    (copied,) = read_for_gpu(DataLoader([0], collate_fn=lambda _: batch))
+    assert gpu.count("pin") == 1 and copied["y"] is batch["y"] and copied["z"][0] is sparse
+    assert type(copied["x"]) is list and torch.equal(copied["x"][0], torch.ones(2)) and copied["x"][1] == "text"
+
+
+LOADERS_FOR_A_GPU = {
+    "rows of tensors": lambda: TensorDataset(torch.arange(40.0).view(20, 2)),
+    "single samples": lambda: list(range(20)),
+    "a part of the data": lambda: torch.utils.data.Subset(TensorDataset(torch.arange(40.0)), range(3, 23)),
+}
+
+
+@pytest.mark.parametrize("make_data", LOADERS_FOR_A_GPU.values(), ids=LOADERS_FOR_A_GPU)
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_run_on_a_gpu_reads_the_samples_of_a_run_on_the_cpu_also_after_a_resume(gpu, make_data, start):
+    def read(copies):
+        plan = SamplingPlan(seed=3)
+        plan.start_positions = [Position(1, start, 6 * start)]
+        loader = plan.wrap(DataLoader(make_data(), batch_size=6, shuffle=True), training=True)
+        if copies:
+            loader.read_for(torch.device("cpu"), copies)
+        return list(loader), [loader.next_share().samples for _ in range(4 - start)]
+
+    (batches, shares), (expected, expected_shares) = read(True), read(False)
+    torch.testing.assert_close(batches, expected, rtol=0, atol=0)
+    assert len(batches) == 4 - start and shares == expected_shares and "main waits for copies" in gpu
+
+
+def test_a_run_on_the_cpu_pins_no_memory_of_a_machine_with_a_gpu(gpu):
+    loader = SamplingPlan().wrap(DataLoader(list(range(4)), pin_memory=True), training=True)
+    assert len(list(loader)) == 4 and gpu == [] and not loader._reader.pin_memory and loader.pin_memory
+
+
+@pytest.mark.parametrize(
+    ("workers", "copies", "pins"), [(0, True, False), (0, False, True), (1, True, True), (1, False, True)]
+)
+def test_torch_pins_memory_only_for_loader_processes_and_for_batches_that_a_hook_transfers(gpu, workers, copies, pins):
+    for pin_memory in (True, False):
+        loader = read_for_gpu(DataLoader([0, 1], num_workers=workers, pin_memory=pin_memory), copies)
+        assert loader._reader.pin_memory == (pins and pin_memory)
+
+
+@pytest.mark.parametrize(
+    ("fits", "settings", "is_on_device"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"pin_memory": False}, False),
+        (True, {"num_workers": 1}, False),
+    ],
+)
+def test_a_data_set_that_fits_on_the_gpu_is_read_there(gpu, fits, settings, is_on_device):
+    class OnDevice(Dataset):
+        __getitems__ = lambda self, indices: [torch.tensor(indices) + 100]  # noqa: E731
+
+    class Data(Dataset):
+        __len__ = lambda self: 4  # noqa: E731
+        __getitem__ = lambda self, index: torch.tensor(index)  # noqa: E731
+        on_device = lambda self, device: OnDevice() if fits else None  # noqa: E731
+
+    loader = read_for_gpu(DataLoader(Data(), **{"pin_memory": True, **settings}, collate_fn=lambda batch: batch[0]))
+    assert isinstance(loader.dataset, Data)
+    assert isinstance(loader._reader.dataset.dataset, OnDevice) == is_on_device
+    if "num_workers" not in settings:
+        assert [int(batch) for batch in loader] == [index + 100 * is_on_device for index in range(4)]
+        assert ("pin" in gpu) != is_on_device
 
 
 def stop_iteration(*_):

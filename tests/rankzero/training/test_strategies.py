@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.plugins import AsyncCheckpointIO, DoublePrecision, TorchCheckpointIO
@@ -50,6 +50,28 @@ def test_stage_selects_the_training_or_evaluation_order_of_a_loader(stage, loads
     orders = len(strategy.plan.training_orders), len(strategy.plan.evaluation_orders)
     assert orders == ((1, 0) if is_training else (0, 1))
     assert strategy.lightning_module.trainer.accumulate_grad_batches == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "hook", "copies"),
+    [
+        (None, "", True),
+        ("module", "on_before_batch_transfer", False),
+        ("data", "transfer_batch_to_device", False),
+        ("data", "on_after_batch_transfer", True),
+    ],
+)
+def test_loaders_copy_batches_to_the_gpu_unless_a_hook_expects_them_in_host_memory(monkeypatch, owner, hook, copies):
+    strategy, read_for = connected_strategy(), []
+    monkeypatch.setattr(ManagedLoader, "read_for", lambda self, *arguments: read_for.append(arguments))
+    data = strategy.lightning_module.trainer.datamodule = LightningDataModule()
+    if owner:
+        monkeypatch.setattr(strategy.lightning_module if owner == "module" else data, hook, print)
+    strategy.process_dataloader(DataLoader(DATA))
+    assert read_for == []
+    strategy._root_device = torch.device("cuda", 1)
+    strategy.process_dataloader(DataLoader(DATA))
+    assert read_for == [(torch.device("cuda", 1), copies)]
 
 
 @pytest.mark.filterwarnings("ignore:.*decides the order of")

@@ -77,14 +77,12 @@ def has_stock_optimizer_step(trainer: Trainer, loop: _TrainingEpochLoop) -> bool
 
 
 def needs_transfer(trainer: Trainer) -> bool:
-    """Returns whether even a batch of CPU tensors has to be converted, moved or passed to a hook."""
+    """Returns whether even a batch of tensors on the run's device has to be converted or passed to a hook."""
     data = trainer.datamodule  # type: ignore[attr-defined]
     module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
     return (
-        strategy.root_device.type != "cpu"
-        or not replaced.transfer.are_original
-        or type(precision) is not Precision
-        or "convert_input" in vars(precision)
+        not replaced.transfer.are_original
+        or overrides(precision, "convert_input", Precision)
         or "batch_to_device" in vars(strategy)
         or any(overrides(module, name, LightningModule) for name in TRANSFER_METHODS)
         or (data is not None and any(overrides(data, hook, LightningDataModule) for hook in TRANSFER_HOOKS))

@@ -7,6 +7,7 @@ from sys import getrefcount
 from time import monotonic
 from typing import Any, cast
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core import hooks as core_hooks
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
@@ -78,6 +79,7 @@ class FastEpoch:
         self._on_tick, self._next_tick = subscribers.methods["on_tick"], 0.0
         self._on_interval_end = subscribers.methods["on_interval_end"]
         self._needs_transfer = needs_transfer(self.trainer)
+        self._device = None if self.strategy.root_device.type == "cpu" else self.strategy.root_device
         self._overrides_scheduler_step = overrides(self.module, "lr_scheduler_step", LightningModule)
         self._dependencies = dependencies_of(self.trainer)
 
@@ -98,7 +100,7 @@ class FastEpoch:
         activity.begin_batch(loop.global_step)
         batch = self._fetch()
         self.progress.is_last_batch = self.data_fetcher.done
-        if self._needs_transfer or not _is_plain(batch):
+        if self._needs_transfer or not _is_plain(batch, self._device):
             batch = trainer.precision_plugin.convert_input(batch)
             batch = self.module._on_before_batch_transfer(batch, dataloader_idx=0)
             batch = call._call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
@@ -215,10 +217,10 @@ class FastEpoch:
         return bool(is_due or trainer.fast_dev_run)
 
 
-def _is_plain(batch: Any) -> bool:
-    """Returns whether a batch is a CPU tensor, or a tuple or list of CPU tensors."""
+def _is_plain(batch: Any, device: torch.device | None) -> bool:
+    """Returns whether a batch is a tensor on `device` (None: the CPU), or a tuple or list of such tensors."""
     for element in batch if type(batch) is tuple or type(batch) is list else (batch,):
-        if type(element) is not Tensor or not element.is_cpu:
+        if type(element) is not Tensor or not (element.is_cpu if device is None else element.device == device):
             return False
     return True
 
