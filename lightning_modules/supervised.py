@@ -6,7 +6,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable, ReduceLROnPlateau
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import SGD
+from torch.optim import SGD, Adam, AdamW
 from torchmetrics import MeanAbsoluteError, Metric
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -96,6 +96,10 @@ class Supervised(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = self.make_optimizer(self.parameters())
+        if self.device.type == "cuda" and type(optimizer) in (SGD, Adam, AdamW):
+            for group in optimizer.param_groups:
+                if group["fused"] is group["foreach"] is None:  # set here, since Lightning does not clip if it is given
+                    group["fused"] = True
         schedule = self.make_schedule(optimizer)
         if isinstance(schedule, ReduceLROnPlateau):
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": schedule.monitor}}

@@ -82,6 +82,8 @@ class PretendedCuda(TorchFunctionMode):
             return self._attribute(func, args, kwargs, is_on_gpu=bool(on_gpu))
         if func is Tensor.pin_memory:
             return args[0].clone()
+        if func is Tensor.record_stream:
+            return None
         to_gpu = func is Tensor.cuda or any(map(_is_cuda, flat))
         to_cpu = func is Tensor.cpu or (func is Tensor.to and any(map(_is_cpu, flat)))
         self._count(func, name, args, kwargs, tensors, on_gpu, to_gpu, to_cpu)
@@ -193,6 +195,7 @@ def pretended_cuda() -> Iterator[PretendedCuda]:
     )  # fmt: skip
     functions: dict[str, Callable[..., Any]] = {
         "device_count": lambda: 1,
+        "mem_get_info": lambda _: (2**35, 2**36),
         "is_available": lambda: True,
         "set_device": lambda _: None,
         "current_device": lambda: 0,

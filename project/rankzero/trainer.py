@@ -108,6 +108,8 @@ class Trainer(TrainerArguments):
         precision = lightning.get("precision")
         if self._is_fast:
             precision, self._precision_reason = layout.agree_on_precision(coordinator, world.accelerator, precision)
+            if world.accelerator == "cuda":
+                lightning = layout.use_fast_kernels(lightning)
         on_nan = arguments["on_nan"] or ("warn" if session.is_script else "stop")
         self._weights, self._checkpointing = FiniteWeights(channel, on_nan == "stop"), None
         if saves:
@@ -149,7 +151,7 @@ class Trainer(TrainerArguments):
                 "devices": 1 if world.accelerator == "cpu" else [world.index],
                 "num_nodes": world.nodes,
                 "precision": precision,
-                "strategy": strategy_for(lightning.get("strategy", "auto"), world, coordinator, plan),
+                "strategy": strategy_for(lightning.get("strategy", "auto"), world, coordinator, plan, self._is_fast),
                 "plugins": [*plugins, LaunchEnvironment(launch)],
                 "callbacks": callbacks,
                 "use_distributed_sampler": False,  # SamplingPlan distributes the samples

@@ -11,6 +11,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_modules.mlp import MLP
 from lightning_modules.schedule import Constant, Cosine, OneCycle, Schedule
 from lightning_modules.supervised import Supervised, required
 from running import restore_process_state
@@ -282,3 +283,22 @@ def test_predict_and_validation_return_the_networks_outputs(make_trainer, classe
     outputs, targets = map(torch.cat, zip(*returned.seen, strict=True))
     assert torch.equal(outputs, expected) and torch.equal(targets, tensors[1])
     assert torch.equal(torch.cat(make_trainer().predict(model, loader(tensors))), expected)
+
+
+@pytest.mark.parametrize(
+    ("device", "make", "expected"),
+    [
+        ("cpu", SGD, None),
+        *(("cuda", kind, True) for kind in (SGD, torch.optim.Adam, torch.optim.AdamW)),
+        ("cuda", partial(SGD, fused=False), False),
+        ("cuda", partial(SGD, foreach=True), None),
+        ("cuda", torch.optim.Adagrad, None),
+    ],
+)
+def test_optimizers_are_fused_on_a_gpu_unless_the_user_decides(monkeypatch, device, make, expected):
+    schedule = partial(CosineAnnealingLR, T_max=2)
+    model = MLP(in_features=2, out_features=1, optimizer=partial(make, lr=0.1), schedule=schedule)
+    monkeypatch.setattr(MLP, "device", torch.device(device))
+    optimizer = model.configure_optimizers()["optimizer"]
+    assert optimizer.param_groups[0]["fused"] is expected
+    assert not hasattr(optimizer, "_step_supports_amp_scaling")  # Lightning would not clip gradients

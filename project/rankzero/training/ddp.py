@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from rankzero.distributed.coordination.coordinator import Coordinator
@@ -30,7 +31,9 @@ FIND_UNUSED_PARAMETERS = {"auto": False} | {
 """Strategy name -> whether DistributedDataParallel searches for parameters that a step did not use."""
 
 
-def strategy_for(requested: object, world: WorldInfo, coordinator: Coordinator, plan: SamplingPlan) -> RunStrategy:
+def strategy_for(
+    requested: object, world: WorldInfo, coordinator: Coordinator, plan: SamplingPlan, is_fast: bool = False
+) -> RunStrategy:
     """Returns the strategy that reads the samples in the order of the plan.
 
     Args:
@@ -38,11 +41,13 @@ def strategy_for(requested: object, world: WorldInfo, coordinator: Coordinator, 
         world: Devices, backend and number of processes.
         coordinator: Exchanges objects between ranks and creates the process group.
         plan: The order of samples.
+        is_fast: `--fast yes`: whether gradients are views of the memory that is reduced, see `DataParallel` too.
 
     Raises:
         RequestError: The strategy is not known to keep the order of samples, or it sets an unsupported option.
     """
     settings: dict[str, Any] = {"process_group_backend": world.backend}
+    settings |= {"gradient_as_bucket_view": True} if is_fast else {}
     if type(requested) is DDPStrategy and not requested._model_averaging_period:
         hook_settings = {
             name: getattr(requested, f"_{name}") for name in ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper")
@@ -62,7 +67,7 @@ def strategy_for(requested: object, world: WorldInfo, coordinator: Coordinator, 
         device = torch.device(world.accelerator, world.index) if world.accelerator == "cuda" else world.accelerator
         group_backend = None if requested == "auto" else world.backend
         return OneProcess(plan, group_backend, device=device, precision_plugin=settings.get("precision_plugin"))
-    return DataParallel(plan, coordinator, **settings)
+    return DataParallel(plan, coordinator, is_fast, **settings)
 
 
 def _check_settings(requested: DDPStrategy, backend: str) -> None:
@@ -90,12 +95,15 @@ class DataParallel(RunStrategy, DDPStrategy):
     Args:
         plan: The order of samples.
         coordinator: Exchanges objects between ranks and creates the process group.
+        is_fast: Whether buffers of batch norm, which training does not read, are copied to all ranks only where they
+            may be read, not in every step.
         arguments: Arguments of `DDPStrategy`.
     """
 
-    def __init__(self, plan: SamplingPlan, coordinator: Coordinator, **arguments: Any) -> None:
+    def __init__(self, plan: SamplingPlan, coordinator: Coordinator, is_fast: bool = False, **arguments: Any) -> None:
         super().__init__(plan=plan, **arguments)
-        self.coordinator = coordinator
+        self.coordinator, self._is_fast = coordinator, is_fast
+        self._defers_buffers = False
         self._skips_collectives = False
         """True during a step that some rank skips for lack of samples, in which a collective would block."""
         self._metric_weight = 1.0
@@ -104,6 +112,9 @@ class DataParallel(RunStrategy, DDPStrategy):
     def configure_ddp(self) -> None:
         self._synchronized_ids = _trainable_ids(self._module)
         super().configure_ddp()
+        model: Any = self.model
+        self._defers_buffers = self._is_fast and model.will_sync_module_buffers() and _has_only_means(self._module)
+        model.broadcast_buffers &= not self._defers_buffers
 
     def synchronize_new_parameters(self) -> None:
         """Wraps the module again if a callback has unfrozen parameters since. All ranks must call.
@@ -111,6 +122,8 @@ class DataParallel(RunStrategy, DDPStrategy):
         DistributedDataParallel only averages gradients of the parameters that were trainable when it was created.
         Parameters that are unfrozen later would diverge between ranks, as they do in stock Lightning.
         """
+        if self._defers_buffers:  # a callback may have set batch norm to evaluation
+            self._copy_buffers()
         if (
             isinstance(self.model, DistributedDataParallel)
             and not _trainable_ids(self._module) <= self._synchronized_ids
@@ -180,10 +193,19 @@ class DataParallel(RunStrategy, DDPStrategy):
             average_gradients(self._module.parameters(), self.coordinator.launch.world_size)
 
     def on_validation_start(self) -> None:
-        """Copies rank zero's buffers (such as running means of batch norm) to every rank. All ranks must call."""
         super().on_validation_start()
-        if isinstance(self.model, DistributedDataParallel) and self.model.will_sync_module_buffers():
-            self.model._sync_buffers()
+        self._copy_buffers()
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        if self._defers_buffers:
+            self._copy_buffers()
+
+    def _copy_buffers(self) -> None:
+        """Copies rank zero's buffers (such as running means of batch norm) to every rank. All ranks must call."""
+        model = self.model
+        if isinstance(model, DistributedDataParallel) and (self._defers_buffers or model.will_sync_module_buffers()):
+            model._sync_buffers()
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module itself: DistributedDataParallel's forward would broadcast buffers in evaluation too."""
@@ -248,6 +270,11 @@ def _is_mean(reduce_op: Any) -> bool:
     if isinstance(reduce_op, str):
         return reduce_op.lower() in ("mean", "avg")
     return bool(reduce_op == torch.distributed.ReduceOp.AVG)
+
+
+def _has_only_means(module: LightningModule) -> bool:
+    """Returns whether all buffers belong to batch norm, which reads them only in evaluation."""
+    return all(isinstance(owner, _BatchNorm) for owner in module.modules() if [*owner.buffers(recurse=False)])
 
 
 def _trainable_ids(module: LightningModule) -> set[int]:

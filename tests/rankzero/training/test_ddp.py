@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.plugins.precision import HalfPrecision
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from rankzero.distributed.coordination.process_group import destroy_process_group
@@ -46,6 +47,17 @@ def test_world_size_selects_one_process_or_data_parallel_strategy(requested, unu
     strategy = strategy_for(requested, WorldInfo("cpu", size=2, backend="gloo"), "coordinator", plan)
     assert (type(strategy), strategy.plan, strategy.coordinator) == (DataParallel, plan, "coordinator")
     assert strategy._ddp_kwargs == {"find_unused_parameters": unused} and strategy.process_group_backend == "gloo"
+
+
+def test_a_fast_run_has_gradients_in_the_memory_that_is_reduced_unless_the_user_sets_it():
+    world, plan = WorldInfo("cpu", size=2, backend="gloo"), SamplingPlan()
+    for requested, expected in (
+        ("ddp", True),
+        (DDPStrategy(), True),
+        (DDPStrategy(gradient_as_bucket_view=False), False),
+    ):
+        assert strategy_for(requested, world, None, plan, True)._ddp_kwargs["gradient_as_bucket_view"] is expected
+    assert type(strategy_for("ddp", WorldInfo("cpu"), None, plan, True)) is OneProcess
 
 
 def test_ddp_on_one_process_creates_the_group_that_a_distributed_sampler_reads():
@@ -157,24 +169,37 @@ class Net(LightningModule):
         return torch.optim.SGD([value for value in self.parameters() if value.requires_grad], lr=0.05)
 
 
+class Normalized(Net):
+    """`Net` with batch norm, and optionally with another buffer."""
+
+    def __init__(self, has_other_buffer):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(2).double()
+        if has_other_buffer:
+            self.register_buffer("other", torch.zeros(1))
+
+    def loss(self, batch):
+        return super().loss([self.norm(batch[0])])
+
+
 def samples(count):
     numbers = torch.arange(1.0, 1 + count).double() / count
     return DataLoader(TensorDataset(torch.stack((numbers, numbers.square()), 1)), batch_size=4)
 
 
-def train(coordinator, count, freezes=False):
+def train(coordinator, count, freezes=False, module=None, is_fast=False):
     """Trains in steps of four samples; returns the weights, metrics and random numbers of a rank."""
     launch = coordinator.launch
     plan = SamplingPlan(launch.rank, launch.world_size, global_batch_size=4)
     if launch.world_size == 1:
         strategy = OneProcess(plan, device="cpu")
     else:
-        strategy = DataParallel(plan, coordinator, process_group_backend="gloo")
+        strategy = DataParallel(plan, coordinator, is_fast, process_group_backend="gloo")
     settings = {"max_epochs": 2, "num_sanity_val_steps": 0, "devices": 1, "use_distributed_sampler": False, **SILENT}
     trainer = Trainer(strategy=strategy, plugins=[LaunchEnvironment(launch)], **settings)
     trainer.callbacks.insert(0, install(trainer, plan))
     epoch_averages.install(trainer)
-    module = Net(freezes)
+    module = module or Net(freezes)
     for seed in (torch.manual_seed, random.seed, numpy.random.seed):
         seed(launch.rank)
     trainer.fit(module, samples(count), samples(5))
@@ -201,6 +226,27 @@ def test_training_on_several_ranks_equals_training_on_one_rank(on_ranks, world_s
         assert rank.random_numbers == single_rank.random_numbers, "a rank has other generators than rank zero"
         assert rank.stepped == pytest.approx(single_rank.stepped, rel=1e-6) and len(rank.stepped) == 2
         assert rank.metrics == pytest.approx(single_rank.metrics, rel=1e-6)
+
+
+def train_normalized(coordinator, has_other_buffer, is_fast):
+    """Returns the result of a rank's training with batch norm, and the steps in which buffers were broadcast."""
+    steps, module, sync = [], Normalized(has_other_buffer), DistributedDataParallel._sync_buffers
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            DistributedDataParallel, "_sync_buffers", lambda model: steps.append(module.global_step) or sync(model)
+        )
+        result = train(coordinator, 12, module=module, is_fast=is_fast)
+    return SimpleNamespace(**vars(result), means=module.norm.running_mean.tolist(), broadcasts=steps)
+
+
+@pytest.mark.xdist_group("ranks")
+def test_batch_norm_is_broadcast_only_where_it_is_read_and_ends_with_the_same_values(on_ranks):
+    expected = on_ranks(train_normalized, 2, False, False)
+    for rank in on_ranks(train_normalized, 2, False, True):
+        assert (rank.weights, rank.metrics, rank.means) == (expected[0].weights, expected[0].metrics, expected[0].means)
+        assert rank.broadcasts == [0, 3, 3, 6, 6]  # before and after each epoch, and at the end
+    assert expected[0].broadcasts == [0, 1, 2, 3, 3, 4, 5, 6]
+    assert on_ranks(train_normalized, 2, True, True)[0].broadcasts == expected[0].broadcasts
 
 
 def collective_results(coordinator):

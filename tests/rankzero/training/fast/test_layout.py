@@ -10,7 +10,13 @@ import yaml
 from torch import nn
 
 from rankzero.training.fast import layout as layout_module
-from rankzero.training.fast.layout import apply_layout, choose_layout, choose_precision, computes_in_bf16
+from rankzero.training.fast.layout import (
+    apply_layout,
+    choose_layout,
+    choose_precision,
+    computes_in_bf16,
+    use_fast_kernels,
+)
 from running import evaluate_in_process, fit, fit_in_process, weights
 from stock import differences
 
@@ -41,6 +47,28 @@ def test_layout_and_precision_depend_on_model_and_device(model, bf16, requested,
     chosen_precision, reason = choose_precision("cpu", bf16, requested)
     assert (uses_channels_last, chosen_precision) == (channels_last, precision or requested)
     assert ("channels_last" in layout, "as requested" in reason) == (channels_last, requested is not None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "benchmark"),
+    [
+        ({}, True),
+        ({"deterministic": False, "benchmark": None, "check_val_every_n_epoch": None}, True),
+        *(({"deterministic": value}, False) for value in (True, "warn")),
+        *(({"benchmark": value, "deterministic": True}, value) for value in (True, False)),
+    ],
+)
+@pytest.mark.parametrize(("before", "selected"), [("highest", ["high"]), ("high", []), ("medium", [])])
+def test_cuda_uses_tf32_and_measures_kernels_unless_the_run_is_deterministic(
+    monkeypatch, settings, benchmark, before, selected
+):
+    precisions = []
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: before)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", precisions.append)
+    assert use_fast_kernels(settings) == {**settings, "benchmark": benchmark}
+    assert precisions == selected
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert use_fast_kernels({}) == {"benchmark": False}
 
 
 def conv(*arguments, **settings):
@@ -126,7 +154,8 @@ def config(folder):
     return yaml.safe_load((folder / "runs/x/config.yaml").read_text())
 
 
-def test_run_prints_and_saves_the_chosen_layout_and_precision(cwd, capsys, has_bf16):
+def test_run_prints_and_saves_the_chosen_layout_and_precision(cwd, capsys, has_bf16, monkeypatch):
+    monkeypatch.setattr(layout_module, "use_fast_kernels", None)  # not called on a CPU
     assert fit_in_process(*SMALL, "--epochs", "1") == 0
     assert "rankzero: --fast: channels_last" in capsys.readouterr().out
     assert (config(cwd)["fast"], config(cwd)["trainer"]["precision"]) == ("yes", "bf16-mixed")
