@@ -82,8 +82,6 @@ class PretendedCuda(TorchFunctionMode):
             return self._attribute(func, args, kwargs, is_on_gpu=bool(on_gpu))
         if func is Tensor.pin_memory:
             return args[0].clone()
-        if func is Tensor.record_stream:
-            return None
         to_gpu = func is Tensor.cuda or any(map(_is_cuda, flat))
         to_cpu = func is Tensor.cpu or (func is Tensor.to and any(map(_is_cpu, flat)))
         self._count(func, name, args, kwargs, tensors, on_gpu, to_gpu, to_cpu)
@@ -220,6 +218,7 @@ def pretended_cuda() -> Iterator[PretendedCuda]:
     with ExitStack() as stack:
         for name, function in functions.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, function))
+        stack.enter_context(mock.patch.object(Tensor, "record_stream", lambda *_: None))  # takes a real stream only
         stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", lambda *_: stream))
         stack.enter_context(mock.patch.object(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, create=True))
         group = _grouped_on(device, clip_grad._group_tensors_by_device_and_dtype)

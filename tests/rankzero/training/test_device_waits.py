@@ -9,6 +9,8 @@ from torch.nn import functional as F
 import rankzero
 from data_modules import Digits, Toy
 from lightning_modules import MLP
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.training.fast import epoch
 from rankzero.training.hooks import LoopCallback
 
 STEPS = 40
@@ -104,3 +106,27 @@ def test_a_drawn_validation_waits_once_when_its_metrics_are_read(script_folder, 
     assert counter.batches > 8
     assert dict(device.waits) == {"event": 1}, device.places
     assert list((script_folder / "x").rglob("*.png"))
+
+
+class Batches(CountSteps):
+    """Counts waits too, and records the training batches."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.batches = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.batches.append([tensor.clone() for tensor in batch])
+
+
+@pytest.mark.parametrize("place", ["auto", "cpu"])
+def test_batches_reach_the_gpu_without_waits_or_lightnings_transfer_and_equal_those_of_the_cpu(
+    script_folder, monkeypatch, place
+):
+    is_plain, found = epoch._is_plain, []
+    monkeypatch.setattr(epoch, "_is_plain", lambda *batch: found.append(is_plain(*batch)) or found[-1])
+    data = Digits(batch_size=16, device=place)
+    device, counter = fit(script_folder, Batches, MLP(in_features=64, num_classes=10), data, seed=3)
+    assert found == [True] * 90 and dict(device.places) == {}
+    expected = SamplingPlan(seed=3).wrap(data.train_dataloader(), training=True)
+    torch.testing.assert_close(counter.batches, [[*batch] for batch in expected], rtol=0, atol=0)
