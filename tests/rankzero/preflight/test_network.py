@@ -1,4 +1,5 @@
 from itertools import combinations
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -165,3 +166,19 @@ def test_links_are_compared_with_the_thresholds(on_ranks):
             assert bool(check.advice) is (check.status != OK)
             assert check.status == OK or check.details[0].startswith("n0 - n1 (ranks 0 and 1): ")
         assert of_one_host.status == WARN and "(ranks 0 and 1): " in of_one_host.details[0]
+
+
+def exchange_as_on_gpus(coordinator):
+    with pytest.MonkeyPatch.context() as patch:
+        on_cpu = SimpleNamespace(
+            zeros=lambda size, device: torch.zeros(size), tensor=lambda values, device: torch.tensor(values)
+        )
+        patch.setattr(network, "torch", on_cpu)
+        patch.setattr(network, "synchronize", lambda device: None)
+        patch.setattr(network, "MAX_SECONDS", 0.0)  # gloo completes its messages in `wait`
+        patch.setattr(network, "MESSAGE_BYTES_ON_GPU", 1 << 16)
+        return network._exchange((0, 1), coordinator.launch.rank, SimpleNamespace(type="cuda"))
+
+
+def test_both_ends_of_a_link_between_gpus_exchange_the_same_messages(on_ranks):
+    assert all(gbps > 0 for gbps in on_ranks(exchange_as_on_gpus, 2))
