@@ -90,7 +90,7 @@ def disable_watchdog_of_nccl() -> None:
     user_set = os.environ.keys() & {"NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
     if not user_set or ("TORCHELASTIC_RUN_ID" in os.environ and os.environ[user_set.pop()] == "1"):  # set by torchrun
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-        os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")  # before torch 2.15
+        os.environ.setdefault("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0")  # nccl2 has no such variable
 
 
 def init_process_group(
@@ -191,7 +191,7 @@ def collective_in_flight(backend: str, device: torch.device) -> InFlight:
     name = entry["profiling_name"].partition(":")[2]
     count = sum(map(math.prod, entry["input_sizes"]))
     description = f"{name} of {count:,} value{'s' * (count != 1)}" if count else name
-    # nccl2, the default since torch 2.15, records only that a collective was queued.
+    # nccl2, the default of torch 2.15, records only that a collective was queued.
     kernel = " or for a kernel before it" * (is_queued and backend == "nccl")
     return InFlight(int(entry["collective_seq_id"]), f"{description}{kernel}")
 
@@ -216,7 +216,7 @@ def _oldest_collective(backend: str) -> dict[str, Any] | None:
             dumps = [module._dump_fr_trace_json(onlyActive=True, backend="gloo")]  # since torch 2.15
         else:
             dumps = [module._dump_nccl_trace_json(onlyActive=True)]
-            if hasattr(module, "ProcessGroupNCCL2"):  # the default since torch 2.15
+            if hasattr(module, "ProcessGroupNCCL2"):  # the default of torch 2.15
                 dumps.append(module._dump_fr_trace_json(onlyActive=True, backend="nccl2"))
     except (AttributeError, RuntimeError, TypeError) as error:
         raise NotImplementedError(f"torch {torch.__version__} does not record the collectives of {backend}") from error
