@@ -15,13 +15,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.devices import WorldInfo, synchronize
 from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import EVEN_SHARE
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.gradients import average_gradients
-from rankzero.training.strategies import GatheredRows, OneProcess, RunStrategy
+from rankzero.training.strategies import GatheredRows, OneProcess, RunStrategy, moved
 
 FIND_UNUSED_PARAMETERS = {"auto": False} | {
     f"{name}{suffix}": suffix.endswith("true")
@@ -130,7 +130,11 @@ class DataParallel(RunStrategy, DDPStrategy):
         ):
             self.model = self._module
             gc.collect()  # frees the old wrapper, and with it the wrapper's gradient hooks
+            # Lightning (2.6) wraps on a stream of its own, which broadcasts the weights: after the optimizer's step,
+            # and before the next forward pass.
+            synchronize(self.root_device)
             self.configure_ddp()
+            synchronize(self.root_device)
 
     @property
     def root_device(self) -> torch.device:
@@ -151,10 +155,12 @@ class DataParallel(RunStrategy, DDPStrategy):
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.coordinator.launch.world_size
-        # Each rank would unpickle a CUDA tensor on the device index of the sender.
-        torch.distributed.all_gather_object(
-            values, apply_to_collection(value, Tensor, lambda tensor: tensor.detach().cpu())
-        )
+        torch.distributed.all_gather_object(values, _on_host(value))
+        return values
+
+    def gather_on_rank_zero(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.coordinator.launch.world_size if self.is_global_zero else []
+        torch.distributed.gather_object(_on_host(value), values or None)
         return values
 
     def reduce_in_place(self, values: Tensor, operation: str) -> int:
@@ -163,7 +169,7 @@ class DataParallel(RunStrategy, DDPStrategy):
 
     def begin_gather_rows(self, row: Tensor) -> GatheredRows:
         ranks = self.coordinator.launch.world_size
-        row = row.to(self.root_device if self._process_group_backend == "nccl" else "cpu")
+        row = moved(row, self.root_device if self._process_group_backend == "nccl" else torch.device("cpu"))
         rows = row.new_empty(ranks * len(row))
         work = torch.distributed.all_gather_into_tensor(rows, row, async_op=True)
         return GatheredRows(rows.view(ranks, len(row)), work)
@@ -264,6 +270,11 @@ class DataParallel(RunStrategy, DDPStrategy):
                 "DataLoader(drop_last=True), or a --global_batch_size that divides the number of samples, avoids it"
             )
         return super().all_gather(tensor, group, sync_grads)
+
+
+def _on_host(value: Any) -> Any:
+    """Returns a value with its tensors on the CPU: each rank would unpickle a CUDA tensor on the sender's device."""
+    return apply_to_collection(value, Tensor, lambda tensor: tensor.detach().cpu())
 
 
 def _is_mean(reduce_op: Any) -> bool:

@@ -139,6 +139,10 @@ class RunStrategy(Strategy):
         """Returns the values of all ranks, in order of rank. All ranks must call."""
         return [value]
 
+    def gather_on_rank_zero(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks on rank zero, and an empty list on all others. All ranks must call."""
+        return [value]
+
     def reduce_in_place(self, values: Tensor, operation: str) -> int:
         """Reduces each element over ranks, in place. All ranks must call.
 
@@ -170,6 +174,12 @@ class RunStrategy(Strategy):
     def sum_over_ranks(self, numbers: Sequence[int]) -> list[int]:
         """Returns the sum of each number over all ranks, modulo 2^64. All ranks must call."""
         return list(numbers)
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns a tensor on a device; a copy to a GPU begins now, and the host does not wait for it."""
+    is_copied_to_gpu = device.type == "cuda" and not tensor.is_cuda
+    return tensor.pin_memory().to(device, non_blocking=True) if is_copied_to_gpu else tensor.to(device)
 
 
 class GatheredRows:

@@ -63,6 +63,23 @@ class CountValidation(LoopCallback):
         self.device.is_counting = False
 
 
+class CountSave(LoopCallback):
+    """Counts the waits between the 45th and the 46th step, where a checkpoint is saved."""
+
+    def __init__(self, device):
+        self.device, self.saves = device, 0
+
+    def on_train_batch_end(self, trainer, *arguments):
+        if trainer.global_step == 45:
+            self.device.count_from_here()
+
+    def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+        self.saves += 1
+
+    def on_train_batch_start(self, *arguments):
+        self.device.is_counting = False
+
+
 def fit(root, callback, model, data, **settings):
     """Trains an epoch on a pretended GPU; returns the waits that the callback has counted, and the callback."""
     with pretended_cuda() as device:
@@ -130,3 +147,10 @@ def test_batches_reach_the_gpu_without_waits_or_lightnings_transfer_and_equal_th
     assert found == [True] * 90 and dict(device.places) == {}
     expected = SamplingPlan(seed=3).wrap(data.train_dataloader(), training=True)
     torch.testing.assert_close(counter.batches, [[*batch] for batch in expected], rtol=0, atol=0)
+
+
+def test_a_save_between_logging_steps_reads_the_loss_and_the_metrics(script_folder):
+    model, data = MLP(in_features=20, out_features=1), Toy(count=3200, batch_size=32)
+    device, counter = fit(script_folder, CountSave, model, data, save_every="45steps")
+    assert counter.saves == 3
+    assert dict(device.waits) == {"__float__": 2}, device.places  # the first empties the queue

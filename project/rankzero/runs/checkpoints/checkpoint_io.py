@@ -164,6 +164,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
             self.on_error(path, error)
 
     def _commit(self, checkpoint: dict[str, Any], path: Path, started: float) -> None:
+        self._snapshots.wait()
         if self.accepts is not None and not self.accepts(checkpoint, path):
             return
         write_directory(checkpoint, path)

@@ -16,14 +16,18 @@ Pool = dict[tuple[int, bool], list[UntypedStorage]]
 class Snapshots:
     """Takes copies of states. Each copy reuses the memory of the previous copy, so only the last one is valid.
 
-    Reused memory is written several times as fast as new memory. The copy of a GPU tensor is in pinned memory.
+    Reused memory is written several times as fast as new memory. The copy of a GPU tensor is in pinned memory. The GPU
+    copies it after the work that it has been given so far and before all later work, which may change the tensor.
     """
 
     def __init__(self) -> None:
         self._reusable: Pool = {}
+        self._copied: torch.cuda.Event | None = None
 
     def take(self, state: Any) -> Any:
         """Copies a state to the CPU; tensors that share memory also share it in the copy.
+
+        Does not wait for a GPU: call `wait` before reading the copy.
 
         Objects are copied through their pickle methods, which `torch.save` uses too.
 
@@ -34,10 +38,16 @@ class Snapshots:
         pickler = _CopyPickler(content, self._reusable)
         pickler.dump(state)
         self._reusable = pickler.used
-        if any(pinned for _, pinned in pickler.used):
-            torch.cuda.synchronize()
+        self._copied = torch.cuda.Event() if any(pinned for _, pinned in pickler.used) else None
+        if self._copied is not None:
+            self._copied.record()
         content.seek(0)
         return _CopyUnpickler(content, pickler.copies).load()
+
+    def wait(self) -> None:
+        """Waits until the GPU has made the last copy. Any thread may call."""
+        if self._copied is not None:
+            self._copied.synchronize()
 
 
 class _CopyPickler(pickle.Pickler):

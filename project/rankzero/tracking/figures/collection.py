@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from rankzero.tracking.figures.class_counts import IGNORED_TARGET, ClassCounts
 from rankzero.tracking.figures.outputs import CLASSIFICATION, REGRESSION, find_images, read_outputs
-from rankzero.training.strategies import RunStrategy
+from rankzero.training.strategies import RunStrategy, moved
 
 MAX_PAIRS = 2_000
 """Largest number of pairs over all ranks."""
@@ -51,7 +51,7 @@ class PairSelection:
         keys = torch.rand(predictions.numel(), generator=self._generator, dtype=torch.float64)
         self._total += len(keys)
         if predictions.is_cuda:
-            keys = keys.pin_memory().to(predictions.device, non_blocking=True)
+            keys = moved(keys, predictions.device)
         values = [values.flatten().to(keys.device).double() for values in (predictions, targets)]
         smallest, chosen = keys.topk(min(self.limit, len(keys)), largest=False)
         kept = self._kept.to(keys.device) if self._kept.numel() else keys.new_empty(3, 0)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankzero.training.strategies import GatheredRows, RunStrategy
+from rankzero.training.strategies import GatheredRows, RunStrategy, moved
 
 
 class Series(NamedTuple):
@@ -170,9 +170,7 @@ class Exchange:
         self._own = [value if isinstance(value, float) else math.nan for value in row]
         if self._world_size == 1 and not on_device:
             return
-        packed = torch.tensor(self._own, dtype=torch.float64)
-        if self._strategy.root_device.type == "cuda":
-            packed = packed.pin_memory().to(self._strategy.root_device, non_blocking=True)
+        packed = moved(torch.tensor(self._own, dtype=torch.float64), self._strategy.root_device)
         for index, value in on_device.items():
             packed[index] = value
         self._gathered = self._strategy.begin_gather_rows(packed)

@@ -88,7 +88,8 @@ def exposed_communication_ms(model: Any) -> float:
     if not isinstance(model, DistributedDataParallel):
         return 0.0
     times: dict[str, Any] = model._get_ddp_logging_data()
-    waited: int = times.get("backward_comm_time_end", 0) - times.get("backward_compute_time_end", 0)  # nanoseconds
+    # In nanoseconds, by CUDA events on a GPU; the time stamps, such as `backward_comm_time_end`, are the host's.
+    waited: int = times.get("backward_comm_time", 0) - times.get("backward_compute_comm_overlap_time", 0)
     return 1e-6 * max(0, waited)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from rankzero.sampling.batch_sampler import EVEN_SHARE
@@ -25,6 +26,8 @@ class Throughput(LoopCallback):
         self.plan = plan
         self._samples = self._attempt_samples = self._consumed = 0
         self._trainer: Trainer | None = None
+        self._is_on_gpu = False
+        self._last_tick: torch.cuda.Event | None = None
         self.seconds = 0.0
         """Training time of this attempt, without the interval that is being measured."""
         self.paused_seconds = 0.0
@@ -55,11 +58,13 @@ class Throughput(LoopCallback):
         return self._attempt_samples
 
     def needs(self, hook: str) -> bool:
+        if hook == "on_tick":
+            return self._is_on_gpu
         # With `counted_order`, `_count_trained_batches` counts the batches.
         return hook != "on_batch_done" or self.plan.counted_order is None
 
     def on_ready(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+        self._trainer, self._is_on_gpu = trainer, trainer.strategy.root_device.type == "cuda"
         self._consumed = self.plan.counted_order.start_position.samples if self.plan.counted_order else 0
         self._started_at = time.perf_counter()  # Lightning does not call on_train_epoch_start in a resumed epoch
 
@@ -85,6 +90,13 @@ class Throughput(LoopCallback):
         else:  # a user's order: assume that all ranks have as many samples as this rank
             count = (batch_size(batch) or 0) * trainer.world_size
         self._add(count)
+
+    def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        """Lets the host run ahead of a GPU by at most one tick, so that its clock measures the GPU's speed."""
+        if self._last_tick is not None and not self._last_tick.query():
+            self._last_tick.synchronize()
+        self._last_tick = torch.cuda.Event()
+        self._last_tick.record()
 
     def _add(self, count: int) -> None:
         self._samples += count

@@ -29,9 +29,10 @@ from rankzero.runs.directory import RunDirectory
 from rankzero.training.callbacks.finite_weights import FiniteWeights
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
+from rankzero.training.strategies import GatheredRows, strategy_of
 
 CLOCK_STEPS = 16
-"""Number of steps between two checks of the clock; each check is a broadcast from rank zero."""
+"""Number of steps between two checks of the clock; each check is a gather, which the next step awaits."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         self.clock_checked_at = 0.0
         self._is_due = self._has_warned = self._has_validated = self._has_checked_metric = self._is_over = False
         self._last_weights: dict[str, Tensor] = {}
+        self._announced: GatheredRows | None = None
 
     @classmethod
     def read(
@@ -166,7 +168,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.checked_step = trainer.global_step
         self.saved_position = self._position(trainer) if trainer.ckpt_path else None
-        self._is_over, self._last_weights = False, {}
+        self._is_over, self._last_weights, self._announced = False, {}, None
         self.clock_checked_at = time.monotonic()
 
     def needs(self, hook: str) -> bool:
@@ -204,6 +206,8 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["rankzero"] = self.record()
+        if not trainer.is_global_zero:
+            return  # only rank zero writes the checkpoint
         if self._is_over:
             weights = _tensors_of(checkpoint["state_dict"])
             self._last_weights = {name: value.detach().cpu().clone() for name, value in weights.items()}
@@ -275,10 +279,13 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         previous_step, self.checked_step = self.checked_step, step
         if self.interval.steps:
             return step // self.interval.steps > previous_step // self.interval.steps
-        if not self.interval.seconds or step // CLOCK_STEPS == previous_step // CLOCK_STEPS:
-            return False
-        is_due: bool = trainer.strategy.broadcast(time.monotonic() - self.clock_checked_at >= self.interval.seconds)
-        return is_due
+        announced, self._announced = self._announced, None
+        if self.interval.seconds and step // CLOCK_STEPS != previous_step // CLOCK_STEPS:
+            is_over = time.monotonic() - self.clock_checked_at >= self.interval.seconds
+            if trainer.world_size == 1:
+                return is_over
+            self._announced = strategy_of(trainer).begin_gather_rows(torch.tensor([float(is_over)]))
+        return announced is not None and bool(announced.wait()[0, 0])  # rank zero's clock decides, one step later
 
     @staticmethod
     def _position(trainer: Trainer) -> tuple[int, Any]:

@@ -43,7 +43,7 @@ class RankStates(LoopCallback):
         """Saves the states of all ranks. All ranks must call."""
         epoch_loop = fit_loop_of(trainer).epoch_loop
         epoch_loop.flush_metrics()  # the shown metrics are saved too
-        checkpoint["rank_states"] = strategy_of(trainer).gather(
+        checkpoint["rank_states"] = strategy_of(trainer).gather_on_rank_zero(
             {
                 "generators": save_generators(trainer.strategy.root_device),
                 "shown": {name: dict(getattr(trainer._logger_connector, name)) for name in _SHOWN},

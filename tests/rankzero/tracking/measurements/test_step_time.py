@@ -66,7 +66,7 @@ def test_parts_of_a_step_are_means_over_the_steps_of_the_interval_without_valida
 def test_communication_after_the_backward_pass_is_a_part_of_its_own(clock, monkeypatch):
     class Wrapped(torch.nn.Module):
         def _get_ddp_logging_data(self):
-            return {"backward_comm_time_end": 9_000_000, "backward_compute_time_end": 3_000_000}
+            return {"backward_comm_time": 9_000_000, "backward_compute_comm_overlap_time": 3_000_000}
 
     monkeypatch.setattr(step_time_module, "DistributedDataParallel", Wrapped)
     activity, trainer, step_time = measured()
