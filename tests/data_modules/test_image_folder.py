@@ -1,10 +1,12 @@
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from PIL import Image
 from torch.utils.data import DataLoader
 
 from data_modules.image_folder import ImageFolder, check_images
 from rankzero.messages import user_message
+from rankzero.sampling.fingerprint import fingerprint
 
 
 def write_tree(root, splits=("",), classes=("ant", "bee"), count=15, size=(40, 30), mode="RGB"):
@@ -89,3 +91,19 @@ def test_reading_names_a_damaged_image_that_was_not_checked(tmp_path):
         list(batches)
     batches._shutdown_workers()  # without waiting for the garbage collection
     assert str(user_message(error.value)).startswith("corrupt: ")
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("32-true", torch.float32), ("bf16-true", torch.bfloat16)])
+def test_a_run_on_a_gpu_normalizes_there_what_its_loaders_read_as_bytes(tmp_path, precision, dtype):
+    on_cpu = set_up(write_tree(tmp_path, splits=("train", "val")))
+    on_gpu = ImageFolder(str(tmp_path), image_size=16, num_workers=0, batch_size=4)
+    on_gpu.trainer = Trainer(accelerator="cpu", logger=False, precision=precision)
+    on_gpu.trainer.strategy._root_device = torch.device("cuda", 0)
+    on_gpu.setup("fit")
+    expected, batch = (next(iter(module.val_dataloader())) for module in (on_cpu, on_gpu))
+    assert batch[0].dtype is torch.uint8
+    images, labels = on_gpu.on_after_batch_transfer(batch, 0)
+    torch.testing.assert_close(images, expected[0].to(dtype))
+    assert torch.equal(labels, expected[1]) and "on_after_batch_transfer" not in vars(on_cpu)
+    data = [module.val_dataloader().dataset for module in (on_cpu, on_gpu)]
+    assert fingerprint(data[0], 30) == fingerprint(data[1], 30)  # a run may resume on the other device
