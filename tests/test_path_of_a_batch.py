@@ -44,6 +44,6 @@ def test_a_steady_step_enters_at_most_fifteen_files(cwd, monkeypatch):
     toy = ("--model", "MLP", "--data", "Toy", "--data.count", "2048", "--epochs", "1", "--trainer.callbacks")
     assert fit_in_process(*toy, "traced.Trace") == 0
     assert len(ENTERED) == 8
-    entered = sorted(ENTERED.values(), key=len)[4]  # a line of progress may be due in one of the steps
+    entered = min(ENTERED.values(), key=len)  # a tick or a line of progress may be due in the others
     assert "project/rankzero/training/step.py" in entered
     assert len(entered) <= MAX_FILES_ENTERED, sorted(entered)

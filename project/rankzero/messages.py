@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 
 from typing_extensions import override
@@ -302,7 +303,12 @@ def print_error(text: str, prefix: str = "") -> None:
     """Prints an error or a warning on stderr, after the text `prefix`, which is printed unchanged."""
     with contextlib.suppress(*_WRITE_ERRORS):
         # One write for text and newline: ranks share a pipe, and unbuffered Python writes the newline of `print` later.
-        print(f"{prefix}rankzero: {spelled(text)}\n", end="", file=sys.stderr, flush=True)
+        print(f"{_line_start()}{prefix}rankzero: {spelled(text)}\n", end="", file=sys.stderr, flush=True)
+
+
+def _line_start() -> str:
+    """Returns what erases the line of a terminal on which another process has drawn its progress bar."""
+    return "\r\x1b[2K" if type(sys.stderr) is TextIOWrapper and sys.stderr.isatty() else ""
 
 
 def print_line(text: str) -> None:

@@ -112,6 +112,15 @@ def test_each_line_is_a_single_write(unbuffered):
     assert writes == [b"a line\n", b"rankzero: an error\n"]
 
 
+def test_an_error_erases_the_line_of_a_terminal_on_which_a_bar_is_drawn():
+    own_end, end = os.openpty()
+    code = "from rankzero.messages import print_error; print_error('a', prefix='Traceback\\n')"
+    subprocess.run([sys.executable, "-c", code], stderr=end, check=True)
+    assert os.read(own_end, 1000) == b"\r\x1b[2KTraceback\r\nrankzero: a\r\n"
+    os.close(own_end)
+    os.close(end)
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -87,7 +87,9 @@ def equivalent_flag(name: str, value: str | None, valid_names: Sequence[str], mo
         return f"--{normalized}{value_text or ' VALUE'}"
     if normalized == "gpu" or (normalized == "device" and value is not None):
         if match := re.fullmatch(r"(?:cuda|gpu)?:?([0-9,]+)", value or "0"):
-            return f"--trainer.devices [{match[1]}]"
+            by_index = f"--trainer.devices [{match[1]}]"
+            is_count = normalized == "device" and (value or "").isdecimal() and int(match[1]) > 1
+            return f"--devices {match[1]}, or {by_index} for the GPU with that index" if is_count else by_index
         if value not in ("auto", "cpu", "cuda", "gpu", "mps"):
             return "--accelerator gpu --devices N"
     for flag, other_names in _OTHER_NAMES.items():

@@ -32,6 +32,7 @@ from rankzero.messages import (
     mark_refusal,
     print_error,
     print_line,
+    print_notice,
     spelled,
     user_message,
 )
@@ -42,7 +43,7 @@ from rankzero.runs.lock import RunLock
 from rankzero.runs.rank_log import RankLog
 from rankzero.runs.reports import terminal
 from rankzero.runs.reports.html.report import write_report
-from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_zero
+from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_zero, unfinished_before
 from rankzero.runs.stored_config import Config
 from rankzero.runs.summary import (
     TrainingCounts,
@@ -285,6 +286,8 @@ class Attempt:
         self._log.info("attempt %d: %s", self.run.attempt, line)
         self._print_on_rank_zero(line, requires_no_action=True)
         if self.launch.rank == 0:
+            if self.run.is_new and (earlier := unfinished_before(self.run)):
+                print_notice(f"run {earlier} is not finished; the same command with --name {earlier} resumes it")
             self.run.write_environment(describe_environment(self._session))
         self.outcome.has_started = True
         return self

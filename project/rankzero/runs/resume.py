@@ -273,6 +273,16 @@ def keep_for_loading(trainer: Trainer, state: VerifiedState | None) -> Path | No
     return state.checkpoint if state else None
 
 
+def unfinished_before(run: RunDirectory) -> str | None:
+    """Returns the name of the numbered run before an unnamed run, if it has a checkpoint and has not finished."""
+    base, _, number = run.name.rpartition("-")
+    if run.title != base or not number.isdecimal():
+        return None
+    earlier = RunDirectory(run.path.with_name(f"{base}-{int(number) - 1}"))
+    is_finished = earlier.read("summary.json").get("status") == "finished"
+    return earlier.name if checkpoints_in(earlier.checkpoints) and not is_finished else None
+
+
 def existing_url(url: str) -> str:
     """Returns the URL of a checkpoint file.
 

@@ -72,7 +72,11 @@ def test_a_flag_of_another_trainer_suggests_the_rankzero_flag_with_the_users_val
         *(("--max_epochs 7", "--epochs 7"), ("--num_workers 7", "--data.num_workers 7"), ("--log_dir x", "--root x")),
         *(("--num-workers=7", "--data.num_workers 7"), ("--checkpoint_path a.ckpt", "--resume a.ckpt")),
         *(("--gpu 0,2", "--trainer.devices [0,2]"), ("--gpu all", "--accelerator gpu --devices N")),
-        *(("--device cuda:1", "--trainer.devices [1]"), ("--device cuda", "--accelerator cuda")),
+        *(
+            ("--device cuda:1", "--trainer.devices [1]"),
+            ("--device 2", "--devices 2, or"),
+            ("--device cuda", "--accelerator cuda"),
+        ),
         *(("--NUM-WORKERS 3", "--data.num_workers 3"), ("--trainer_epochs=3", "--epochs 3")),
         *(("--log_dir=$(rm)", "--root '$(rm)'"), ("--log_dir=", "--root ''"), ("--max_epochs", "--epochs VALUE")),
         ("--Epochs", "--epochs VALUE"),

@@ -71,6 +71,15 @@ def test_crashes_at_any_step_change_neither_weights_nor_ledger_nor_metrics(cwd, 
     assert summary["ledger"] == EACH_ONCE and summary["metrics"] == summary_of(whole)["metrics"]
 
 
+def test_an_unnamed_run_says_how_to_resume_the_one_before_if_it_has_not_finished(cwd, capsys):
+    hint = "run MLP-Toy-1 is not finished; the same command with --name MLP-Toy-1 resumes it"
+    crash_at(25, *TOY, "--epochs", "1", "--save_every", "10steps")
+    assert "not finished" not in capsys.readouterr().out
+    for is_hinted in (True, False):
+        fit_in_process(*TOY, "--epochs", "1")
+        assert (hint in capsys.readouterr().out) == is_hinted
+
+
 def test_a_finished_run_is_reported_resumes_for_more_epochs_and_is_archived_by_the_value_never(finished, capsys):
     run = finished(2)
     before = (run / "run.json").read_text()

@@ -180,6 +180,7 @@ class BarProgress(EvaluationProgress, RichProgressBar):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._next_line = 0.0
         self._update_metrics(trainer, pl_module)
+        self._metrics = []
         self._fit = None  # a test or prediction that follows has other numbers
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
