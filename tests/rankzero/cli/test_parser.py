@@ -71,7 +71,7 @@ def refusal(*arguments, files=(), stored=""):
         ),
     ],
 )
-def test_a_wrong_argument_gives_a_message_with_asked_found_and_type(arguments, asked, found, instead):
+def test_a_wrong_argument_gives_a_message_with_asked_found_and_type(arguments, asked, found, instead, cwd):
     error = refusal(*arguments.replace(" MLP", f" {MLP}").split())
     assert error.asked == asked and found in error.found and error.instead.startswith(instead)
     assert "jsonargparse" not in str(error) and "Namespace" not in str(error) and len(str(error).splitlines()) < 6
