@@ -1,9 +1,11 @@
 """TensorBoard logger that survives a full disk, a deleted folder and other write errors."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,12 @@ def without_files(trainer: Trainer) -> Iterator[None]:
             logger.is_muted = False
 
 
+def _report_unless_of_writer(hook: Callable[[Any], object], error: Any) -> None:
+    """Hook for errors of threads: a write error of TensorBoard's thread is raised again by the logger's next call."""
+    if type(error.thread).__name__ != "_AsyncWriterThread" or not isinstance(error.exc_value, OSError):
+        hook(error)
+
+
 class DurableTensorBoardLogger(TensorBoardLogger):
     """Lightning's TensorBoard logger, but a full disk or a deleted folder does not end the run (tensorboard 2.21).
 
@@ -54,6 +62,8 @@ class DurableTensorBoardLogger(TensorBoardLogger):
     def __init__(self, run: RunDirectory) -> None:
         # With the default max_queue of 10, a call waits for the writer's thread as soon as 10 values are queued.
         super().__init__(run.path, name="", version=0, default_hp_metric=False, max_queue=MAX_QUEUED_CALLS)
+        if getattr(threading.excepthook, "func", None) is not _report_unless_of_writer:
+            threading.excepthook = partial(_report_unless_of_writer, threading.excepthook)
         self.run = run
         self.descriptions: dict[str, str] = {}
         self._described: set[str] = set()

@@ -1,4 +1,5 @@
 import shutil
+import threading
 
 import pytest
 from reported import scalars_of
@@ -27,6 +28,8 @@ def test_events_are_written_once_a_full_disk_has_space_again(tmp_path, monkeypat
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(1000))
     monkeypatch.setattr(logger_module, "RETRY_SECONDS", 0.0)
     with disk_at(tmp_path / "disk", "64k") as disk:
+        errors = []
+        monkeypatch.setattr(threading, "excepthook", errors.append)
         logger = DurableTensorBoardLogger(RunDirectory(disk))
         logger.purge_from(0)
         log_and_flush(logger, range(1))
@@ -35,11 +38,15 @@ def test_events_are_written_once_a_full_disk_has_space_again(tmp_path, monkeypat
             while True:
                 file.write(bytes(1024))
         log_and_flush(logger, range(1, 400))  # the last page of the event file has room for some events
+        logger._retry_at = 0.0
+        logger.log_text("note", 9999 * "words ", 400)
+        logger.flush()
         filling.unlink()
         log_and_flush(logger, range(400, 402))
         logger.finalize("success")
         events = EventAccumulator(str(disk / "tensorboard"))
         events.Reload()
+    assert errors == []
     assert any("TensorBoard's curves cannot be written" in str(warning.message) for warning in recwarn)
     assert sorted({event.step for event in events.Scalars("loss")}) == list(range(402))
 
