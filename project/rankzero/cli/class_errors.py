@@ -121,13 +121,7 @@ def missing_class_error(requested: str, flag: str, class_path: str, base: type =
 
 
 def missing_requirement_error(error: BaseException, config: Mapping[str, Any], origins: Origins) -> RequestError | None:
-    """Returns the message for a class, such as WandbLogger, whose package is not installed; None for another error.
-
-    Args:
-        error: The error of the class, or of jsonargparse.
-        config: The configuration, from `flattened`.
-        origins: The source of each value.
-    """
+    """Returns the message for a class, such as WandbLogger, whose package is not installed; None for another error."""
     causes = [str(cause) for cause in _causes(error)]
     install = next((match[1] for text in causes if (match := re.search("pip install (?:-U )?([^`\n]+)`", text))), None)
     path = next((match[1] for text in causes if (match := re.search("class_path '([^']+)'", text))), "")

@@ -47,11 +47,7 @@ def hidden_file(module: str) -> str | None:
 
 
 class _UserAttributes:
-    """A package's `__getattr__`: finds Rankzero's names, then names in the user's packages of the same name.
-
-    Args:
-        package: Rankzero's package.
-    """
+    """A package's `__getattr__`: finds Rankzero's names, then names in the user's packages of the same name."""
 
     def __init__(self, package: ModuleType) -> None:
         self.package = package

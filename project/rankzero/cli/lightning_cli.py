@@ -25,11 +25,7 @@ DEFAULT_EPOCHS = 20
 
 
 class RankzeroCLI(LightningCLI):
-    """LightningCLI with Rankzero's flags; builds data and model, but no Trainer.
-
-    Args:
-        flags: The parsed command line.
-    """
+    """LightningCLI with Rankzero's flags; builds data and model, but no Trainer."""
 
     def __init__(self, flags: Arguments) -> None:
         self.flags = flags

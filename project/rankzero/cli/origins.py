@@ -24,11 +24,7 @@ class Origins(NamedTuple):
     stored_source: str = ""
 
     def request_for(self, key: str) -> str:
-        """Returns the request that set a value: the flag and value as typed, or the key, the value and the file.
-
-        Args:
-            key: LightningCLI key, such as `data.num_workers`.
-        """
+        """Returns the request that set a value: the flag and value as typed, or the key, the value and the file."""
         options = list(self._options())
         exact = [
             text for option, text, _ in options if self.keys.get(option, option).removesuffix(".class_path") == key

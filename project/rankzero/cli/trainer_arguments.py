@@ -196,9 +196,4 @@ class TrainerArguments(pl.Trainer):
 
     @abstractmethod
     def _build(self, own_arguments: dict[str, Any], lightning: dict[str, Any]) -> None:
-        """Builds the Trainer.
-
-        Args:
-            own_arguments: The arguments that Rankzero adds, by name.
-            lightning: The arguments of Lightning's Trainer that differ from their defaults, by name.
-        """
+        """Builds the Trainer."""

@@ -110,11 +110,6 @@ def _compare(arguments: Sequence[str]) -> int:
 def _find(text: str, root: Path, requested: Sequence[str]) -> Path:
     """Returns the directory of a run.
 
-    Args:
-        text: Its name in the root, or its path.
-        root: Folder of the runs.
-        requested: All requested runs, for the message.
-
     Raises:
         RequestError: There is no such run.
     """

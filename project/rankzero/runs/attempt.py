@@ -61,14 +61,7 @@ ATTEMPTS_WITHOUT_PROGRESS = 3
 
 
 def objection_to_next_attempt(run: RunDirectory, stopped: Stopped, max_attempts: int, has_trained: bool) -> str:
-    """Returns why another attempt would not help; an empty string if it would.
-
-    Args:
-        run: Directory of the run.
-        stopped: Exception that states why the run has stopped.
-        max_attempts: Value of `--max_attempts`.
-        has_trained: Whether this attempt has trained on a batch.
-    """
+    """Returns why another attempt would not help; an empty string if it would."""
     if not has_trained and stopped.reason == TIME_LIMIT_REACHED:
         return "the time limit is too short for a single step"
     if not checkpoints_in(run.checkpoints):
@@ -92,13 +85,7 @@ def step_without_progress(run: RunDirectory) -> int | None:
 
 
 def request_next_attempt(run: RunDirectory, launch: Launch, objection: str) -> str:
-    """Requests the next attempt and returns a message for the user, if any. Only rank zero calls this, after all saves.
-
-    Args:
-        run: Directory of the run.
-        launch: How this process was started.
-        objection: Result of `objection_to_next_attempt`.
-    """
+    """Requests the next attempt; returns a message for the user, if any. Only rank zero calls this, after all saves."""
     if current_job(launch) is None:
         return ""
     if objection:

@@ -28,12 +28,7 @@ SIGNALS = {
 
 
 class _LogFile(logging.FileHandler):
-    """Log file that is created again if it was deleted.
-
-    Args:
-        path: Path of the file.
-        on_recreated: Called after the file was created again.
-    """
+    """Log file that is created again if it was deleted."""
 
     def __init__(self, path: Path, on_recreated: Callable[[], None]) -> None:
         super().__init__(path, encoding="utf-8", errors="backslashreplace")
@@ -59,12 +54,7 @@ logging.getLogger("rankzero").addHandler(logging.NullHandler())  # outside a run
 
 
 class RankLog:
-    """Writes what is logged to `logging.getLogger("rankzero")` to this rank's log, and crashes of the process too.
-
-    Args:
-        run: Directory of the run, whose attempt has begun.
-        rank: Rank of this process.
-    """
+    """Writes what is logged to `logging.getLogger("rankzero")` to this rank's log, and crashes of the process too."""
 
     def __init__(self, run: RunDirectory, rank: int) -> None:
         self.run, self.rank = run, rank

@@ -15,9 +15,6 @@ SHARED_FOLDER_ADVICE = "--root DIR, where DIR is on a file system that all hosts
 def check_shared(run: RunDirectory) -> None:
     """Checks that this process sees the directory in which rank zero has begun an attempt.
 
-    Args:
-        run: The directory, with the values that rank zero has broadcast.
-
     Raises:
         RequestError: This process sees another directory, or none.
     """
@@ -33,12 +30,7 @@ def check_shared(run: RunDirectory) -> None:
 
 
 def wait_until_visible(is_visible: Callable[[], bool], folder: Path) -> bool:
-    """Waits until this process sees what rank zero has written to a folder; returns False after a while.
-
-    Args:
-        is_visible: Whether this process sees it.
-        folder: The folder.
-    """
+    """Waits until this process sees what rank zero has written to a folder; returns False after a while."""
     deadline = time.monotonic() + TIMERS.shared_file
     while not is_visible():
         if time.monotonic() > deadline:

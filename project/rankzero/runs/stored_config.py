@@ -92,13 +92,7 @@ def data_limits(config: Config) -> dict[str, str]:
 def changed_settings(
     stored: Config, current: Config, is_compared: Callable[[str], bool] = lambda key: True
 ) -> list[str]:
-    """Returns changed settings as `--flag before -> now`. Secret values are hidden.
-
-    Args:
-        stored: Configuration of the checkpoint.
-        current: Configuration of this start.
-        is_compared: Whether a setting is compared, by its key of `flattened`.
-    """
+    """Returns changed settings as `--flag before -> now`. Secret values are hidden."""
     stored_values, current_values = flattened(stored), flattened(as_json(current))
     shown_before, shown_now = without_secrets(stored_values), without_secrets(current_values)
     return [

@@ -113,12 +113,7 @@ def summarize(
 
 
 def reason_of(error: BaseException | None, channel: ControlChannel) -> str | None:
-    """Returns why an attempt has stopped or failed, as it was printed; None if it has finished.
-
-    Args:
-        error: Error of the attempt on rank zero.
-        channel: Has the cause if another rank has failed.
-    """
+    """Returns why an attempt has stopped or failed, as it was printed; None if it has finished."""
     if error is None:
         return None
     if isinstance(error, Stopped):
@@ -201,11 +196,7 @@ def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
 
 
 def describe_environment(session: Session) -> dict[str, Any]:
-    """Returns the environment of an attempt as JSON can represent it, without secrets of the command line.
-
-    Args:
-        session: The processes.
-    """
+    """Returns the environment of an attempt as JSON can represent it, without secrets of the command line."""
     world, launch = session.world, session.coordinator.launch
     is_cuda = world.accelerator == "cuda"
     return {
@@ -229,11 +220,7 @@ def describe_environment(session: Session) -> dict[str, Any]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """Returns the git commit of the user's folder, with a note if tracked files have changed since; None without git.
-
-    Args:
-        folder: Folder in a git repository.
-    """
+    """Returns the git commit of a folder, with a note if tracked files have changed since; None without git."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]

@@ -59,12 +59,6 @@ def profile_callbacks(
 ) -> list[Callback]:
     """Returns the callback that profiles steps, or nothing if the user has not requested a profile.
 
-    Args:
-        arguments: The arguments of the Trainer.
-        run: Directory of the run.
-        world_size: Number of processes.
-        activity: What the main thread is doing.
-
     Raises:
         RequestError: The requested ranks do not exist.
     """
@@ -79,13 +73,7 @@ JOB_LAUNCHERS = ("mpi", "pbs", "slurm")
 def progress_callbacks(
     lightning_arguments: Mapping[str, Any], callbacks: Sequence[Callback], launcher: str
 ) -> list[Callback]:
-    """Returns the progress callback of a Trainer; none if the user provides a progress bar or has disabled it.
-
-    Args:
-        lightning_arguments: Arguments for Lightning's Trainer that the user has passed.
-        callbacks: The user's callbacks.
-        launcher: The launcher of this process, see `rankzero.distributed.environments.launch.Launch`.
-    """
+    """Returns the progress callback of a Trainer; none if the user provides a progress bar or has disabled it."""
     has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
     if has_bar or lightning_arguments.get("barebones") or lightning_arguments.get("enable_progress_bar") is False:
         return []
@@ -97,10 +85,6 @@ def without_progress(lightning_arguments: Mapping[str, Any], callbacks: Sequence
     """Returns the arguments for Lightning's Trainer of a quiet run: no progress bar and no table of the model.
 
     A progress bar among the user's callbacks stays, and so does a table that the user has requested.
-
-    Args:
-        lightning_arguments: Arguments for Lightning's Trainer that the user has passed.
-        callbacks: The user's callbacks.
     """
     quiet = dict(lightning_arguments)
     if not any(isinstance(callback, ProgressBar) for callback in callbacks):

@@ -50,14 +50,7 @@ TRAINER_HYPER_PARAMETERS = ("precision", "max_epochs", "max_steps", "accumulate_
 
 
 class TensorBoardPage(LoopCallback):
-    """Logs everything that TensorBoard shows of a run besides scalars and images, at the start of each attempt.
-
-    Args:
-        run: Directory of the run.
-        config: Returns the configuration of the run.
-        plan: The order of samples, for the global batch size.
-        logger: The run's own logger.
-    """
+    """Logs everything that TensorBoard shows of a run besides scalars and images, at the start of each attempt."""
 
     def __init__(
         self,
@@ -109,13 +102,7 @@ class TensorBoardPage(LoopCallback):
 
 
 def attempt_text(attempt: int, step: int, environment: Mapping[str, Any]) -> str:
-    """Returns a description of an attempt as Markdown.
-
-    Args:
-        attempt: Number of the attempt, from 1.
-        step: Number of optimizer steps before the attempt.
-        environment: Result of `describe_environment`, or {} if it is unknown.
-    """
+    """Returns a description of an attempt as Markdown."""
     hosts = ", ".join(environment.get("hosts") or {}) or "an unknown host"
     commit = f", commit {environment['commit']}" if environment.get("commit") else ""
     lines = [f"Attempt {attempt} began after step {step} on {hosts}{commit}."]

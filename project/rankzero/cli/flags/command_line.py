@@ -41,11 +41,6 @@ def exit_code_of(work: Callable[[], int]) -> int:
 def parse(command: str, flags: Sequence[Flag], tokens: Sequence[str]) -> CommandLine:
     """Parses a command line.
 
-    Args:
-        command: Name of the command.
-        flags: Its flags; one with an empty placeholder takes no value.
-        tokens: The command line.
-
     Raises:
         RequestError: A flag does not exist, lacks its value, or its value is invalid.
     """
@@ -83,13 +78,7 @@ def parse(command: str, flags: Sequence[Flag], tokens: Sequence[str]) -> Command
 
 
 def help_text(title: str, flags: Sequence[Flag], examples: Sequence[str]) -> str:
-    """Returns the help of a command.
-
-    Args:
-        title: First line: how the command is called, and what it does.
-        flags: Its flags.
-        examples: Example command lines that run unchanged.
-    """
+    """Returns the help of a command."""
     rows = [(f"--{flag.name} {flag.metavar}".rstrip(), flag.help) for flag in flags]
     width = max(len(option) for option, _ in rows)
     lines = [title, "", *(f"  {option:<{width}}  {description}" for option, description in rows), ""]

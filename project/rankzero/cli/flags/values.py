@@ -33,12 +33,7 @@ def whole_number(minimum: int, maximum: int | None = None) -> Reader:
 
 
 def text_matching(pattern: str, description: str) -> Reader:
-    """Returns a reader of text that matches a regular expression as a whole.
-
-    Args:
-        pattern: The regular expression.
-        description: Description of valid text, for the error message.
-    """
+    """Returns a reader of text that matches a regular expression as a whole."""
 
     def read(text: str) -> str:
         if not re.fullmatch(pattern, text):

@@ -23,12 +23,6 @@ def run_checks(
 ) -> Exit:
     """Runs all checks, prints them and the verdict. All ranks must call.
 
-    Args:
-        flags: The parsed command line.
-        rendezvous_result: The processes.
-        start_seconds: Seconds from the start of this process to the end of the rendezvous.
-        import_seconds: Seconds that the import of torch took.
-
     Returns:
         0 if all processes can train together, 1 if not.
 

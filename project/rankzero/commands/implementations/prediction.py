@@ -152,13 +152,7 @@ def _remove_parts(folder: Path) -> None:
 
 
 class KeepPredictions(Callback):
-    """Callback that writes the outputs of `predict_step` to part files.
-
-    Args:
-        folder: Folder for the parts of all ranks.
-        rank: This rank.
-        world_size: Number of ranks.
-    """
+    """Callback that writes the outputs of `predict_step` to part files."""
 
     def __init__(self, folder: Path, rank: int, world_size: int) -> None:
         self.folder, self.rank, self.world_size = folder, rank, world_size

@@ -28,12 +28,7 @@ PLAIN_TYPES = (str, int, float, bool, type(None))
 
 
 class PartWriter:
-    """Writes the outputs of one rank for one data loader to part files.
-
-    Args:
-        folder: Folder for the parts.
-        rank: The rank.
-    """
+    """Writes the outputs of one rank for one data loader to part files."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.folder, self.rank = folder, rank

@@ -68,12 +68,6 @@ class LogReader:
 def follow(root: Path, record: Record, reader: LogReader, stop_command: str) -> int:
     """Prints the state of a job whenever it changes, and its log, until the job has ended.
 
-    Args:
-        root: Folder of the runs.
-        record: The job.
-        reader: Reads the log.
-        stop_command: The command that stops the job, for the user.
-
     Returns:
         The exit code of the run: that of `fit`, see `rankzero.messages.Exit`.
     """

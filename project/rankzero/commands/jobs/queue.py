@@ -60,14 +60,7 @@ def states_of(records: Sequence[Record]) -> dict[str, State]:
 
 
 def status_with_job(run: RecordedRun, status: Status, record: Record, states: Mapping[str, State]) -> Status:
-    """Returns the status of a run whose job was submitted, from its files and from the state of the job.
-
-    Args:
-        run: The run, whose directory need not exist.
-        status: Its status by its files.
-        record: Its job.
-        states: Result of `states_of`.
-    """
+    """Returns the status of a run whose job was submitted, from its files and from the state of the job."""
     state = states.get(record.name)
     job = f"job {record.id} ({record.scheduler})"
     if state is None or state.is_active is None:

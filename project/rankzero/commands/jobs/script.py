@@ -30,11 +30,6 @@ ARRAY_INDEX = "{array_index}"
 def render(request: JobRequest, program: Sequence[str], folder: Path) -> str:
     """Returns the script of a job.
 
-    Args:
-        request: The job.
-        program: The program that trains: Python, and `-m` with a module, or a script.
-        folder: Absolute path of the folder in which the job runs.
-
     Raises:
         RequestError: A value cannot be passed to the scheduler or the container.
     """
@@ -184,11 +179,6 @@ def _select(request: JobRequest) -> str:
 
 def _container_prefix(request: JobRequest, folder: Path, root: Path) -> str:
     """Returns the command, for a shell, that precedes a program in its container; empty without a container.
-
-    Args:
-        request: The job.
-        folder: Folder of the job, mounted under the same path.
-        root: Folder of the runs, mounted under the same path.
 
     Raises:
         RequestError: A folder with this name cannot be mounted.

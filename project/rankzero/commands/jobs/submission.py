@@ -33,11 +33,6 @@ _PROGRAMS = {
 def submit(request: JobRequest, text: str, folder: Path) -> Record:
     """Writes the script of a job and submits it. If the job is rejected, all files are as before.
 
-    Args:
-        request: The job.
-        text: The script.
-        folder: Folder in which the job runs.
-
     Raises:
         RequestError: A program is missing, the run has a job that waits or runs, the scheduler rejects the job, or the
             script cannot be written.

@@ -25,10 +25,6 @@ def accept_only_from(listener: socket.socket, addresses: Collection[str]) -> boo
     """Discards new connections from all other machines, and returns whether that is supported.
 
     Loopback addresses remain accepted. The kernel refuses a filter for more than 2,000 addresses.
-
-    Args:
-        listener: A listening socket for IPv4.
-        addresses: IPv4 addresses.
     """
     if sys.platform != "linux" or listener.family != socket.AF_INET:
         return False

@@ -51,13 +51,7 @@ class SessionKeys(NamedTuple):
 
 
 class Challenge(NamedTuple):
-    """What a server sends first.
-
-    Args:
-        service: The purpose of the connection, `rendezvous` or `control`.
-        world_id: Identifier of the run's start.
-        nonce: Random text that the server uses only once.
-    """
+    """What a server sends first."""
 
     service: str
     world_id: str

@@ -23,10 +23,6 @@ class NoKeyError(Exception):
 def load_key(name: str, create: bool) -> tuple[bytes, Path]:
     """Returns the key in a file of the user's configuration folder, and the path of the file.
 
-    Args:
-        name: Name of the file.
-        create: Whether to create the key if it does not exist.
-
     Raises:
         NoKeyError: The key cannot be used, or it does not exist and is not created.
     """

@@ -80,11 +80,7 @@ def _broadcast(part: torch.Tensor, device: torch.device) -> None:
 
 
 class _MemoryFile(io.RawIOBase):
-    """A file whose content is in memory. Unlike io.BytesIO, it does not copy the content.
-
-    Args:
-        content: The content.
-    """
+    """A file whose content is in memory. Unlike io.BytesIO, it does not copy the content."""
 
     def __init__(self, content: memoryview) -> None:
         super().__init__()

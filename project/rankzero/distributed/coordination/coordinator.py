@@ -50,10 +50,6 @@ class Coordinator:
 
     A context manager that all ranks must enter.
 
-    Args:
-        rendezvous_result: The processes that the rendezvous has found; this process alone under torchrun.
-        requested: The requested processes.
-
     Attributes:
         launch: The position of this process among all processes, with the values that the launcher did not provide.
         members: The processes that this process knows; on rank zero, and after `share_members`, all.
@@ -160,10 +156,6 @@ class Coordinator:
 
         The data that rank zero sends grows with the square of the number of ranks; `decide` sends less.
 
-        Args:
-            value: The value of this rank.
-            seconds: See `decide`.
-
         Raises:
             AnotherRankFailed: A rank did not provide its value in time.
         """
@@ -171,13 +163,7 @@ class Coordinator:
         return values
 
     def broadcast_object(self, value: Any, seconds: float | None = None, work: str = "starting") -> Any:
-        """Returns rank zero's JSON-serializable value on all ranks. All ranks must call.
-
-        Args:
-            value: The value of this rank; only rank zero's matters.
-            seconds: See `decide`.
-            work: See `decide`.
-        """
+        """Returns rank zero's JSON-serializable value on all ranks. All ranks must call."""
         return self.decide(value if self.launch.rank == 0 else None, lambda values: values[0], seconds, work)
 
     def share_members(self) -> None:
@@ -188,10 +174,6 @@ class Coordinator:
 
     def run_on_all_ranks(self, work: Callable[[], T], description: str = "starting") -> T:
         """Runs `work` on every rank and returns its result, or raises on every rank if one fails. All ranks must call.
-
-        Args:
-            work: The work.
-            description: What a late rank is doing, for messages.
 
         Raises:
             CannotStart: `work` raised it on at least one rank.

@@ -20,12 +20,6 @@ class StoreExchange:
     An exchange takes three operations of the store per rank, and one more for all: each rank sets its value, rank zero
     reads all values at once and sets its answer, and each rank reads the answer.
 
-    Args:
-        store: The store that all ranks share.
-        rank: Rank of this process.
-        size: Number of processes.
-        name_of: Returns the name of a rank for messages.
-
     Attributes:
         left_ranks: Returns the ranks that have ended their program; known to rank zero only.
     """
@@ -100,14 +94,7 @@ class StoreExchange:
         self.store.set(prefix, answer)
 
     def _wait(self, keys: list[str], values: list[str], seconds: float, work: str) -> None:
-        """Waits until all keys exist.
-
-        Args:
-            keys: The keys.
-            values: Keys of the values of those ranks, from rank zero, for which this rank waits.
-            seconds: Time limit.
-            work: See `decide`.
-        """
+        """Waits until all keys exist."""
         deadline, progress = time.monotonic() + seconds, Progress(seconds)
         while True:
             remaining = deadline - time.monotonic()

@@ -22,13 +22,6 @@ def find_ranks_through_store(
 ) -> tuple[Launch, Members, str]:
     """Finds the other processes and compares the keys of all. All ranks must call.
 
-    Args:
-        exchange: Exchanges values between all ranks.
-        launch: The position of this process among all processes.
-        this_peer: The description of this process.
-        key: The key of this process.
-        seconds: How long to wait for all ranks.
-
     Returns:
         The completed launch, the processes that this process knows, and why the processes do not share a key; an empty
         text if they do.

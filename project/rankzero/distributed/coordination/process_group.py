@@ -96,15 +96,7 @@ def disable_watchdog_of_nccl() -> None:
 def init_process_group(
     store: Store | None, launch: Launch, backend: str, device: torch.device, timeout: timedelta | None
 ) -> None:
-    """Creates the process group. All ranks must call.
-
-    Args:
-        store: The store that all processes share; None for a group of one process.
-        launch: Rank of this process, and number of processes.
-        backend: `nccl` or `gloo`.
-        device: The device of this process.
-        timeout: Time limit of a collective; None for torch's default.
-    """
+    """Creates the process group. All ranks must call."""
     uses_nccl = backend == "nccl"
     if uses_nccl:  # records when a GPU begins a collective
         os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
@@ -168,10 +160,6 @@ def collective_in_flight(backend: str, device: torch.device) -> InFlight:
     Reads torch's flight recorder, which records the calls of each process group, here without Python stacks. Any thread
     may call this function. On a GPU, the recorder reads CUDA events: without a current device, a thread would create a
     second context, on GPU 0; and during the capture of a CUDA graph, the capture would fail.
-
-    Args:
-        backend: `nccl` or `gloo`.
-        device: The device of this process.
 
     Raises:
         NotImplementedError: This version of torch does not record the collectives of the backend.

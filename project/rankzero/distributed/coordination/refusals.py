@@ -15,13 +15,7 @@ from rankzero.messages import CannotStart
 
 
 class Reporter(NamedTuple):
-    """The rank that reports a refusal.
-
-    Args:
-        rank: The rank.
-        name: Rank and host for messages.
-        summary: The refusal in one line.
-    """
+    """The rank that reports a refusal."""
 
     rank: int
     name: str
@@ -29,13 +23,7 @@ class Reporter(NamedTuple):
 
 
 class RankRefusal(CannotStart):
-    """The refusal of one rank.
-
-    Args:
-        name: Rank and host.
-        text: Text of its error.
-        reason: The text in one line.
-    """
+    """The refusal of one rank."""
 
     def __init__(self, name: str, text: str, reason: str) -> None:
         super().__init__(name, text, reason)
@@ -100,13 +88,7 @@ class Outcomes:
 
 
 class Refusals:
-    """The refusals of all ranks, in the store that they share.
-
-    Args:
-        store: The store.
-        size: Number of processes.
-        name: Rank and host of this process.
-    """
+    """The refusals of all ranks, in the store that they share."""
 
     def __init__(self, store: Store, size: int, name: str) -> None:
         self._store, self._size, self._name = store, size, name

@@ -12,13 +12,7 @@ from rankzero.messages import AnotherRankFailed
 
 
 def serve_store(ip: str, listener: socket.socket, timeout: float) -> TCPStore:
-    """Returns the store, served on the socket of the rendezvous.
-
-    Args:
-        ip: The address at which the other processes connect.
-        listener: The socket, which the store takes over.
-        timeout: Time limit of an operation, in seconds.
-    """
+    """Returns the store, served on the socket of the rendezvous."""
     port, fd, limit = listener.getsockname()[1], listener.detach(), timedelta(seconds=timeout)
     return TCPStore(ip, port, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=fd)
 
@@ -28,12 +22,6 @@ def connect_to_store(ip: str, port: int, timeout: float, server: str) -> TCPStor
 
     The process that serves it has been listening since the rendezvous, but may import torch for a long time before it
     answers. If it no longer listens, it has ended.
-
-    Args:
-        ip: The address of the store.
-        port: Its port.
-        timeout: Time limit of an operation, in seconds.
-        server: Name of the process that serves the store, for messages.
 
     Raises:
         AnotherRankFailed: The process has ended, or does not answer in time.

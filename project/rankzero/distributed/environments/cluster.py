@@ -6,11 +6,7 @@ from rankzero.distributed.environments.launch import Launch
 
 
 class LaunchEnvironment(ClusterEnvironment):
-    """Cluster environment for a launch by any launcher. World size and ranks are read-only.
-
-    Args:
-        launch: This process's launch, with known rank and local rank.
-    """
+    """Cluster environment for a launch by any launcher. World size and ranks are read-only."""
 
     def __init__(self, launch: Launch) -> None:
         super().__init__()

@@ -73,13 +73,7 @@ class Launch(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """Size of a scheduler's job in which no launcher has started a task yet.
-
-    Args:
-        evidence: The variables that identify the job, as messages show them.
-        nodes: Number of machines.
-        tasks: Number of processes for which the job was requested.
-    """
+    """Size of a scheduler's job in which no launcher has started a task yet."""
 
     evidence: str
     nodes: int
@@ -126,9 +120,6 @@ class RequestedWorld(NamedTuple):
 
 class Variables:
     """Environment variables, with a record of those that have been read.
-
-    Args:
-        environ: All environment variables.
 
     Attributes:
         recorded: The variables that have been read, with their values.

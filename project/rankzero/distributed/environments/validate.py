@@ -47,12 +47,7 @@ def _wrong_devices_error(value: object) -> WrongArgumentError:
 
 
 def requested_world(arguments: Mapping[str, Any], lightning_arguments: Mapping[str, Any]) -> RequestedWorld:
-    """Returns the processes that a Trainer's arguments request.
-
-    Args:
-        arguments: All of Rankzero's arguments, by name.
-        lightning_arguments: The arguments for Lightning's Trainer that were given, by name.
-    """
+    """Returns the processes that a Trainer's arguments request."""
     devices, gpus = requested_devices(lightning_arguments.get("devices"))
     accelerator = lightning_arguments.get("accelerator") or "auto"
     return RequestedWorld(

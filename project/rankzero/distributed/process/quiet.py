@@ -50,11 +50,7 @@ _REMARK_LOGGERS = (
 
 
 def silence_warnings(rank: int = 0) -> None:
-    """Silences the remarks, and on ranks other than zero all of Lightning's messages below level WARNING.
-
-    Args:
-        rank: Rank of this process.
-    """
+    """Silences the remarks, and on ranks other than zero all of Lightning's messages below level WARNING."""
     if rank:
         for name in ("lightning.pytorch", "lightning.fabric"):
             logging.getLogger(real_name(name)).setLevel(logging.WARNING)

@@ -38,11 +38,6 @@ ABORT_REASON = "for example, gloo aborts if the ranks call different collectives
 def run_processes(command: Sequence[str], count: int, launch: Launch | None = None) -> int:
     """Runs `command` in `count` processes and waits for all of them.
 
-    Args:
-        command: Command line that each process runs.
-        count: Number of processes.
-        launch: Launch of this machine, if several machines are joined by hand.
-
     Returns:
         0 if all processes exited with 0; otherwise the exit code of the first failure. A process that was killed by a
         signal, or exited without a report, counts as 1. A stop signal that arrives too early to be handled counts as

@@ -92,12 +92,7 @@ def no_answer_error(launch: Launch, ips: Sequence[str]) -> RequestError:
 
 
 def wrong_listener_error(launch: Launch, greeting: str) -> RequestError:
-    """Returns the error for a port on which another run or an unrelated program listens.
-
-    Args:
-        launch: The position of this process among all processes.
-        greeting: The first line that the listener sent; empty if it sent none.
-    """
+    """Returns the error for a port on which another run or an unrelated program listens."""
     if greeting.startswith(GREETING):
         listener = f"another run's rank 0 ({greeting.removeprefix(GREETING).strip()})"
     else:
@@ -151,13 +146,7 @@ def missing_key_error(key: Key) -> RequestError:
 
 
 def describe_key_problem(key: Key, first: Peer, others: Sequence[Peer]) -> str:
-    """Describes why the processes of a run do not share a key.
-
-    Args:
-        key: The key of rank zero.
-        first: Rank zero.
-        others: The processes that do not know rank zero's key.
-    """
+    """Describes why the processes of a run do not share a key."""
     if key.secret is None:
         return f"rank 0 on {first.host} has no key ({key.origin})"
     names = few([peer.host if peer.rank is None else f"rank {peer.rank} on {peer.host}" for peer in others])

@@ -29,12 +29,7 @@ def listen_as_leader(launch: Launch) -> socket.socket | None:
 
 
 class NodeLeader:
-    """Accepts the other processes of the node and passes their descriptions on to rank zero.
-
-    Args:
-        listener: The socket to which the other processes connect.
-        world_id: Identifier of the run's start.
-    """
+    """Accepts the other processes of the node and passes their descriptions on to rank zero."""
 
     def __init__(self, listener: socket.socket, world_id: str) -> None:
         self._listener = listener
@@ -74,12 +69,7 @@ class NodeLeader:
         self._server.close(TIMERS.leave)
 
     def refuse(self, error: RequestError, count: int | None) -> None:
-        """Sends an error to the other processes of the node, for up to `TIMERS.refuse`.
-
-        Args:
-            error: The error.
-            count: Number of processes of the node; None if it is unknown.
-        """
+        """Sends an error to the other processes of the node, for up to `TIMERS.refuse`."""
         deadline, answered = time.monotonic() + TIMERS.refuse, set[ServedConnection]()
         while time.monotonic() < deadline and len(answered) + 1 != count:
             for connection in self._peers.keys() - answered:

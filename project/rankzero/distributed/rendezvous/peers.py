@@ -101,11 +101,7 @@ class Peer(NamedTuple):
 
 
 class Members:
-    """The processes of a run that this process knows: all on rank zero; elsewhere rank zero and those of its machine.
-
-    Args:
-        peers: The processes, with complete positions.
-    """
+    """The processes of a run that this process knows: on rank zero all, elsewhere rank zero and its machine's."""
 
     def __init__(self, peers: Iterable[Peer]) -> None:
         self._by_rank = {peer.rank: peer for peer in peers}
@@ -151,11 +147,7 @@ def assign_ranks(members: Sequence[Peer]) -> list[Peer]:
 
 
 def node_views(assigned: Sequence[Peer]) -> list[dict[str, Any]]:
-    """Returns what the processes of each node need to know of the run, as JSON-serializable messages by node.
-
-    Args:
-        assigned: All processes, by rank.
-    """
+    """Returns what the processes of each node need to know of the run, as JSON-serializable messages by node."""
     by_node: dict[int | None, list[Peer]] = {}
     by_machine: dict[tuple[str, str], list[Peer]] = {}
     for peer in assigned:
@@ -174,13 +166,7 @@ def node_views(assigned: Sequence[Peer]) -> list[dict[str, Any]]:
 
 
 def read_view(launch: Launch, this_peer: Peer, view: Mapping[str, Any]) -> tuple[Launch, Members] | None:
-    """Returns the completed launch and the known processes from the view of this process's node; None if malformed.
-
-    Args:
-        launch: The position of this process among all processes, as far as the launcher provides it.
-        this_peer: This process, as it described itself.
-        view: One of `node_views`.
-    """
+    """Returns the completed launch and the known processes from the view of this process's node; None if malformed."""
     try:
         peers = [Peer.from_message(values) for values in (view["first"], *view["peers"])]
         counts = [int(count) for count, nodes in view["counts"] for _ in range(min(int(nodes), launch.world_size))]
@@ -194,13 +180,7 @@ def read_view(launch: Launch, this_peer: Peer, view: Mapping[str, Any]) -> tuple
 
 
 def completed(launch: Launch, own: Peer, counts: Sequence[int]) -> Launch:
-    """Returns the launch with complete positions.
-
-    Args:
-        launch: The position of this process among all processes, as far as the launcher provides it.
-        own: This process, with its complete position.
-        counts: The number of processes of each node.
-    """
+    """Returns the launch with complete positions."""
     assert own.node_rank is not None
     return launch._replace(
         rank=own.rank,
@@ -213,13 +193,7 @@ def completed(launch: Launch, own: Peer, counts: Sequence[int]) -> Launch:
 
 
 def completed_by_rank_zero(launch: Launch, this_peer: Peer, assigned: Sequence[Peer]) -> tuple[Launch, Members]:
-    """Returns rank zero's completed launch, which includes the hosts, and all processes.
-
-    Args:
-        launch: The position of this process among all processes, as far as the launcher provides it.
-        this_peer: This process, as it described itself.
-        assigned: All processes, by rank.
-    """
+    """Returns rank zero's completed launch, which includes the hosts, and all processes."""
     own = next(peer for peer in assigned if peer.id == this_peer.id)
     counts = Counter(peer.node_rank for peer in assigned)
     hosts = {peer.node_rank: peer.host for peer in reversed(assigned)}

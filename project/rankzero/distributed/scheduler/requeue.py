@@ -14,11 +14,6 @@ def requeue(launch: Launch, run: str = "NAME", environ: Mapping[str, str] | None
 
     After a successful request, the scheduler terminates this attempt, beginning with SIGTERM, and starts the next one.
 
-    Args:
-        launch: How this process was launched.
-        run: The run's name, for the command that the user types if the scheduler refuses.
-        environ: The environment variables; by default, this process's own.
-
     Returns:
         A message for the user; empty outside a job, and in an interactive job, where the user types the next command.
     """

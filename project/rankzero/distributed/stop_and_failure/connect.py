@@ -82,12 +82,6 @@ def listen_for_control(
 def connect_rank(launch: Launch, endpoint: Endpoint, secret: bytes | None, first_rank: int) -> RankConnection:
     """Connects this rank to rank zero, through the leader of its node if possible.
 
-    Args:
-        launch: The position of this process among all processes.
-        endpoint: Where the control server listens.
-        secret: The key that all ranks know; None if they do not share one.
-        first_rank: The first rank of this node, its leader.
-
     Raises:
         AnotherRankFailed: No control server of this run with this key is reachable within `TIMERS.connect`.
     """

@@ -97,10 +97,6 @@ def exit_after_reporter(code: int, has_printed: bool) -> None:
     srun transports output and exit codes separately, so an exit code may overtake the output. A process that has
     acquired a host lock waits until the other processes have seen the lock. If the launcher sends SIGTERM meanwhile,
     this process still exits with `code`.
-
-    Args:
-        code: Exit code.
-        has_printed: Whether this process has printed a report.
     """
     variables = Variables(os.environ)
     if not any(name in variables for name in RANK_VARIABLES):
@@ -119,11 +115,6 @@ def refuse(error: CannotStart, launch: Launch | None, code: Exit = Exit.WRONG_RE
 
     Rank zero reports, unless the ranks have already agreed on a reporting rank. If the launcher does not gather the
     output of all machines, rank zero reports what another machine has found, and each other machine prints one line.
-
-    Args:
-        error: The error.
-        launch: The position of this process among all processes.
-        code: The exit code.
     """
     is_reported = error.reported_elsewhere if error.reported_elsewhere is not None else not is_reporting_rank(launch)
     if is_reported and error.is_remote and launch and not LAUNCHERS[launch.launcher].gathers_output:

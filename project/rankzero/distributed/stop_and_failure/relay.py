@@ -18,12 +18,6 @@ class NodeRelay:
     """Connects the ranks of a node to rank zero, in a thread.
 
     It passes each message on unchanged, except the ranks' statuses, which it sends together.
-
-    Args:
-        listener: The socket to which the ranks of this node connect.
-        rank_zero: The connection to rank zero.
-        world_id: Identifier of the run's start.
-        size: Number of ranks of this node.
     """
 
     def __init__(self, listener: socket.socket, rank_zero: LineConnection, world_id: str, size: int) -> None:

@@ -38,14 +38,7 @@ def start_watchdog(
 
 
 def monitor_ranks(host: str, ranks: dict[int, int], stopped_seconds: float, poll_seconds: float) -> None:
-    """Watches the ranks until all of them have exited.
-
-    Args:
-        host: The machine's name.
-        ranks: Process id of each rank on the machine; emptied as the ranks exit.
-        stopped_seconds: See `start_watchdog`.
-        poll_seconds: See `start_watchdog`.
-    """
+    """Watches the ranks until all of them have exited."""
     start_times = {rank: _stat(pid)[1] for rank, pid in ranks.items()}
     stopped_since: dict[int, float] = {}
     last_poll = time.monotonic()

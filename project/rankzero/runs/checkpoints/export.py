@@ -16,11 +16,6 @@ from rankzero.runs.checkpoints.write import write_state
 def export_weights(checkpoint: Path, file: Path, trusted: bool = False) -> str:
     """Writes the `state_dict` of a checkpoint to a .pt or .safetensors file, atomically.
 
-    Args:
-        checkpoint: Checkpoint directory or .ckpt file.
-        file: File to write.
-        trusted: Whether to read a checkpoint that can run any code.
-
     Returns:
         One line for the user: size of the file, and how to load it.
 

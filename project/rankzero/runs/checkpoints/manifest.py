@@ -194,11 +194,6 @@ def open_newest(
 ) -> tuple[VerifiedState | None, list[str]]:
     """Opens the newest checkpoint in a folder that passes verification.
 
-    Args:
-        folder: Folder with checkpoints.
-        in_memory: See `open_verified`.
-        part: Part of the run whose checkpoints are searched; None for all parts.
-
     Returns:
         The state of the checkpoint or None, and the reason for refusing each newer one.
     """

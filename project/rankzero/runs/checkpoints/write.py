@@ -27,9 +27,6 @@ from rankzero.runs.checkpoints.safe_load import required_globals, sign
 class HashedFile:
     """File object for `torch.save` that counts and hashes the data. Writing and hashing release the GIL.
 
-    Args:
-        file: File to write to.
-
     Attributes:
         bytes: Number of bytes written.
         error: Error of the disk; None without one. torch raises a RuntimeError in its place.

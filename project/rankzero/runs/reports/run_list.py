@@ -23,13 +23,7 @@ _STYLES = {RUNNING: "green", WAITING: "cyan", FINISHED: "", STOPPED: "yellow", F
 
 @dataclass(frozen=True)
 class ListedRun:
-    """A run in the list.
-
-    Args:
-        run: What its files record.
-        status: Its status.
-        started: Start of its newest attempt, or the time of its submission, in seconds since 1970.
-    """
+    """A run in the list."""
 
     run: RecordedRun
     status: Status
@@ -43,9 +37,6 @@ class ListedRun:
 
 def runs_in(root: Path) -> list[tuple[float, Path]]:
     """Returns the runs of a root as pairs of modification time and path, the one started last at the end.
-
-    Args:
-        root: Folder of the runs.
 
     Raises:
         OSError: The root cannot be read.
@@ -95,13 +86,7 @@ def root_flag(root: Path) -> str:
 
 
 def print_list(listed: Sequence[ListedRun], root: Path, omitted: str = "") -> None:
-    """Prints the table of runs, and notes on them.
-
-    Args:
-        listed: The runs, in the order of the table.
-        root: Folder of the runs.
-        omitted: A line about runs that the table omits; empty if it omits none.
-    """
+    """Prints the table of runs, and notes on them."""
     metrics = {entry.metric for entry in listed if entry.metric is not None}
     common = metrics.pop() if len(metrics) == 1 else None
     columns = [

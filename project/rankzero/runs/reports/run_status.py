@@ -18,12 +18,7 @@ KILLED, UNKNOWN = "killed", "unknown"
 
 @dataclass(frozen=True)
 class Status:
-    """Status of a run.
-
-    Args:
-        word: One of the constants of this module.
-        note: Details for the user; empty if there are none.
-    """
+    """Status of a run."""
 
     word: str
     note: str = ""
@@ -35,10 +30,6 @@ def status_of(run: RecordedRun, now: float | None = None) -> Status:
     An attempt without a summary is running if the owner of the run's lock is alive. A process on this host can be
     inspected. A process on another host counts as running if its last heartbeat is recent; otherwise it was killed, it
     is suspended, or the clocks of the hosts differ.
-
-    Args:
-        run: The run.
-        now: The time in seconds since 1970; None for the current time.
     """
     now = time.time() if now is None else now
     owner, file = current_owner(lock_path(run.path))

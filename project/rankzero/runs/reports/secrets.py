@@ -61,11 +61,7 @@ _FLAG = re.compile(r"--?\w")
 
 
 def is_secret(name: str) -> bool:
-    """Returns whether the name of a setting indicates a password, a token, a key or the like.
-
-    Args:
-        name: Name of a setting or of a flag, such as `trainer.logger.api_key`.
-    """
+    """Returns whether the name of a setting indicates a password, a token, a key or the like."""
     return any(_is_secret("_".join(_WORD.findall(part)).lower()) for part in name.split("."))
 
 
@@ -94,9 +90,6 @@ def command_without_secrets(words: Sequence[str]) -> list[str]:
     """Returns the words of a command line with `HIDDEN` in place of secrets.
 
     The result is for people to read. A program that starts the command again needs the original words.
-
-    Args:
-        words: The words, such as `["fit.py", "--logger.api_key", "abc"]`.
     """
     shown: list[str] = []
     awaits_secret = False

@@ -44,12 +44,7 @@ def is_measurement(name: str) -> bool:
 
 
 def direction(name: str, kept_best: tuple[str, str] | None = None) -> str | None:
-    """Returns `max` or `min`, depending on which values of a metric are better; None if unknown.
-
-    Args:
-        name: Name of the metric.
-        kept_best: Direction and metric of `--keep_best`.
-    """
+    """Returns `max` or `min`, depending on which values of a metric are better; None if unknown."""
     if kept_best is not None and kept_best[1] == name:
         return kept_best[0]
     words = _words(name)
@@ -59,12 +54,7 @@ def direction(name: str, kept_best: tuple[str, str] | None = None) -> str | None
 
 
 def main_metric(names: Iterable[str], kept_best: tuple[str, str] | None = None) -> str | None:
-    """Returns the metric that matters most: that of `--keep_best`, else accuracy or loss on validation data, else any.
-
-    Args:
-        names: Names of the metrics of a run.
-        kept_best: Direction and metric of `--keep_best`.
-    """
+    """Returns the metric that matters most: that of `--keep_best`, else accuracy or loss of validation, else any."""
     candidates = sorted(name for name in names if not is_measurement(name))
     if kept_best is not None and kept_best[1] in candidates:
         return kept_best[1]

@@ -68,13 +68,7 @@ def print_table(columns: Sequence[Column], rows: Sequence[Row]) -> None:
 
 
 def column_widths(columns: Sequence[Column], rows: Sequence[Row], total_width: int) -> tuple[list[int], int]:
-    """Returns the width of each column, and the columns between two of them.
-
-    Args:
-        columns: The columns.
-        rows: The rows.
-        total_width: Width of the table, which it exceeds only if no text may be shortened further.
-    """
+    """Returns the width of each column, and the columns between two of them."""
     widths = [
         max([cell_len(column.title), *(cell_len(row.cells[index]) for row in rows)])
         for index, column in enumerate(columns)

@@ -36,16 +36,7 @@ def result_text(
     report: Path | None = None,
     has_colors: bool = False,
 ) -> str:
-    """Returns the result of an attempt that has ended: a table, or one line if `--quiet` is set.
-
-    Args:
-        summary: Summary of the attempt.
-        run: Directory of the run.
-        world: Number of processes and their devices.
-        log_folders: Folders of the Trainer's loggers.
-        report: File of the report; None if it was not written.
-        has_colors: Whether a problem is red, if stdout is a terminal.
-    """
+    """Returns the result of an attempt that has ended: a table, or one line if `--quiet` is set."""
     if is_quiet():
         return result_line(summary, run)
     table = Table(show_header=False, title=f"run {run.name}: {summary['status']}", title_justify="left")
@@ -95,10 +86,6 @@ def log_locations(run: RunDirectory, folders: Iterable[str]) -> list[tuple[str, 
     """Returns the table rows that locate logged metrics: only folders that contain files, each once.
 
     TensorBoard shows all runs of the root. It listens on this machine only, since it has no password.
-
-    Args:
-        run: Directory of the run.
-        folders: Folders that the Trainer's loggers write to.
     """
     rows = []
     for folder in dict.fromkeys([*map(Path, folders), run.path / "tensorboard"]):

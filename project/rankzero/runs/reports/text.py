@@ -29,13 +29,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def distinct(texts: Sequence[str], width: int, numbers: Sequence[int] = ()) -> list[str]:
-    """Returns texts shortened to `width` columns, with a number before each if two of them would be equal.
-
-    Args:
-        texts: The texts.
-        width: Number of columns.
-        numbers: The number of each text; by default, they count from 1.
-    """
+    """Returns texts shortened to `width` columns, with a number before each if two of them would be equal."""
     short = [shortened(text, width) for text in texts]
     if len(set(short)) == len(short):
         return short

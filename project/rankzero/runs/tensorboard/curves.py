@@ -66,9 +66,6 @@ def read_curves(folder: Path) -> dict[str, Curve]:
     An attempt that resumes a run begins its file with the step from which it hides values of earlier files. TensorBoard
     hides the same values. A file is read up to its first incomplete or damaged record, as after a crash. Long curves
     are downsampled, so that memory does not grow with the length of the run.
-
-    Args:
-        folder: Folder of the event files; its subfolders are not read.
     """
     paths = [path for path in folder.glob("*tfevents*") if path.is_file() and not path.name.endswith(".profile-empty")]
     if not paths:

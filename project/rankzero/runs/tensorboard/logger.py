@@ -51,9 +51,6 @@ class DurableTensorBoardLogger(TensorBoardLogger):
     a new writer every `RETRY_SECONDS`, and keeps the newest `MAX_QUEUED_CALLS` calls in memory until a write succeeds.
     If its file was deleted, it begins a new one at the next write; values of the deleted file are lost.
 
-    Args:
-        run: Directory of the run, which the logger writes to.
-
     Attributes:
         descriptions: Tag -> description of the series, which TensorBoard shows.
         is_muted: Whether the logger writes nothing now.

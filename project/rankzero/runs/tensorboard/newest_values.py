@@ -17,23 +17,14 @@ _LEADING_ZEROS = bytes(5)
 
 
 class Value(NamedTuple):
-    """A logged value.
-
-    Args:
-        step: Step at which it was logged.
-        number: The value, which may be NaN or infinite.
-    """
+    """A logged value."""
 
     step: int
     number: float
 
 
 def newest_values(folder: Path) -> dict[str, Value]:
-    """Returns the value that was logged last for each tag of the newest file with values; {} without values.
-
-    Args:
-        folder: Folder of the event files.
-    """
+    """Returns the value that was logged last for each tag of the newest file with values; {} without values."""
     try:
         files = [(path.stat().st_mtime_ns, path) for path in folder.glob("*tfevents*") if path.is_file()]
         for _, path in sorted(files, reverse=True):

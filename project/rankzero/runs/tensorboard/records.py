@@ -18,11 +18,7 @@ def record_of(data: bytes) -> bytes:
 
 
 def record_length(header: bytes) -> int | None:
-    """Returns the number of data bytes of a record; None if its header is incomplete or damaged.
-
-    Args:
-        header: The first `HEADER_BYTES` of the record.
-    """
+    """Returns the number of data bytes of a record; None if its header is incomplete or damaged."""
     if len(header) < HEADER_BYTES or _checksum(header[:8]) != header[8:]:
         return None
     return int(struct.unpack_from("<Q", header)[0])

@@ -47,12 +47,7 @@ _DARK = 0.5
 
 
 def draw_confusion(matrix: Tensor, names: Sequence[str]) -> Figure:
-    """Draws a confusion matrix whose rows are normalized; of many classes, those with the most errors.
-
-    Args:
-        matrix: Number of samples by true and predicted class.
-        names: Names of the classes.
-    """
+    """Draws a confusion matrix whose rows are normalized; of many classes, those with the most errors."""
     shown = most_confused(matrix)
     count = len(shown)
     part = matrix[shown][:, shown]
@@ -91,13 +86,7 @@ def most_confused(matrix: Tensor) -> Tensor:
 
 
 def draw_accuracy(samples: Tensor, correct: Tensor, names: Sequence[str]) -> Figure:
-    """Draws the accuracy of each class as bars; of many classes, those with the lowest accuracy.
-
-    Args:
-        samples: Number of samples of each class.
-        correct: Number of correct predictions for them.
-        names: Names of the classes.
-    """
+    """Draws the accuracy of each class as bars; of many classes, those with the lowest accuracy."""
     present = torch.nonzero(samples).flatten()
     accuracies = correct[present] / samples[present]
     order = accuracies.argsort(stable=True)[:MAX_BARS]
@@ -123,13 +112,7 @@ def draw_accuracy(samples: Tensor, correct: Tensor, names: Sequence[str]) -> Fig
 
 
 def draw_precision_recall(curves: Sequence[Curve], micro_average: Curve, names: Sequence[str]) -> Figure:
-    """Draws precision over recall, for each class and for all pairs of a sample and a class.
-
-    Args:
-        curves: Curve of each class; none for many classes.
-        micro_average: Curve of all pairs.
-        names: Names of the classes.
-    """
+    """Draws precision over recall, for each class and for all pairs of a sample and a class."""
     figure = Figure(figsize=(6.2, 5.0))
     axes = figure.add_subplot()
     for number, (curve, name) in enumerate(zip(curves, names, strict=False)):

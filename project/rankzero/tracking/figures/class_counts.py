@@ -51,10 +51,6 @@ class ClassCounts:
     The counts equal the states of torchmetrics' `MulticlassConfusionMatrix` and
     `MulticlassPrecisionRecallCurve(thresholds=100)`. For ten classes, torchmetrics (1.9) takes seven times as long,
     because it compares each probability with each threshold; and it cannot update a micro average of more classes.
-
-    Args:
-        classes: Number of classes.
-        device: Device of the counts.
     """
 
     def __init__(self, classes: int, device: torch.device | str = "cpu") -> None:

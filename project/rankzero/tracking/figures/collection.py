@@ -67,12 +67,7 @@ class PairSelection:
 
     @staticmethod
     def gather(strategy: RunStrategy, row: Tensor) -> Pairs:
-        """Returns the pairs of all ranks. All ranks must call.
-
-        Args:
-            strategy: Exchanges values between ranks.
-            row: Result of `row`.
-        """
+        """Returns the pairs of all ranks. All ranks must call."""
         rows = strategy.gather_rows(row)
         parts = [row[2:].view(2, -1)[:, : int(row[1])] for row in rows]
         predicted, true = torch.cat(parts, 1)[:, :MAX_PAIRS]
@@ -89,14 +84,7 @@ _NO_SAMPLE = -1.0
 
 @dataclass(frozen=True)
 class WorstSample:
-    """Sample with a large loss.
-
-    Args:
-        loss: Cross-entropy.
-        predicted: The predicted class.
-        true: The true class.
-        image: Image of shape `(channels, height, width)`.
-    """
+    """Sample with a large loss, with its image of shape `(channels, height, width)`."""
 
     loss: float
     predicted: int
@@ -148,13 +136,7 @@ class WorstSamples:
         return rows.flatten()
 
     def gather(self, strategy: RunStrategy, rank: int, shape: tuple[int, int, int]) -> list[WorstSample]:
-        """Returns the worst samples of all ranks, the worst one first. All ranks must call.
-
-        Args:
-            strategy: Exchanges values between ranks.
-            rank: This rank.
-            shape: Shape of the images, equal on all ranks.
-        """
+        """Returns the worst samples of all ranks, the worst one first. All ranks must call."""
         rows = strategy.gather_rows(self.row()).view(-1, MAX_SAMPLES, 3).tolist()
         found = [(*values, owner, number) for owner, row in enumerate(rows) for number, values in enumerate(row)]
         winners = sorted((entry for entry in found if entry[0] >= 0), key=lambda entry: -entry[0])[:MAX_SAMPLES]
@@ -212,10 +194,6 @@ class Validation:
 class Collection:
     """Collects the outputs of a validation on one rank.
 
-    Args:
-        ranks: Number of ranks.
-        rank: This rank.
-
     Attributes:
         error: The error that has ended the collection; None without one.
     """
@@ -228,12 +206,7 @@ class Collection:
         self._worst, self._pairs = WorstSamples(), PairSelection(ranks, rank)
 
     def add(self, returned: Any, batch: Any) -> None:
-        """Adds a batch; after an error, further batches are ignored.
-
-        Args:
-            returned: What `validation_step` has returned.
-            batch: The batch.
-        """
+        """Adds a batch; after an error, further batches are ignored."""
         if self.error is None:
             try:
                 self._add(returned, batch)

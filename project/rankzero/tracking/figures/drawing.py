@@ -19,27 +19,14 @@ _MAX_NAME = 20
 
 
 def draw_inputs(publisher: Publisher, images: Tensor, labels: Sequence[int], names: Sequence[str]) -> None:
-    """Publishes images of a training batch.
-
-    Args:
-        publisher: Writes the figure.
-        images: The images, of shape `(count, 1 or 3, height, width)`.
-        labels: Classes of the images; none if they are not known.
-        names: Names of the classes; none if they are not known.
-    """
+    """Publishes images of a training batch."""
     texts = [shortened(_name(label, names), _MAX_NAME) for label in labels]
     title = f"Training inputs as the model receives them ({images.shape[2]} x {images.shape[3]} pixels)"
     publisher.publish("training_inputs", png(draw_grid(title, downscaled(images), texts)))
 
 
 def draw_validation(publisher: Publisher, validation: Validation, names: Sequence[str]) -> None:
-    """Publishes all figures of a validation.
-
-    Args:
-        publisher: Writes the figures.
-        validation: Outputs of all ranks.
-        names: Names of the classes.
-    """
+    """Publishes all figures of a validation."""
     if validation.pairs is not None:
         publisher.publish("predicted_and_true", png(draw_pairs(validation.pairs)))
     counts = validation.counts

@@ -48,12 +48,7 @@ def read_outputs(returned: Any) -> Outputs | None:
 
 
 def find_images(batch: Any, count: int | None = None) -> Tensor | None:
-    """Returns the first tensor of a batch that contains images, of shape `(batch, 1 or 3, height, width)`.
-
-    Args:
-        batch: The batch: a tensor, or containers of tensors.
-        count: Number of images, if it is known.
-    """
+    """Returns the first tensor of a batch that contains images, of shape `(batch, 1 or 3, height, width)`."""
     for tensor in _tensors(batch):
         has_image_type = tensor.is_floating_point() or tensor.dtype == torch.uint8
         if has_image_type and tensor.ndim == 4 and tensor.shape[1] in (1, 3) and min(tensor.shape) > 0:
@@ -91,10 +86,6 @@ def class_names(trainer: Trainer, classes: int | None) -> list[str]:
     """Returns the name of each class; without known names, the numbers of the classes.
 
     The names are the data module's attribute `class_names`, or else the attribute `classes` of a data set.
-
-    Args:
-        trainer: The Trainer, for its data module and loaders.
-        classes: Number of classes; None if it is not known.
     """
     for names in _candidates(trainer):
         if isinstance(names, Iterable) and not isinstance(names, str | bytes):

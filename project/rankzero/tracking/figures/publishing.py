@@ -20,14 +20,7 @@ FOLDER = "figures"
 
 
 class Publisher:
-    """Writes figures of a run; only rank zero uses it.
-
-    Args:
-        run: Directory of the run.
-        trainer: The Trainer, for its loggers, step and epoch.
-        logger: The run's own logger; None if nothing is logged.
-        log_system: Whether the user's loggers receive figures, too.
-    """
+    """Writes figures of a run; only rank zero uses it."""
 
     def __init__(
         self, run: RunDirectory, trainer: Trainer, logger: DurableTensorBoardLogger | None, log_system: bool
@@ -41,12 +34,7 @@ class Publisher:
         return int(self.trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     def publish(self, name: str, content: bytes) -> None:
-        """Writes a figure to `figures/<name>.png`, and logs it as `visuals/<name>`.
-
-        Args:
-            name: Name of the figure.
-            content: The PNG file.
-        """
+        """Writes a figure to `figures/<name>.png`, and logs it as `visuals/<name>`."""
         self._write(name, content)
         tag, step = f"visuals/{name}", self.step
         if self.logger:

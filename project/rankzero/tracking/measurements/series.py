@@ -135,10 +135,6 @@ class Exchange:
     the others, the details, in one exchange, and all ranks add them to the next one. Details are part of the first
     exchange.
 
-    Args:
-        strategy: The Trainer's strategy.
-        world_size: Number of processes.
-
     Attributes:
         is_begun: Whether an exchange has begun and has not been finished.
         has_details: Whether the next exchange has details; known after the last one has been finished.

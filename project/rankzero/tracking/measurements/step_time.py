@@ -29,10 +29,6 @@ class StepTime:
 
     On a CPU, the times are those of the main thread. An accelerator runs behind the main thread; there, CUDA events
     measure forward pass, backward pass and optimizer in one step per interval.
-
-    Args:
-        activity: What the main thread is doing.
-        trainer: The trainer.
     """
 
     def __init__(self, activity: Activity, trainer: Trainer) -> None:
@@ -81,9 +77,6 @@ def exposed_communication_ms(model: Any) -> float:
     """Returns the time that a backward pass waits for gradients of other ranks, after its own computation has ended.
 
     DistributedDataParallel measures it in its first ten steps and every hundredth step (torch 2.15); 0 before.
-
-    Args:
-        model: The model as the strategy runs it.
     """
     if not isinstance(model, DistributedDataParallel):
         return 0.0
@@ -94,11 +87,7 @@ def exposed_communication_ms(model: Any) -> float:
 
 
 class DeviceTimes:
-    """Measures the phases of single steps on a CUDA device by events, without waiting for the device.
-
-    Args:
-        activity: What the main thread is doing.
-    """
+    """Measures the phases of single steps on a CUDA device by events, without waiting for the device."""
 
     def __init__(self, activity: Activity) -> None:
         self._activity = activity

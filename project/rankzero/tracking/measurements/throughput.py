@@ -16,11 +16,7 @@ from rankzero.training.metrics.interval_record import batch_size
 
 
 class Throughput(LoopCallback):
-    """Counts training samples over all ranks, and the seconds spent on training, without validation.
-
-    Args:
-        plan: The order of samples, which specifies the number of samples in each global batch.
-    """
+    """Counts training samples over all ranks, and the seconds spent on training, without validation."""
 
     def __init__(self, plan: SamplingPlan) -> None:
         self.plan = plan

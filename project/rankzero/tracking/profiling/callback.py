@@ -73,11 +73,6 @@ class Profile(LoopCallback):
     not chosen do nothing. The recording ends early at a validation, which may be much longer than the steps.
 
     An error of the profiler is printed, and does not affect training.
-
-    Args:
-        run: Directory of the run.
-        request: The steps and the ranks.
-        activity: What the main thread is doing.
     """
 
     def __init__(self, run: RunDirectory, request: ProfileRequest, activity: Activity) -> None:

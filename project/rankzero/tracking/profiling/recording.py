@@ -177,12 +177,7 @@ def _check_complete(trace: Path) -> None:
 
 
 def track_of(parts: Iterable[Part], base: int) -> Iterable[dict[str, Any]]:
-    """Yields the events of a track that shows the steps and their parts.
-
-    Args:
-        parts: The parts in order.
-        base: Time from which the trace counts, in nanoseconds.
-    """
+    """Yields the events of a track that shows the steps and their parts."""
     track = {"pid": os.getpid(), "tid": TRACK}
     for name, argument in (("thread_name", {"name": TRACK}), ("thread_sort_index", {"sort_index": -1})):
         yield {"ph": "M", "name": name, **track, "args": argument}
@@ -198,11 +193,6 @@ def track_of(parts: Iterable[Part], base: int) -> Iterable[dict[str, Any]]:
 
 def write_table(path: Path, recording: Recording, title: str) -> None:
     """Writes the operators that took the longest as a text, atomically.
-
-    Args:
-        path: The file.
-        recording: The recorded steps.
-        title: First line of the text.
 
     Raises:
         OSError: A disk is full or cannot be written.

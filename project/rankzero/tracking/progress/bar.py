@@ -134,10 +134,6 @@ class BarProgress(EvaluationProgress, RichProgressBar):
     The line shows the metrics that are logged with `prog_bar=True` as Lightning's bar does, then all others. It is
     redrawn every `REDRAW_SECONDS`. In an epoch on a GPU, it shows the metrics of the line before: reading the current
     ones would wait for the GPU.
-
-    Args:
-        arguments: Arguments of `RichProgressBar`.
-        settings: Further arguments of `RichProgressBar`.
     """
 
     on_train_batch_end = Callback.on_train_batch_end

@@ -51,12 +51,7 @@ def rate_text(per_second: float) -> str:
 
 
 class FitProgress:
-    """Measures a fit. A progress callback creates it at the start of training, and calls it in the hooks named below.
-
-    Args:
-        trainer: The Trainer.
-        clock: Returns the current time in seconds.
-    """
+    """Measures a fit. A progress callback creates it at the start of training and calls it in the hooks named below."""
 
     def __init__(self, trainer: Trainer, clock: Callable[[], float] = time.monotonic) -> None:
         callbacks: Iterable[Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -153,13 +148,7 @@ class EvaluationProgress(LoopCallback):
     """Calls `show_evaluation` after each batch of a validation, a test or a prediction."""
 
     def show_evaluation(self, trainer: Trainer, batches: int, loader: int) -> None:
-        """Shows the progress of an evaluation.
-
-        Args:
-            trainer: The Trainer.
-            batches: Number of batches of the loader that are done.
-            loader: Number of the loader, from 0.
-        """
+        """Shows the progress of an evaluation."""
         raise NotImplementedError
 
     def on_validation_batch_end(

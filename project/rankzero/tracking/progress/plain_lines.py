@@ -42,10 +42,6 @@ class PlainProgress(EvaluationProgress, ProgressBar):
     """Prints lines at the end of epochs and during long epochs, at intervals that grow with the duration of the run.
 
     The ends of the first and the last epoch always get a line. A long validation, test or prediction gets lines too.
-
-    Args:
-        interval_seconds: Minimum time between two lines, in seconds.
-        clock: Returns the current time in seconds.
     """
 
     def __init__(self, interval_seconds: float = INTERVAL_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:

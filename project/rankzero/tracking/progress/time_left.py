@@ -69,10 +69,6 @@ class Pace:
     """Measures one attempt: the seconds of a batch, of a validation, and of the end of an epoch.
 
     The first batch is not measured, since it includes the start of loader processes and other preparations.
-
-    Args:
-        position: Where the attempt begins.
-        clock: Returns the current time in seconds.
     """
 
     def __init__(self, position: Position, clock: Callable[[], float] = time.monotonic) -> None:

@@ -48,11 +48,7 @@ def _core_of(cpu: int) -> int:
 
 
 def cpus_near(pci: str) -> frozenset[int]:
-    """Returns the hardware threads next to a PCI device on which this process may run; none if they are unknown.
-
-    Args:
-        pci: Address of the device, such as `0000:3b:00.0`.
-    """
+    """Returns the hardware threads next to a PCI device on which this process may run; none if they are unknown."""
     try:
         return parse_cpus((PCI_DEVICES / pci / "local_cpulist").read_text()) & os.sched_getaffinity(0)
     except (OSError, ValueError):  # not Linux, or a virtual machine

@@ -82,15 +82,7 @@ def _position_by_totals(steps: int | None, total: int | None) -> Curve | None:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One of the runs that are compared.
-
-    Args:
-        label: Its name, or its path if another run has the same name.
-        run: What its files record.
-        status: Its status.
-        config: Configuration of its newest attempt; {} if it cannot be read.
-        curves: Its curves, by tag.
-    """
+    """One of the runs that are compared."""
 
     label: str
     run: RecordedRun
@@ -193,13 +185,7 @@ def loss_tag(curves: Mapping[str, Curve]) -> str | None:
 
 
 def panels(compared: Sequence[ComparedRun], metrics: Sequence[str], kind: str) -> tuple[list[Panel], list[str]]:
-    """Returns the panels, and notes about curves that are missing.
-
-    Args:
-        compared: The runs.
-        metrics: The metric of each panel; `TRAIN_LOSS` or a tag.
-        kind: The horizontal axis, one of `X_AXES`.
-    """
+    """Returns the panels, and notes about curves that are missing."""
     axes = [XAxis(kind, entry.curves, entry.run) for entry in compared]
     notes = []
     for entry, axis in zip(compared, axes, strict=True):

@@ -33,13 +33,7 @@ _LETTER_INCHES, _LEGEND_ROW_INCHES = 0.085, 0.23
 
 
 def draw(labels: Sequence[str], panels: Sequence[Panel], kind: str) -> Figure:
-    """Draws one panel per metric, and one legend below them.
-
-    Args:
-        labels: Names of the runs.
-        panels: The panels.
-        kind: The horizontal axis, one of `X_AXES`.
-    """
+    """Draws one panel per metric, and one legend below them."""
     columns = 1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3
     rows = -(-len(panels) // columns)
     drawn = sorted({line.number for panel in panels for line in panel.lines})

@@ -151,13 +151,7 @@ _MAX_LABEL, _MIN_VALUE = 24, 13
 
 
 def print_comparison(labels: Sequence[str], settings: Sequence[Difference] | None, rows: Sequence[Result]) -> None:
-    """Prints the settings in which runs differ, and their results. Runs that do not fit have further tables.
-
-    Args:
-        labels: Names of the runs.
-        settings: Settings in which the runs differ; None if they cannot be compared.
-        rows: Results of the runs.
-    """
+    """Prints the settings in which runs differ, and their results. Runs that do not fit have further tables."""
     setting_rows = [Row([setting.name, *setting.values]) for setting in settings or ()]
     if setting_rows:
         _print_blocks("setting", labels, setting_rows, is_number=False)

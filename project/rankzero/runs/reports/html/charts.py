@@ -169,12 +169,7 @@ class Charts:
 
 
 def charts_of(curves: Mapping[str, Curve], attempt_steps: Iterable[int]) -> Charts:
-    """Returns the charts of a run.
-
-    Args:
-        curves: Curves by tag.
-        attempt_steps: Number of steps before each attempt.
-    """
+    """Returns the charts of a run."""
     charts = Charts()
     groups, ranks = _grouped(curves)
     shown = [curve for tag, curve in curves.items() if not tag.startswith("x_axis/")]

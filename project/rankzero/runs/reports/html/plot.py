@@ -23,12 +23,7 @@ MAX_POINTS = 1000
 
 
 class Tick(NamedTuple):
-    """A tick of an axis.
-
-    Args:
-        position: Position as a percentage of the axis.
-        label: Text of the tick.
-    """
+    """A tick at `position` percent of an axis."""
 
     position: float
     label: str
@@ -36,13 +31,7 @@ class Tick(NamedTuple):
 
 @dataclass(frozen=True)
 class Scale:
-    """Maps values to positions between 0 and 1.
-
-    Args:
-        low: Value at position 0.
-        high: Value at position 1, above `low`.
-        is_log: Whether the scale is logarithmic.
-    """
+    """Maps values to positions: `low` to 0 and `high` to 1."""
 
     low: float
     high: float
@@ -86,11 +75,7 @@ def step_scale(steps: Sequence[int]) -> Scale:
 
 
 def reduced(values: Sequence[float]) -> list[int]:
-    """Returns the indices of the points to draw: first, last and extreme values, and gaps where a value is not finite.
-
-    Args:
-        values: Values of a curve, by step.
-    """
+    """Returns the points to draw, by index: first, last and extreme values, and gaps at values that are not finite."""
     count = len(values)
     if count <= MAX_POINTS:
         return list(range(count))
@@ -114,14 +99,7 @@ def paths(steps: Sequence[int], values: Sequence[float], x: Scale, y: Scale) -> 
 
 
 def areas(steps: Sequence[int], layers: Sequence[Sequence[float]], x: Scale, y: Scale) -> list[str]:
-    """Returns the points of one polygon for each layer; each layer lies on the one before.
-
-    Args:
-        steps: Steps of the values.
-        layers: Values of each layer, from bottom to top.
-        x: Horizontal scale.
-        y: Vertical scale.
-    """
+    """Returns the points of one polygon for each layer; each layer lies on the one before."""
     sums = [[0.0] * len(steps)]
     for layer in layers:
         sums.append([below + value for below, value in zip(sums[-1], layer, strict=True)])
@@ -135,13 +113,7 @@ def areas(steps: Sequence[int], layers: Sequence[Sequence[float]], x: Scale, y: 
 
 
 def mapped_ticks(steps: Sequence[int], values: Sequence[float], x: Scale) -> list[Tick]:
-    """Returns ticks for another quantity on the axis of steps, such as samples; empty if it does not grow.
-
-    Args:
-        steps: Steps at which the quantity is known.
-        values: The quantity at these steps.
-        x: Scale of the steps.
-    """
+    """Returns ticks for another quantity on the axis of steps, such as samples; empty if it does not grow."""
     known: list[tuple[float, float]] = []
     for step, value in zip(steps, values, strict=True):
         if math.isfinite(value) and (not known or value > known[-1][1]):

@@ -30,12 +30,7 @@ _NAME_FLAGS = ("--name", "--run", "--run_name")
 
 
 class NextCommand(NamedTuple):
-    """A command for the user.
-
-    Args:
-        purpose: What the command does.
-        command: The command line; empty if it is not recorded.
-    """
+    """A command for the user."""
 
     purpose: str
     command: str = ""
@@ -44,14 +39,7 @@ class NextCommand(NamedTuple):
 def next_commands(
     run: RunDirectory, summary: Mapping[str, Any], environment: Mapping[str, Any], has_curves: bool
 ) -> list[NextCommand]:
-    """Returns the commands that resume or evaluate a run, and show its curves.
-
-    Args:
-        run: Directory of the run.
-        summary: Summary of the run.
-        environment: Result of `describe_environment`, or {} if it is unknown.
-        has_curves: Whether the run has TensorBoard files.
-    """
+    """Returns the commands that resume or evaluate a run, and show its curves."""
     root = [] if str(run.path.parent) == "runs" else ["--root", str(run.path.parent)]
     name = ["--name", run.name]
     commands = []
@@ -133,10 +121,6 @@ def write_report(run: RunDirectory, summary: Mapping[str, Any]) -> Path | None:
 
     Never raises: the result of a run does not depend on its report. Writes nothing if a newer attempt has begun, which
     writes the report at its own end.
-
-    Args:
-        run: Directory of the run.
-        summary: Summary of the newest attempt.
     """
     if not run.is_kept:
         return None
@@ -156,12 +140,7 @@ def write_report(run: RunDirectory, summary: Mapping[str, Any]) -> Path | None:
 
 
 def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
-    """Returns the report of a run.
-
-    Args:
-        run: Directory of the run.
-        summary: Summary of the newest attempt.
-    """
+    """Returns the report of a run."""
     curves = read_curves(run.path / "tensorboard")
     attempts = list(_attempts(run, summary))
     environment = attempts[-1]["environment"] if attempts else {}
