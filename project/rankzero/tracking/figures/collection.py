@@ -50,12 +50,11 @@ class PairSelection:
         """Adds a batch of predictions and targets of equal shape; does not wait for a GPU."""
         keys = torch.rand(predictions.numel(), generator=self._generator, dtype=torch.float64)
         self._total += len(keys)
-        if predictions.is_cuda:
-            keys = moved(keys, predictions.device)
-        values = [values.flatten().to(keys.device).double() for values in (predictions, targets)]
-        smallest, chosen = keys.topk(min(self.limit, len(keys)), largest=False)
-        kept = self._kept.to(keys.device) if self._kept.numel() else keys.new_empty(3, 0)
-        kept = torch.cat([kept, torch.stack([smallest, *(values[chosen] for values in values)])], 1)
+        device = predictions.device if predictions.is_cuda else keys.device  # others may not have float64
+        smallest, chosen = moved(keys, device).topk(min(self.limit, len(keys)), largest=False)
+        values = [values.flatten().to(device)[chosen].double() for values in (predictions, targets)]
+        kept = self._kept if self._kept.numel() else smallest.new_empty(3, 0)
+        kept = torch.cat([kept, torch.stack([smallest, *values])], 1)
         self._kept = kept[:, kept[0].argsort()[: self.limit]]
 
     def row(self) -> Tensor:
@@ -121,8 +120,13 @@ class WorstSamples:
         self.shape = shape
         losses = F.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED_TARGET)
         losses = losses.nan_to_num(nan=torch.inf, posinf=torch.inf).masked_fill(targets == IGNORED_TARGET, _NO_SAMPLE)
-        positions = losses.topk(min(MAX_SAMPLES, len(losses))).indices
-        rows = torch.stack([losses, logits.argmax(1).to(losses), targets.to(losses)], 1)[positions]
+        losses, positions = losses.topk(min(MAX_SAMPLES, len(losses)))
+        if losses.is_cpu and len(self._rows) == MAX_SAMPLES:
+            count = int((losses > self._rows[-1, 0]).sum())
+            if not count:
+                return
+            losses, positions = losses[:count], positions[:count]
+        rows = torch.stack([losses, logits[positions].argmax(1).to(losses), targets[positions].to(losses)], 1)
         kept = downscaled(images[positions.to(images.device)])
         if not is_first:
             rows, kept = torch.cat([self._rows, rows]), torch.cat([self._images, kept])

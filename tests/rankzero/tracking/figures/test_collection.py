@@ -11,6 +11,7 @@ from torchmetrics.classification import (
 )
 
 from rankzero.sampling.plan import SamplingPlan
+from rankzero.tracking.figures import collection
 from rankzero.tracking.figures.class_counts import IGNORED_TARGET, THRESHOLDS, ClassCounts
 from rankzero.tracking.figures.collection import (
     MAX_PAIRS,
@@ -179,6 +180,15 @@ def test_a_loss_that_is_not_a_number_is_the_largest_and_ignored_samples_are_not_
     worst.add(logits[:4], torch.tensor([0, IGNORED_TARGET, 1, 2]), IMAGES[:4])
     kept = [int(sample.image[0, 0, 0]) for sample in gather(worst)]
     assert kept[0] == 2 and sorted(kept) == [0, 2, 3]
+
+
+def test_on_a_cpu_only_images_with_larger_losses_than_the_kept_ones_are_downscaled(monkeypatch):
+    counts, downscale = [], collection.downscaled
+    monkeypatch.setattr(collection, "downscaled", lambda images: counts.append(len(images)) or downscale(images))
+    worst = WorstSamples()
+    for logits in (-LOGITS, LOGITS, torch.cat([-1000 * LOGITS[:1], LOGITS[1:]])):
+        worst.add(logits, LOGITS.argmax(1), IMAGES)
+    assert counts == [collection.MAX_SAMPLES, 1]
 
 
 @pytest.mark.parametrize("second", [None, torch.zeros(COUNT, 1, 4, 4)])
