@@ -84,7 +84,18 @@ class PretendedCuda(TorchFunctionMode):
             return args[0].clone()
         to_gpu = func is Tensor.cuda or any(map(_is_cuda, flat))
         to_cpu = func is Tensor.cpu or (func is Tensor.to and any(map(_is_cpu, flat)))
-        self._count(func, name, args, kwargs, tensors, on_gpu, to_gpu, to_cpu)
+        waits_for_copy = not kwargs.get("non_blocking") and not (func is Tensor.copy_ and len(args) > 2 and args[2])
+        if func in READS and on_gpu:
+            self.wait(name)
+        elif name in ("__getitem__", "__setitem__", "index_put_") and on_gpu:
+            if any(tensor.dtype == torch.bool for tensor in tensors[1:]):
+                self.wait("boolean index")
+        elif to_cpu and on_gpu and waits_for_copy:
+            self.wait("copy to the host")
+        elif to_gpu and waits_for_copy and (func in (torch.tensor, torch.as_tensor) or (tensors and not on_gpu)):
+            self.wait("copy from pageable memory")
+        elif func is Tensor.copy_ and len(tensors) == 2 and len(on_gpu) == 1 and waits_for_copy:
+            self.wait("copy between host and device")
         args, kwargs = tree_map(_on_cpu, args), tree_map(_on_cpu, kwargs)
         kwargs.pop("pin_memory", None)
         self.launches += bool(on_gpu or to_gpu)
@@ -106,30 +117,6 @@ class PretendedCuda(TorchFunctionMode):
         if is_on_gpu:
             self._mark(result)  # `.grad`, `.data`
         return result
-
-    def _count(
-        self,
-        func: Any,
-        name: str,
-        args: Any,
-        kwargs: Any,
-        tensors: list[Tensor],
-        on_gpu: list[Tensor],
-        to_gpu: bool,
-        to_cpu: bool,
-    ) -> None:
-        waits_for_copy = not kwargs.get("non_blocking") and not (func is Tensor.copy_ and len(args) > 2 and args[2])
-        if func in READS and on_gpu:
-            self.wait(name)
-        elif name in ("__getitem__", "__setitem__", "index_put_") and on_gpu:
-            if any(tensor.dtype == torch.bool for tensor in tensors[1:]):
-                self.wait("boolean index")
-        elif to_cpu and on_gpu and waits_for_copy:
-            self.wait("copy to the host")
-        elif to_gpu and waits_for_copy and (func in (torch.tensor, torch.as_tensor) or (tensors and not on_gpu)):
-            self.wait("copy from pageable memory")
-        elif func is Tensor.copy_ and len(tensors) == 2 and len(on_gpu) == 1 and waits_for_copy:
-            self.wait("copy between host and device")
 
 
 def _is_cuda(value: Any) -> bool:
@@ -160,7 +147,8 @@ def _event_of(device: PretendedCuda) -> type:
             return device.launches > self._launches
 
         def synchronize(self) -> None:
-            device.wait("event of an earlier step" if self.query() else "event")
+            if not self.query():
+                device.wait("event")
 
         def wait(self, *_: Any) -> None:
             pass

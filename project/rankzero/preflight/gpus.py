@@ -4,6 +4,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -158,24 +159,19 @@ def gather_in_time(
     """
     if device.type != "cuda":
         return gather(coordinator, work, seconds)
-    outcomes: list[tuple[T | None, BaseException | None]] = []
+    future = Future[T]()
 
     def run() -> None:
-        torch.cuda.set_device(device)  # of this thread
         try:
-            outcomes.append((work(), None))
-        except BaseException as raised:
-            outcomes.append((None, raised))
+            torch.cuda.set_device(device)  # of this thread
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
 
-    def wait() -> T | None:
-        thread = threading.Thread(target=run, name="nccl", daemon=True)
-        thread.start()
-        thread.join(seconds)
-        if not outcomes:
+    def call() -> T:
+        threading.Thread(target=run, name="nccl", daemon=True).start()
+        if not wait([future], seconds).done:
             raise TimeoutError(f"NCCL did not finish within {seconds:g} s")
-        result, error = outcomes[0]
-        if error:
-            raise error
-        return result
+        return future.result()
 
-    return gather(coordinator, wait, 2 * seconds)
+    return gather(coordinator, call, 2 * seconds)

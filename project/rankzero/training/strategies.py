@@ -211,8 +211,7 @@ class GatheredRows:
     def wait(self) -> Tensor:
         """Returns the rows, after they have arrived."""
         if self._copied is not None:
-            if not self._copied.query():
-                self._copied.synchronize()
+            self._copied.synchronize()
         elif self._work is not None:
             self._work.wait()
         return self._rows

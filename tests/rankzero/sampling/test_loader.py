@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from rankzero.distributed.process.stop_signals import STOP_SIGNALS
 from rankzero.distributed.timers import TIMERS
-from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
+from rankzero.sampling.batch_sampler import ElasticBatchSampler
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.permutation import Indices
 from rankzero.sampling.plan import SamplingPlan
@@ -111,8 +111,8 @@ def gpu(monkeypatch):
     return calls
 
 
-def read_for_gpu(loader, copies=True, plan=None):
-    managed = (plan or SamplingPlan()).wrap(loader, training=True)
+def read_for_gpu(loader, copies=True):
+    managed = SamplingPlan().wrap(loader, training=True)
     managed.read_for(torch.device("cpu"), copies)  # the device of the pretended GPU
     return managed
 
@@ -136,29 +136,6 @@ def test_only_tensors_in_host_memory_and_in_plain_collections_are_copied(gpu):
     (copied,) = read_for_gpu(DataLoader([0], collate_fn=lambda _: batch))
     assert gpu.count("pin") == 1 and copied["y"] is batch["y"] and copied["z"][0] is sparse
     assert type(copied["x"]) is list and torch.equal(copied["x"][0], torch.ones(2)) and copied["x"][1] == "text"
-
-
-LOADERS_FOR_A_GPU = {
-    "rows of tensors": lambda: TensorDataset(torch.arange(40.0).view(20, 2)),
-    "single samples": lambda: list(range(20)),
-    "a part of the data": lambda: torch.utils.data.Subset(TensorDataset(torch.arange(40.0)), range(3, 23)),
-}
-
-
-@pytest.mark.parametrize("make_data", LOADERS_FOR_A_GPU.values(), ids=LOADERS_FOR_A_GPU)
-@pytest.mark.parametrize("start", [0, 2])
-def test_a_run_on_a_gpu_reads_the_samples_of_a_run_on_the_cpu_also_after_a_resume(gpu, make_data, start):
-    def read(copies):
-        plan = SamplingPlan(seed=3)
-        plan.start_positions = [Position(1, start, 6 * start)]
-        loader = plan.wrap(DataLoader(make_data(), batch_size=6, shuffle=True), training=True)
-        if copies:
-            loader.read_for(torch.device("cpu"), copies)
-        return list(loader), [loader.next_share().samples for _ in range(4 - start)]
-
-    (batches, shares), (expected, expected_shares) = read(True), read(False)
-    torch.testing.assert_close(batches, expected, rtol=0, atol=0)
-    assert len(batches) == 4 - start and shares == expected_shares and "main waits for copies" in gpu
 
 
 def test_a_run_on_the_cpu_pins_no_memory_of_a_machine_with_a_gpu(gpu):

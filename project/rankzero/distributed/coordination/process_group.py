@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,6 @@ from rankzero.distributed.monitoring.heartbeat import InFlight
 
 _numbers = itertools.count()
 """Numbers of the process groups, equal on all ranks. A later group must not find the keys of an earlier one."""
-
-_BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
-"""A variable that torch reads when it creates a process group of NCCL."""
 
 THREADS = Path("/proc/self/task")
 
@@ -62,19 +59,24 @@ _nccl_log: list[int] = []
 
 
 @contextmanager
-def _collect_warnings_of_nccl() -> Iterator[None]:
-    """Makes NCCL, which reads its variables once, write warnings to a file in memory, unless the user has set them."""
-    variables = {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/proc/self/fd/{}"}
-    if _nccl_log or any(name in os.environ for name in variables):
-        yield
-        return
-    _nccl_log.append(os.memfd_create("nccl"))
-    os.environ |= {name: value.format(_nccl_log[0]) for name, value in variables.items()}
+def _variables(**values: str) -> Iterator[None]:
+    """Sets environment variables while a process group is created, which is when torch and NCCL read them."""
+    previous = {name: os.environ.get(name) for name in values}
+    os.environ |= values
     try:
         yield
     finally:
-        for name in variables:
+        for name, value in previous.items():
             del os.environ[name]
+            os.environ |= {} if value is None else {name: value}
+
+
+def _collected_warnings() -> AbstractContextManager[None]:
+    """Makes NCCL write warnings to a file in memory, unless the user has set its variables."""
+    if _nccl_log or "NCCL_DEBUG" in os.environ or "NCCL_DEBUG_FILE" in os.environ:
+        return nullcontext()
+    _nccl_log.append(os.memfd_create("nccl"))
+    return _variables(NCCL_DEBUG="WARN", NCCL_DEBUG_FILE=f"/proc/self/fd/{_nccl_log[0]}")
 
 
 def new_warnings_of_nccl() -> str:
@@ -101,7 +103,7 @@ def init_process_group(
     if uses_nccl:  # records when a GPU begins a collective
         os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
     exception_hook = sys.excepthook  # torch wraps the hook, and delays its output until it returns
-    with _collect_warnings_of_nccl() if uses_nccl else nullcontext():
+    with _collected_warnings() if uses_nccl else nullcontext():
         torch.distributed.init_process_group(
             backend,
             store=PrefixStore(f"process group {next(_numbers)}", store or HashStore()),
@@ -113,20 +115,12 @@ def init_process_group(
     sys.excepthook = exception_hook
 
 
-@contextmanager
-def raising_nccl_errors() -> Iterator[None]:
+def raising_nccl_errors() -> AbstractContextManager[None]:
     """Makes the process groups that are created meanwhile raise errors and timeouts of NCCL where they are waited for.
 
     Otherwise, torch's watchdog ends the process.
     """
-    previous = os.environ.pop(_BLOCKING_WAIT, None)
-    os.environ[_BLOCKING_WAIT] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[_BLOCKING_WAIT]
-        if previous is not None:
-            os.environ[_BLOCKING_WAIT] = previous
+    return _variables(TORCH_NCCL_BLOCKING_WAIT="1")
 
 
 _kept_groups: list[object] = []

@@ -89,7 +89,7 @@ class Throughput(LoopCallback):
 
     def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         """Lets the host run ahead of a GPU by at most one tick, so that its clock measures the GPU's speed."""
-        if self._last_tick is not None and not self._last_tick.query():
+        if self._last_tick is not None:
             self._last_tick.synchronize()
         self._last_tick = torch.cuda.Event()
         self._last_tick.record()
