@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rankzero.commands.jobs.request.job_request import array_indices
-from rankzero.commands.jobs.request.options import array_value
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.atomic_files import write_text
 
@@ -86,7 +85,6 @@ def read_record(root: Path, name: str) -> Record | None:
     try:
         values = json.loads(path.read_text())
         record = Record(**values)
-        _check(record)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -100,18 +98,6 @@ def read_record(root: Path, name: str) -> Record | None:
     except (OSError, UnicodeError):
         next_id = ""
     return Record(**{**values, "id": next_id}) if next_id else record
-
-
-def _check(record: Record) -> None:
-    """Raises a ValueError if a field has no valid value."""
-    texts = record.name, record.scheduler, record.id, record.host, record.started
-    optional_texts = record.form, record.array
-    if not all(isinstance(text, str) for text in texts) or not all(isinstance(t, str | None) for t in optional_texts):
-        raise ValueError("a value is not a text")
-    if record.started and not record.id.isdigit():
-        raise ValueError("the process id is not a number")
-    if record.array is not None:
-        array_value(record.array)
 
 
 def member_records(record: Record) -> list[Record]:

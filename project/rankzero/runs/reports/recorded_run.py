@@ -1,17 +1,16 @@
 """What the files of a run's directory record about the run. Does not import torch."""
 
 import json
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in, step_of
-from rankzero.runs.reports.shown_metrics import is_measurement
+from rankzero.runs.reports.shown_metrics import is_measurement, nan_for_none
 from rankzero.runs.tensorboard.newest_values import newest_values
 
 RUN_FILE, SUMMARY_FILE, CONFIG_FILE = "run.json", "summary.json", "config.yaml"
@@ -21,6 +20,7 @@ ARCHIVED_NAME = re.compile(r".+\.before-[0-9]+")
 
 # Settings are searched in the text of the configuration, because parsing YAML takes milliseconds per run.
 _KEEP_BEST = re.compile(r"""^ *keep_best: *['"]?(min|max):([^\s'"]+)['"]? *$""", re.MULTILINE)
+_AXES = {"epochs": "x_axis/epoch", "samples": "x_axis/samples"}
 _MAX_EPOCHS = re.compile(r"^ *max_epochs: *([0-9]{1,15}) *$", re.MULTILINE)
 
 
@@ -92,39 +92,30 @@ def read_run(path: Path) -> RecordedRun:
     """Reads the files of a run. Files that are missing or damaged leave their fields empty."""
     problems: list[str] = []
     record, summary = _read_object(path / RUN_FILE, problems), _read_object(path / SUMMARY_FILE, problems)
-    recorded = record.get("attempts")
-    attempts = [entry for entry in recorded if isinstance(entry, dict)] if isinstance(recorded, list) else []
-    newest: Mapping[str, Any] = attempts[-1] if attempts else {}
-    status = summary.get("status")
-    if summary and status not in ("finished", "stopped", "failed"):
-        problems.append(f"{SUMMARY_FILE} has no status")
-    metrics = summary.get("metrics")
+    attempts: Sequence[Mapping[str, Any]] = record.get("attempts") or []
+    newest = attempts[-1] if attempts else {}
     config = stored_config_text(path)
     kept, limit = _KEEP_BEST.search(config), _MAX_EPOCHS.search(config)
+    max_epochs = summary.get("max_epochs") if summary else int(limit[1]) if limit else None
+    counts = {name: summary.get(name) for name in ("epochs", "steps", "samples", "world_size")}
+    speed = {name: summary.get(name) for name in ("samples_per_second", "seconds")}
     return RecordedRun(
         path,
         attempts=len(attempts),
         starts=[start for entry in attempts if (start := _seconds_since_1970(entry.get("started"))) is not None],
         started=_seconds_since_1970(newest.get("started") or record.get("created")),
-        host=str(newest.get("host") or ""),
-        job=str(newest.get("job") or ""),
-        status=str(status) if status in ("finished", "stopped", "failed") else "",
-        summarized_attempt=_count(summary.get("attempts")) or 0,
-        awaits_attempt=summary.get("another_attempt") is True,
-        epochs=_count(summary.get("epochs")),
-        max_epochs=_count(summary.get("max_epochs")) if summary else int(limit[1]) if limit else None,
-        steps=_count(summary.get("steps")),
-        samples=_count(summary.get("samples")),
-        world_size=_count(summary.get("world_size")),
-        samples_per_second=_number(summary.get("samples_per_second")),
-        seconds=_number(summary.get("seconds")),
-        metrics={
-            str(name): math.nan if (number := _number(value)) is None else number
-            for name, value in (metrics.items() if isinstance(metrics, dict) else ())
-        },
+        host=newest.get("host") or "",
+        job=newest.get("job") or "",
+        status=summary.get("status") or "",
+        summarized_attempt=summary.get("attempts") or 0,
+        awaits_attempt=summary.get("another_attempt", False),
+        max_epochs=None if max_epochs == -1 else max_epochs,
+        metrics=nan_for_none(summary.get("metrics") or {}),
         kept_best=(kept[1], kept[2]) if kept else None,
         problem="; ".join(problems),
-        note=str(summary.get("problem") or ""),
+        note=summary.get("problem") or "",
+        **counts,
+        **speed,
     )
 
 
@@ -173,24 +164,8 @@ def stored_config_text(path: Path) -> str:
         return ""
 
 
-def _number(value: Any) -> float | None:
-    """Returns a finite number, or None for any other value."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
-
-
-def _count(value: Any) -> int | None:
-    number = _number(value)
-    return int(number) if number is not None and number >= 0 else None
-
-
-def _seconds_since_1970(text: Any) -> float | None:
-    try:
-        moment = datetime.fromisoformat(text)
-        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
-    except (TypeError, ValueError, OverflowError, OSError):
-        return None
+def _seconds_since_1970(text: str | None) -> float | None:
+    return datetime.fromisoformat(text).timestamp() if text else None
 
 
 def with_live_values(run: RecordedRun) -> RecordedRun:
@@ -200,11 +175,10 @@ def with_live_values(run: RecordedRun) -> RecordedRun:
     values = newest_values(run.path / "tensorboard")
     steps = [value.step + 1 for value in values.values()]  # values of the n-th step are logged at n - 1
     logged = {tag: value.number for tag, value in values.items()}
-    epochs, samples = _count(logged.get("x_axis/epoch")), _count(logged.get("x_axis/samples"))
+    counts = {name: int(logged[tag]) for name, tag in _AXES.items() if tag in logged}
     live: dict[str, Any] = {
         "steps": max([*steps, saved_steps(run) or 0], default=None) or run.steps,
-        "epochs": run.epochs if epochs is None else epochs,
-        "samples": run.samples if samples is None else samples,
+        **counts,
         "samples_per_second": logged.get("train/samples_per_second", run.samples_per_second),
         "metrics": {**run.metrics, **{tag: number for tag, number in logged.items() if not is_measurement(tag)}},
     }

@@ -30,15 +30,7 @@ def test_the_id_of_the_next_job_replaces_the_recorded_one_until_a_record_is_writ
     assert read_record(tmp_path, "x") == RECORD and not (tmp_path / ".x.job.next").exists()
 
 
-FIELDS = {"name": "x", "scheduler": "pbs", "form": None, "id": "1"}
-CHANGES = ({"scheduler": "local", "id": "abc", "started": "1"}, {"name": ["x"]}, {"scheduler": []})
-CHANGES += ({"array": 5}, {"array": "0-x"}, {"array": "3-"})
-DAMAGED = (b"", b"{", b"[]", b"3", b"{}", b'{"name": "x"}', b'{"name": 1, "more": 2}', b"\xff\xfe", b"null")
-
-
-@pytest.mark.parametrize(
-    "content", [*DAMAGED, b"[" * 100_000, *(json.dumps(FIELDS | change).encode() for change in CHANGES)]
-)
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"name": "x"}'])
 def test_a_damaged_record_is_refused_with_the_file_to_remove(tmp_path, content):
     path = record_path(tmp_path, "x")
     path.write_bytes(content)
