@@ -28,9 +28,6 @@ from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError, few
 
-MAX_UNAUTHENTICATED = 64
-"""How many processes without the key may wait, in addition to the size of the world."""
-
 MAX_UNAUTHENTICATED_BYTES = 16 << 10
 """Bytes of a message of a process without the key; a description is shorter."""
 
@@ -196,9 +193,6 @@ class RendezvousServer:
             self._by_rank[peer.rank] = peer.id
         if connection.is_authenticated and peer.machine != self.this_peer.machine and not self._server.requires_key:
             self._require_key()
-        elif len(self._claims) - self._trusted > MAX_UNAUTHENTICATED + self.launch.world_size:
-            oldest = next(claim.connection for claim in self._claims.values() if not claim.connection.is_trusted)
-            self._refuse(oldest, different_keys_error(self.launch, self.key))
 
     def _conflict(self, connection: ServedConnection, peer: Peer) -> RequestError | None:
         """Returns why a process cannot belong to the run. A trusted one takes the place of an untrusted one."""

@@ -7,7 +7,6 @@ from rankzero.distributed.connections import line_server
 from rankzero.distributed.connections.handshake import DifferentKeyError
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.distributed.rendezvous import server
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError, Stopped
 
@@ -188,17 +187,6 @@ def test_no_unauthenticated_process_is_admitted_if_the_key_is_required(rendezvou
         world.call(world.member(1), secret=None)
     world.call(world.member(1))
     assert len(world.members.result(10)) == 2
-
-
-def test_the_number_of_waiting_unauthenticated_processes_is_limited(rendezvous, monkeypatch):
-    monkeypatch.setattr(server, "MAX_UNAUTHENTICATED", 2)
-    world = rendezvous(4)
-    clients = [world.call(world.member(None), secret=None) for _ in range(7)]
-    assert "does not have the key of rank 0" in clients[0].answer()["refused"][1]
-    world.wait_for_members(7)
-    for rank in (1, 2, 3):
-        world.call(world.member(rank))
-    assert [member.rank for member in world.members.result(10)] == [0, 1, 2, 3]
 
 
 def test_a_process_without_the_key_that_describes_no_process_any_more_is_disconnected(rendezvous):
