@@ -274,13 +274,17 @@ def keep_for_loading(trainer: Trainer, state: VerifiedState | None) -> Path | No
 
 
 def unfinished_before(run: RunDirectory) -> str | None:
-    """Returns the name of the numbered run before an unnamed run, if it has a checkpoint and has not finished."""
+    """Returns the name of the numbered run before an unnamed run, if it has ended with a checkpoint, not finished."""
+    from rankzero.runs.reports.recorded_run import read_run
+    from rankzero.runs.reports.run_status import FINISHED, RUNNING, status_of
+
     base, _, number = run.name.rpartition("-")
     if run.title != base or not number.isdecimal():
         return None
     earlier = RunDirectory(run.path.with_name(f"{base}-{int(number) - 1}"))
-    is_finished = earlier.read("summary.json").get("status") == "finished"
-    return earlier.name if checkpoints_in(earlier.checkpoints) and not is_finished else None
+    if not checkpoints_in(earlier.checkpoints) or status_of(read_run(earlier.path)).word in (FINISHED, RUNNING):
+        return None
+    return earlier.name
 
 
 def existing_url(url: str) -> str:
