@@ -20,7 +20,6 @@ parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--devices", type=int)
 parser.add_argument("--nodes", type=int)
 parser.add_argument("--seconds", type=float, default=0.01, help="duration of a step")
-parser.add_argument("--first", type=float, default=0, help="duration of the first step in seconds")
 parser.add_argument("--hang_timeout", default="5")
 parser.add_argument("--hang_action", default="stop")
 parser.add_argument("--epochs", type=int, default=100)
@@ -66,7 +65,7 @@ class Model(LightningModule):
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
         is_slow = IS_CHOSEN and options.hang == "slow"
-        time.sleep(options.first if self.global_step == 0 and options.first else options.seconds * (1 + 2 * is_slow))
+        time.sleep(options.seconds * (1 + 2 * is_slow))
         if self.global_step >= options.step:
             self.stand_still()
         mean = self.layer(batch).mean()

@@ -60,7 +60,6 @@ MODULES = {
         arguments=("--trainer.accumulate_grad_batches", "2", "--trainer.gradient_clip_val", "1.0"),
         stock={"accumulate_grad_batches": 2, "gradient_clip_val": 1.0},
     ),
-    "tagger": Module("tagger.Tagger", "tagger.SentenceData", 10, 17),
     "text classifier": Module(
         *(*TEXT_CLASSIFIER, 12, 5),
         fixed={"data.sampling": "plain", "data.shuffle": False},
@@ -90,9 +89,6 @@ MODULES = {
                 LearningRateMonitor("step"),
             ]
         },
-    ),
-    "autoencoder": Module(
-        "autoencoder.LitAutoEncoder", "autoencoder.DigitsDataModule", 20, 8, list_metrics=("counted",)
     ),
     "stream": Module(
         *("stream.OnlineRegressor", "stream.StreamData", None, 11),

@@ -116,14 +116,6 @@ def test_a_run_under_attack_is_stopped_by_a_signal(attack, new_run, tmp_path):
     assert run.printed().count("SIGTERM: stopping after this step") == 1
 
 
-def test_a_dead_rank_of_a_run_under_attack_is_named(attack, new_run):
-    run = new_run(*LONG).start()
-    run.wait_for_training()
-    run.processes["rz2"].kill()
-    assert run.codes()[0] == 1, run.printed()
-    assert len(re.findall(r"rank 1 on rz2 was lost", run.printed())) == 1
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_runs_under_attack_for_half_an_hour(hosts, tmp_path):

@@ -83,7 +83,6 @@ UNDER_TORCHRUN = ("torchrun", "--nproc-per-node", "2", script("fit"), "--run_nam
         (LOCAL, "_exit3", "exited with code 3 (os._exit) without an error report; stopping all ranks"),
         (LOCAL, "C_exit0", "exited with code 0 without an exit report; stopping the other processes"),
         (LOCAL, "segfault", "was killed by SIGSEGV; stopping the other processes"),
-        (UNDER_TORCHRUN, "_exit75", "exited with code 75 (os._exit) without an error report; stopping all ranks"),
         (UNDER_TORCHRUN, "segfault", "was killed by SIGSEGV, see runs/x/logs/rank-001.log; stopping all ranks"),
         (ONE_PROCESS, "_exit3", "exited with code 3 (os._exit) without an error report"),
     ],

@@ -30,7 +30,6 @@ def run_hanging(tmp_path):
     return start
 
 
-LAST_STEP = ("all_reduce in the last step", "--epochs", "1", "--rank")
 HANGS = {
     "loop in a step": (["loop"], rf"rank 1 on {HOST} has been in forward for \d+ s at step 200 {LINE}; {REDUCES % 0}"),
     "data set": (
@@ -49,12 +48,8 @@ HANGS = {
         f"rank 1 in forward, waiting in barrier {LINE}",
     ),
     "collective on one rank in the last step": (
-        [*LAST_STEP, "0"],
+        ["all_reduce in the last step", "--epochs", "1", "--rank", "0"],
         rf"{DIFFERENT} {REDUCES % 0}; rank 1 in hook, waiting in all_gather of \d+ values",
-    ),
-    "rank zero in the metrics of an epoch": (
-        [*LAST_STEP, "1"],
-        rf"{DIFFERENT} {REDUCES % 1}; rank 0 in hook, waiting in all_gather of \d+ values",
     ),
 }
 
@@ -82,9 +77,8 @@ def test_a_rank_whose_interpreter_is_blocked_is_named(run_hanging, rank, exit_co
     assert len(re.findall(rf"rank {rank} on {HOST} {blocked}.*; stopping all ranks", printed)) == 1, printed
 
 
-@pytest.mark.parametrize("timeout", ["5", "60"])
-def test_a_suspended_rank_is_named_with_its_last_phase(run_hanging, timeout):
-    codes, printed = run_hanging("--hang", "SIGSTOP", "--step", "400", "--hang_timeout", timeout)
+def test_a_suspended_rank_is_named_with_its_last_phase(run_hanging):
+    codes, printed = run_hanging("--hang", "SIGSTOP", "--step", "400")
     assert codes == [1, -9]
     assert f"rank 1 on {HOST} was suspended (SIGSTOP) for 8 s; killing it" in printed
     assert re.search(rf"rank 1 on {HOST} was lost .*, last seen in {PHASE} at step \d+; stopping all ranks", printed)
@@ -102,11 +96,6 @@ def test_with_hang_action_report_a_hang_is_printed_and_the_run_continues(run_han
     codes, printed = run_hanging("--hang", "pause", "--step", "200", "--hang_action", "report", "--epochs", "1")
     assert codes == [0, 0]
     assert len(re.findall(rf"rank 1 on {HOST} has been in forward .*; the run continues", printed)) == 1
-
-
-def test_a_first_step_of_several_time_limits_is_no_hang(run_hanging):
-    codes, printed = run_hanging("--first", "8", "--hang_timeout", "2.5", "--epochs", "1")
-    assert codes == [0, 0] and "has been in" not in printed
 
 
 def test_a_slow_rank_is_named_in_output_summary_and_tensorboard(run_hanging, tmp_path):

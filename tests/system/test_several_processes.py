@@ -11,9 +11,8 @@ import subprocess
 import termios
 
 import pytest
-import torch
 
-from running import INTERPRETER_BIN, LIMIT, fit, processes_in, script, wait_until, weights
+from running import INTERPRETER_BIN, LIMIT, fit, processes_in, script, wait_until
 from system.forks import fit_on_ranks, summary
 
 USER_MODULE = """
@@ -58,21 +57,6 @@ class Unequal(Data):
     def val_dataloader(self):
         return DataLoader(self.rows_of(self.rows.tensors[0][:33], "val"), batch_size=16)
 """
-
-STOP_CALLBACK = """
-import os, signal, sys
-from pathlib import Path
-from lightning.pytorch import Callback
-
-class Stop(Callback):
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if trainer.is_global_zero:
-            with Path(sys.argv[sys.argv.index("--run") + 1]).open("a") as file:
-                print(trainer.global_step, batch_idx, [g["lr"] for g in trainer.optimizers[0].param_groups], file=file)
-            if Path("stop").exists() and trainer.current_epoch == 1 and batch_idx == 3:
-                os.kill(os.getpid(), signal.SIGTERM)
-"""
-
 
 TRAIN = ("--model", "mine.Net", "--data", "mine.Data", "--devices", "2")
 
@@ -148,12 +132,6 @@ def test_learning_rate_trials_are_not_counted_on_two_processes(user_folder):
     assert result.out.count("epoch 1/3 done") == 1
 
 
-def test_a_batch_size_finder_is_refused_on_two_processes(user_folder):
-    result = fit(*TRAIN, "--trainer.callbacks+=BatchSizeFinder", folder=user_folder, code=2)
-    assert result.err.count("The Batch size finder is not supported with distributed strategies") == 1
-    assert "Traceback" not in result.err and not list((user_folder / "runs").glob("*"))
-
-
 REFUSE_CALLBACK = """
 import torch
 from lightning.pytorch import Callback
@@ -176,22 +154,6 @@ def test_a_rank_that_waits_for_one_that_refuses_is_refused_too(user_folder, rank
     result = fit(*TRAIN, *callback, folder=user_folder, code=2)
     assert result.err.count("cannot start\n  not on this rank") == 1 and "failed" not in result.out
     assert "Traceback" not in result.err and not list((user_folder / "runs").glob("*"))
-
-
-def test_a_run_with_callbacks_resumed_on_two_processes_equals_an_uninterrupted_run(user_folder):
-    command = (*TRAIN, "--epochs", "3", "--trainer.callbacks+=StochasticWeightAveraging")
-    command += ("--trainer.callbacks.swa_lrs=0.01", "--trainer.callbacks.swa_epoch_start=1")
-    command += ("--trainer.callbacks+=GradientAccumulationScheduler", "--trainer.callbacks.scheduling={0: 1, 1: 3}")
-    command += ("--trainer.callbacks+=mine.Stop",)
-    (user_folder / "mine.py").write_text(USER_MODULE + STOP_CALLBACK)
-    fit(*command, "--run", "whole", folder=user_folder)
-    (user_folder / "stop").touch()
-    fit(*command, "--run", "resumed", folder=user_folder, code=75)
-    (user_folder / "stop").unlink()
-    fit(*command, "--run", "resumed", folder=user_folder)
-    uninterrupted, resumed = (weights(user_folder / "runs" / name) for name in ("whole", "resumed"))
-    assert all(torch.equal(value, resumed[name]) for name, value in uninterrupted.items())
-    assert (user_folder / "whole").read_text() == (user_folder / "resumed").read_text()
 
 
 SPLIT_MODULE = """
@@ -228,18 +190,6 @@ def test_a_random_split_in_setup_is_the_same_at_another_world_size(user_folder):
         assert found["world_size"] == world
         losses.append(found["metrics"]["val_loss"])
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
-
-
-def test_a_run_on_two_processes_prints_few_lines(tmp_path):
-    result = fit("--devices", "2", "--model", "MLP", folder=tmp_path)
-    lines = (result.out + result.err).splitlines()
-    assert len(lines) < 40 and max(len(line) for line in lines if line.startswith("epoch ")) <= 120
-    for end in ("epoch 1/20 done", "epoch 20/20 done"):
-        assert len([line for line in lines if line.startswith(end)]) == 1
-    logs = sorted((tmp_path / "runs").glob("*/logs/rank-*.log"))
-    assert [log.name for log in logs] == ["rank-000.log", "rank-001.log"]
-    for rank, log in enumerate(logs):
-        assert all(f" rank {rank} on {socket.gethostname()} INFO " in line for line in log.read_text().splitlines())
 
 
 def test_a_quiet_run_on_two_processes_prints_one_line(tmp_path):

@@ -59,12 +59,3 @@ def test_after_a_kill_the_same_command_resumes_without_waiting(tmp_path, first_p
     second = fit(*TRAIN, "--trainer.max_steps", str(steps + 5), "--epochs", "100000", folder=tmp_path)
     assert "waiting" not in second.out and "resuming from step-" in second.out
     assert attempts(tmp_path) == 2 and not (tmp_path / "runs/.x.lock").exists()
-
-
-def test_only_one_of_three_simultaneous_starts_trains(tmp_path):
-    starts = [start(tmp_path, "--epochs", "3", log=f"{number}.log") for number in range(3)]
-    codes = sorted(process.wait(LIMIT) for process in starts)
-    printed = "".join((tmp_path / f"{number}.log").read_text() for number in range(3))
-    # A start after the end of the training finds a finished run and exits with 0.
-    assert codes[0] == 0 and set(codes) <= {0, 2} and attempts(tmp_path) == 1, printed
-    assert printed.count("cannot start") == codes.count(2)
