@@ -38,7 +38,7 @@ EXTRA = {"slurm": ("#SBATCH --exclusive",), "pbs": ("#PBS -r n",)}
 
 
 def _cases():
-    """Yields the names and requests of the recorded scripts."""
+    """Yields the names and requests of the tested scripts."""
     for scheduler, forms in FORMS.items():
         for form in forms or (None,):
             start = f"{scheduler}-{form}" if form else scheduler

@@ -34,14 +34,6 @@ def test_only_errors_of_included_modules_become_user_messages_in_this_process_or
     assert user_message(ValueError(text.replace(in_memory.__file__, "/somewhere/else.py"))) is None
 
 
-def test_user_errors_become_cannot_start_only_before_the_first_step():
-    with pytest.raises(messages.CannotStart, match="must be"), messages.as_user_errors(has_begun=lambda: False):
-        at_least(1, "batch_size", 0)
-    with pytest.raises(ValueError, match="must be") as error, messages.as_user_errors(has_begun=lambda: True):
-        at_least(1, "batch_size", 0)
-    assert not isinstance(error.value, messages.CannotStart)
-
-
 def test_a_request_error_keeps_its_message_when_pickled():
     error = RequestError("--devices 3", "2 GPUs", "--devices 2")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

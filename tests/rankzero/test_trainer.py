@@ -1,8 +1,6 @@
-import json
 import re
 import shutil
 import sys
-from datetime import timedelta
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -10,7 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from boring_models import DropoutNet, count_attempts, samples, summary_in, train
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
@@ -21,7 +19,7 @@ from rankzero.distributed import session
 from rankzero.distributed.session import Session
 from rankzero.messages import RequestError
 from rankzero.runs import attempt as attempt_module
-from rankzero.runs.checkpoints.manifest import checkpoints_in, read_manifest
+from rankzero.runs.checkpoints.manifest import read_manifest
 from stock import QUIET, differences, every_hook
 
 
@@ -55,39 +53,10 @@ def test_the_refusal_of_a_wrong_argument_names_the_argument(script_folder, monke
     assert not (script_folder / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("settings", "saved"),
-    [
-        ({"time_limit": timedelta(hours=1), "save_every": 2, "keep": 1, "trust_checkpoint": True}, [6]),
-        ({"time_limit": "2h", "accept_changed": "data", "fast": True, "start_timeout": 10.0}, [6]),
-        ({"root": Path("elsewhere")}, [6]),
-        ({"seed": 3, "global_batch_size": 8}, [3]),
-        ({"save_every": "3steps", "keep": 2, "max_epochs": 2}, [9, 12]),
-    ],
-    ids=lambda value: ",".join(map(str, value)),
-)
-def test_arguments_are_accepted_in_every_form_and_a_run_writes_the_same_files_as_the_command_line(
-    script_folder, capsys, settings, saved
-):
-    trainer, _ = train(**{"max_epochs": 1, **settings})
-    run = script_folder / settings.get("root", "runs") / "x"
-    assert [path.name for path in checkpoints_in(run / "checkpoints")] == [f"step-{step:08d}" for step in saved]
-    assert list((run / "tensorboard").glob("events*"))
-    out, summary = capsys.readouterr().out, json.loads((run / "summary.json").read_text())
-    assert "run x: finished" in out and "epoch 1: 21 of 21 samples, each once" in str(summary["ledger"])
-    assert (summary["status"], summary["steps"]) == ("finished", trainer.global_step) == ("finished", saved[-1])
-
-
 def test_arguments_have_lightnings_order_and_environment_variables_and_none_is_a_default(script_folder, monkeypatch):
     monkeypatch.setenv("PL_TRAINER_MAX_EPOCHS", "1")
     assert Trainer(**QUIET).max_epochs == 1 and Trainer(max_epochs=2, **QUIET).max_epochs == 2
     assert Trainer("cpu", "auto", 1, root=None, quiet=None).run.path.parent == Path("runs")
-
-
-def test_a_run_without_a_name_is_named_after_the_script(script_folder):
-    trainer, _ = train(name=None)
-    stem = Path(getattr(sys.modules["__main__"], "__file__", "run")).stem
-    assert trainer.run.path == Path("runs") / f"{stem}-1" and trainer.run.exists
 
 
 def test_another_trainer_with_the_same_name_resumes_the_run_or_restores_a_finished_run(script_folder, capsys):
@@ -291,12 +260,3 @@ def test_a_quiet_run_states_how_to_resume_and_what_differs(script_folder, capsys
         train(max_epochs=1, quiet="yes")
     out = capsys.readouterr().out
     assert out.startswith("rankzero: changed since the checkpoint: max_epochs=2 -> 1\nrun x: stopped, ")
-
-
-def test_a_users_bar_stays_in_a_quiet_run(script_folder, capsys):
-    class Bar(ProgressBar):
-        def on_train_end(self, trainer, pl_module):
-            print("own bar")
-
-    train(max_epochs=1, quiet=True, callbacks=[Bar()])
-    assert capsys.readouterr().out.startswith("own bar\nrun x: finished")

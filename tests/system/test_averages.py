@@ -1,6 +1,5 @@
 """Metrics that cannot be computed on some of two ranks."""
 
-
 from system.forks import fit_on_ranks, outputs, summary
 
 FAILING = """

@@ -21,12 +21,6 @@ def write_files(folder, files):
         path.write_text(content)
 
 
-def test_a_second_install_changes_nothing(tmp_path):
-    code = "import_names.install(); before = list(sys.meta_path), list(sys.path)\n"
-    code += "import_names.install(); assert (sys.meta_path, sys.path) == before"
-    run_code(code, tmp_path)
-
-
 MODEL_MODULE = """
 import torch
 import pytorch_lightning as pl
@@ -107,7 +101,6 @@ def user_folder(tmp_path):
 @pytest.mark.parametrize(
     ("model", "context", "environment"),
     [
-        ("project.nets.Net", "fork", {"PYTHONPATH": "."}),
         ("lightning_modules.mine.Mine", "spawn", {"PYTHONPATH": "."}),
         ("lightning_modules.Short", "forkserver", {}),
     ],

@@ -1,22 +1,19 @@
 """Compares documented patterns of scripts, such as a tuner or a second fit, with stock Lightning."""
 
 import copy
-import inspect
 import pickle
-from collections.abc import MutableSequence
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader, TensorDataset
 
-from contract import KEYS, QUIET, SILENT, Net, compare, loader, rows_from
+from contract import KEYS, QUIET, Net, compare, loader, rows_from
 
 EPOCH, RATE = "the checkpoint at the end of epoch 0", "a resumed optimizer keeps"
 DEFAULT = {"logger": None, "enable_checkpointing": None}
@@ -42,28 +39,6 @@ class Rows(pl.LightningDataModule):
         return DataLoader(TensorDataset(rows_from(12)), self.batch_size)
 
     test_dataloader = val_dataloader = train_dataloader
-
-
-class ListConfig(MutableSequence):
-    """A list that is no list, as of OmegaConf."""
-
-    def __init__(self, values):
-        self.values = values
-
-    def __getitem__(self, index):
-        return self.values[index]
-
-    def __setitem__(self, index, value):
-        self.values[index] = value
-
-    def __delitem__(self, index):
-        del self.values[index]
-
-    def __len__(self):
-        return len(self.values)
-
-    def insert(self, index, value):
-        self.values.insert(index, value)
 
 
 class Calls(Logger):
@@ -177,40 +152,6 @@ def unseeded_trainers_of_a_process_shuffle_differently(script):
 
 
 @pattern()
-def an_interrupted_cell_is_run_again(script):
-    class Interrupted(Net):
-        def on_train_batch_start(self, batch, batch_idx):
-            if self.trainer.global_step == 3:
-                raise KeyboardInterrupt
-
-    try:
-        fit(script, script.net(Interrupted))
-    except BaseException as error:
-        script.note(error=type(error).__name__)
-    trainer, net = fit(script)
-    script.note(steps=trainer.global_step, weights=net.state_dict(), interrupted=trainer.interrupted)
-
-
-@pattern(saves="Lightning's progress bar")
-def callbacks_and_loggers_of_a_configuration_are_sequences(script):
-    lists = {"callbacks": ListConfig([ModelCheckpoint("kept")]), "logger": ListConfig([Calls()])}
-    trainer, net = script.kind(**QUIET, **lists, max_epochs=1), script.net()
-    trainer.fit(net, loader(), loader(8))
-    script.note_state(trainer, net)
-    script.note(files=script.files())
-
-
-@pattern()
-def a_lightning_cli_trains_and_prints_its_configuration(script):
-    settings = [f"--trainer.{name}={value}" for name, value in SILENT.items()]
-    arguments = ["fit", *settings, "--data.batch_size=3", "--model.lr=0.2"]
-    cli = LightningCLI(Net, Rows, trainer_class=script.kind, args=arguments, save_config_callback=None)
-    script.note_state(cli.trainer, cli.model)
-    names = inspect.signature(pl.Trainer.__init__).parameters
-    script.note(config={name: value for name, value in cli.config.fit.trainer.items() if name in names})
-
-
-@pattern()
 def a_checkpoint_on_a_remote_file_system_is_resumed_and_tested(script):
     trainer, _ = fit(script)
     trainer.save_checkpoint("memory://saved.ckpt")
@@ -310,22 +251,6 @@ def loaders_are_reloaded_after_a_resume(script):
     script.note_state(other, net)
 
 
-@pattern()
-def a_compiled_submodule_is_saved_and_loaded(script):
-    class Compiled(Net):
-        def __init__(self, **settings):
-            super().__init__(**settings)
-            self.net[0] = torch.compile(self.net[0], backend="eager")
-
-    trainer, _ = fit(script, script.net(Compiled))
-    trainer.save_checkpoint("saved.ckpt")
-    script.note(keys=list(torch.load("saved.ckpt", weights_only=False)["state_dict"]))
-    script.call("loaded", lambda: Compiled.load_from_checkpoint("saved.ckpt").state_dict())
-    trainer, net = script.trainer(max_epochs=3), script.net(Compiled)
-    script.call("resumed", trainer.fit, net, loader(), ckpt_path="saved.ckpt")
-    script.note(weights=net.state_dict())
-
-
 @pattern(rows="a `CSVLogger` in a fixed folder")
 def a_csv_logger_in_a_fixed_folder_is_resumed(script):
     trainer, _ = fit(script, logger=CSVLogger("csv", name="", version=""))
@@ -333,29 +258,6 @@ def a_csv_logger_in_a_fixed_folder_is_resumed(script):
     other = script.trainer(max_epochs=3, logger=CSVLogger("csv", name="", version=""))
     other.fit(script.net(), loader(), loader(8), ckpt_path="saved.ckpt")
     script.note(rows=Path("csv/metrics.csv").read_text().splitlines())
-
-
-@pattern()
-def a_module_of_pytorch_lightning_trains(script):
-    import pytorch_lightning
-
-    class Other(pytorch_lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = Net().net
-
-        def training_step(self, batch, batch_idx):
-            loss = self.net(batch[0]).square().mean()
-            self.log("loss", loss)
-            return loss
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    kind = pytorch_lightning.Trainer if script.is_stock else script.kind
-    trainer, net = kind(**SILENT), Other()
-    trainer.fit(net, loader())
-    script.note(weights=net.state_dict(), metrics=trainer.callback_metrics)
 
 
 @pattern()

@@ -187,43 +187,6 @@ def test_a_superseded_attempt_keeps_the_newer_files_and_a_summary_that_cannot_be
     assert is_free()
 
 
-def test_a_resumed_attempt_begins_after_its_checkpoint_reports_a_batch_size_and_refuses_a_seed(attempt, capsys):
-    save(5)
-    stop(attempt())
-    assert "SIGTERM" in Path("runs/x/report.html").read_text()
-    capsys.readouterr()
-    with attempt(plan := SamplingPlan(batch_size=16)) as run_attempt:
-        assert run_attempt.checkpoint.name == "step-00000005" and run_attempt.resume_plan.step == 5
-    assert plan.start_positions[0].step == 5 and plan.kept_sizes == [8]
-    out = capsys.readouterr().out
-    assert "resuming from step-00000005" in out and "rankzero: --batch_size 16 would be 16 samples a step" in out
-    with pytest.raises(RequestError, match="--seed 1"), attempt(SamplingPlan(seed=1)):
-        raise AssertionError("the attempt has begun")
-    assert len(read("run.json")["attempts"]) == 2 and is_free()
-
-
-@pytest.mark.parametrize(
-    ("epochs", "steps", "finished"),
-    [(1, 5, False), (2, 5, True), (-1, 5, False), (2, 6, False)],
-    ids=["fewer", "as many", "no limit, which cannot have ended it", "no checkpoint of the last step"],
-)
-def test_a_finished_run_of_two_epochs_trains_again_unless_it_has_trained_them(attempt, epochs, steps, finished, capsys):
-    with attempt():
-        save(5)
-    summary = {**read("summary.json"), "steps": steps, "epochs": epochs, "max_epochs": epochs}
-    Path("runs/x/summary.json").write_text(json.dumps(summary))
-    capsys.readouterr()
-    run_attempt = attempt()
-    assert run_attempt.already_finished == finished and len(read("run.json")["attempts"]) == 2 - finished
-    out = capsys.readouterr().out
-    note = "run x is finished, but has no checkpoint of its last step; it resumes from the newest"
-    assert ("already finished" in out) == finished and (note in out) == (steps == 6)
-    if not finished:
-        with run_attempt:
-            pass
-    assert is_free()
-
-
 @pytest.mark.parametrize("may_exit", [False, True])
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
 def test_an_exit_of_the_users_code_is_an_error_unless_allowed(attempt, kind, may_exit):

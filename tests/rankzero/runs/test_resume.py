@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from functools import cache
 from itertools import count
 from types import SimpleNamespace
 
@@ -254,47 +253,35 @@ def model_checkpoint(folder, **settings):
 
 MODEL_CHECKPOINTS = [
     model_checkpoint("steps", every_n_train_steps=25),
-    model_checkpoint("last_step", every_n_train_steps=64),
     model_checkpoint("val", save_on_train_epoch_end=False, monitor="val/loss"),
     model_checkpoint("epoch", save_on_train_epoch_end=True),
 ]
-"""Saved after every 25th step, after the last step of an epoch, after a validation, and after an epoch."""
+"""Saved after every 25th step, after a validation, and after an epoch."""
 CONSTANT = (*TOY, "--model.schedule", "Constant", "--trainer.val_check_interval", "0.5")
 
 
 @pytest.fixture(scope="module")
 def lightnings_checkpoints(tmp_path_factory):
-    """Returns a function that trains with four callbacks `ModelCheckpoint`, once for a number of steps."""
-
-    @cache
-    def train(*limits):
-        folder = tmp_path_factory.mktemp("own")
-        (folder / "callbacks.yaml").write_text(json.dumps({"trainer": {"callbacks": MODEL_CHECKPOINTS}}))
-        fit_in_folder(folder, *CONSTANT, "--config", "callbacks.yaml", "--epochs", "3", "--run", "own", *limits)
-        return folder / "own"
-
-    return train
+    """Trains with three callbacks `ModelCheckpoint`, and returns the folder of their checkpoints."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "callbacks.yaml").write_text(json.dumps({"trainer": {"callbacks": MODEL_CHECKPOINTS}}))
+    fit_in_folder(folder, *CONSTANT, "--config", "callbacks.yaml", "--epochs", "3", "--run", "own")
+    return folder / "own"
 
 
-@pytest.mark.parametrize(
-    ("checkpoint", "limits"),
-    [
-        *((name, ()) for name in ("steps/step=25", "last_step/step=64", "val/step=96", "val/step=64", "epoch/step=64")),
-        ("epoch/step=100", ("--trainer.max_steps=100",)),
-    ],
-)
+@pytest.mark.parametrize("checkpoint", ["steps/step=25", "val/step=64", "epoch/step=64"])
 def test_a_run_resumes_exactly_from_a_checkpoint_of_lightnings_callback_even_if_it_crashes(
-    cwd, trained, lightnings_checkpoints, checkpoint, limits
+    cwd, trained, lightnings_checkpoints, checkpoint
 ):
     arguments = (*CONSTANT, "--epochs", "2", "--run", "rest")
-    crash_at(115, *arguments, "--resume", str(lightnings_checkpoints(*limits) / f"{checkpoint}.ckpt"))
+    crash_at(115, *arguments, "--resume", str(lightnings_checkpoints / f"{checkpoint}.ckpt"))
     fit_in_process(*arguments)
     assert are_equal(weights(trained(*CONSTANT, "--epochs", "2") / "x"), weights(cwd / "runs/rest"))
     assert summary_of(cwd / "runs/rest")["ledger"][-1] == EACH_ONCE[1]
 
 
 def test_a_checkpoint_not_written_by_rankzero_restarts_its_epoch(cwd, capsys, lightnings_checkpoints):
-    content = torch.load(lightnings_checkpoints() / "steps/step=100.ckpt", weights_only=True)
+    content = torch.load(lightnings_checkpoints / "steps/step=100.ckpt", weights_only=True)
     for name in ("rankzero", "rank_states", "ledger"):
         del content[name]
     torch.save(content, "bare.ckpt")

@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -60,14 +59,6 @@ def test_predictions_equal_those_of_a_stock_trainer(run, batch_size, capsys):
     }
     assert sorted(path.name for path in folder.iterdir()) == ["predictions.csv", "predictions.json", "predictions.pt"]
     assert "10 samples, each once" in capsys.readouterr().out
-
-
-def test_an_unexpected_error_on_rank_zero_is_raised_unchanged(run, monkeypatch):
-    functions = {"_prepare_folder": ArithmeticError, "write_result": ArithmeticError, "_write_files": KeyboardInterrupt}
-    for function, error in functions.items():
-        with monkeypatch.context() as patch, pytest.raises(error):
-            patch.setattr(prediction, function, Mock(side_effect=error))
-            predict_in_process("--name", "x", "--split", "test")
 
 
 def test_old_predictions_are_replaced_and_other_files_are_kept(run):

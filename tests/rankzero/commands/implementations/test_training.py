@@ -1,8 +1,6 @@
 """`fit` in this process: behavior and files of a run."""
 
 import io
-import json
-import shutil
 from contextlib import redirect_stdout
 
 import pytest
@@ -10,7 +8,7 @@ import yaml
 from reported import scalars_of
 
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.messages import CannotStart, Exit, RunError
+from rankzero.messages import CannotStart, Exit
 from running import fit_in_folder, fit_in_process
 from system.forks import summary
 
@@ -111,28 +109,6 @@ def test_a_failure_in_user_code_is_recorded_in_summary_and_log_and_not_reported_
     with pytest.raises(ValueError, match="not ours to explain") as error:
         fit_in_process("--model", "users.Net", "--data", "users.Refuses")
     assert not isinstance(error.value, CannotStart)
-
-
-def contents_of(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "logs" not in path.parts}
-
-
-def test_a_refused_attempt_leaves_the_files_of_an_earlier_attempt_unchanged(trained, cwd):
-    shutil.copytree(trained[0] / "runs", cwd / "runs")
-    before = contents_of(cwd / "runs")
-    with pytest.raises(CannotStart):
-        fit_in_process(*TOY[:-1], "3", "--run", "x", "--data.count", "99")
-    after = contents_of(cwd / "runs")
-    assert {path: after[path] for path in before} == before
-
-
-def test_a_run_that_diverges_writes_a_valid_summary(cwd, capsys):
-    diverges = ("--data.count", "64", "--run", "x", "--model.optimizer", "SGD", "--model.optimizer.lr", "1e20")
-    with pytest.raises(RunError, match="the weights are not finite at step"):
-        fit_in_process(*TOY, *diverges)
-    text = (cwd / "runs/x/summary.json").read_text()
-    assert json.loads(text, parse_constant=pytest.fail)["metrics"]["val/loss"] is None
-    assert "not finite" in capsys.readouterr().out
 
 
 def test_a_fast_dev_run_succeeds_and_print_config_trains_nothing(cwd, capsys):

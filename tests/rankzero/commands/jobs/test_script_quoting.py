@@ -22,7 +22,7 @@ PARTS = (
     *("&", "&&", ";", "|", "||", "#", "!", "~", "%j", "%", "<", ">", "(", ")", "=", "'\\''", "\r", "\x01", "\x7f"),
     *("{array_index}", "{{ name }}", "touch PWNED", "\ntouch PWNED\n", "a", "b", "0"),
 )
-SCRIPTS, STRINGS = 5, 20
+SCRIPTS, STRINGS = 2, 20
 """Scripts per job, and hostile arguments per script."""
 
 JOBS = {

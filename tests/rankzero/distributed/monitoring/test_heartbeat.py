@@ -170,22 +170,3 @@ def test_the_interval_grows_with_the_nodes_up_to_a_limit_and_a_rank_may_miss_som
     assert {nodes: report_interval(nodes) for nodes in seconds} == seconds
     assert silence_seconds(2.0) == TIMERS.silence
     assert silence_seconds(60.0) > 60.0 + 9.0  # the watchdog acts within 9 s
-
-
-def test_all_listeners_are_called_and_each_can_remove_itself():
-    activity, first, second = Activity(), [], []
-
-    def listen_once(phase):
-        first.append(phase)
-        activity.stop_listening(listen_once)
-
-    activity.listen(listen_once)
-    activity.listen(second.append)
-    activity.listen(second.append)
-    activity.begin_batch(0)
-    activity.enter(FORWARD)
-    assert first == [DATA] and second == [DATA, FORWARD]
-    activity.stop_listening(second.append)
-    activity.stop_listening(second.append)
-    activity.enter(DATA)
-    assert second == [DATA, FORWARD] and not activity.listeners

@@ -121,18 +121,6 @@ def test_only_a_child_of_the_supervising_process_with_both_variables_reports_onc
     assert [report.was_received(), report.was_received()] == [True, False]
 
 
-def test_close_closes_both_ends_of_the_pipe_and_a_later_report_raises_nothing(monkeypatch):
-    report = ExitHandshake()
-    set_parent(monkeypatch, os.getppid(), report.variables)
-    ends = [report.write_end, report._read_end]
-    report.close()
-    report_exit()
-    assert not report.was_received()
-    for descriptor in ends:
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(descriptor)
-
-
 def test_a_child_of_a_local_process_reports_nothing(capfd):
     """The child may have opened another file under the same descriptor."""
     run_again = f"subprocess.run([sys.executable, '-c', {REPORTING!r}], close_fds=False, check=True)"

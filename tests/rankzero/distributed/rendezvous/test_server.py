@@ -201,17 +201,6 @@ def test_a_process_without_the_key_that_describes_no_process_any_more_is_disconn
     assert len(world.members.result(10)) == 2
 
 
-@pytest.mark.parametrize(("secret", "length"), [(KEY.secret, 5000), (None, 20_000)])
-def test_a_client_that_sends_too_long_a_line_is_disconnected(rendezvous, secret, length):
-    world = rendezvous(2)
-    attacker = world.call(secret=secret) if secret else world.call(world.member(None), secret)
-    if secret is None:
-        world.wait_for_members(2)
-    assert attacker.send(b"x" * length).answer() is None
-    world.call(world.member(1))
-    assert len(world.members.result(10)) == 2
-
-
 def test_connections_that_wait_at_the_end_are_closed(rendezvous, monkeypatch):
     """torch's store would accept them, because its filter does not concern connections that exist already."""
     monkeypatch.setattr(line_server, "MAX_UNIDENTIFIED", 2)
