@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from system.forks import fit_on_ranks
@@ -21,7 +20,7 @@ class Module:
 
     Args:
         model: Class path of the module, for `--model`.
-        data: Class path of the data module; None if the module defines its loaders.
+        data: Class path of the data module.
         size: Samples per step over all processes; None if the user's sampler determines order and batches.
         kill_at: Batch after which a run is killed, in the middle of an epoch.
         arguments: Further command-line arguments.
@@ -31,7 +30,7 @@ class Module:
     """
 
     model: str
-    data: str | None
+    data: str
     size: int | None
     kill_at: int
     arguments: tuple[str, ...] = ()
@@ -42,9 +41,9 @@ class Module:
     @property
     def command(self) -> tuple[str, ...]:
         """The arguments that train the module for two epochs."""
-        data = ("--data", self.data) if self.data else ()
         size = ("--global_batch_size", f"{self.size}") if self.size else ()
-        return ("--model", self.model, *data, *size, *self.arguments, "--epochs", "2", "--save_every", "3steps")
+        classes = ("--model", self.model, "--data", self.data)
+        return (*classes, *size, *self.arguments, "--epochs", "2", "--save_every", "3steps")
 
 
 TEXT_CLASSIFIER = ("text_classifier.TextClassifier", "text_classifier.ReviewData")
@@ -71,24 +70,6 @@ MODULES = {
     ),
     "contrastive": Module(
         "contrastive.SimCLR", "contrastive.ViewData", 16, 5, fixed={"data.shuffle": False, "data.noise": 0.0}
-    ),
-    "fine-tuning": Module("finetuning.TransferLearning", "finetuning.FakeImages", 4, 10),
-    "tabular": Module(
-        *("tabular.Regression", None, 32, 5),
-        arguments=(
-            *("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor", "val_loss"),
-            *("--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.monitor", "val/mae"),
-            *("--trainer.callbacks.save_last", "true"),
-            *("--trainer.callbacks+=LearningRateMonitor", "--trainer.callbacks.logging_interval", "step"),
-        ),
-        fixed={"model.shuffle": False},
-        stock={
-            "callbacks": lambda: [
-                EarlyStopping("val_loss"),
-                ModelCheckpoint(monitor="val/mae"),
-                LearningRateMonitor("step"),
-            ]
-        },
     ),
     "stream": Module(
         *("stream.OnlineRegressor", "stream.StreamData", None, 11),

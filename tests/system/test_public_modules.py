@@ -83,10 +83,8 @@ def train_with_stock(module: Module, log: Path) -> dict[str, Any]:
     """Trains a module with a stock Trainer, and returns the same states as `result`."""
     with restore_process_state(), user_code():
         seed_everything(0)
-        data = _instance(module.data, module, "data") if module.data else None
-        model = _instance(module.model, module, "model")
+        data, model = _instance(module.data, module, "data"), _instance(module.model, module, "model")
         settings = {**module.stock, "callbacks": [_class("killing.SeedSteps")()]}
-        settings["callbacks"] += module.stock.get("callbacks", list)()
         settings |= {"max_epochs": 2, "log_every_n_steps": 10, "accelerator": "cpu", "devices": 1}
         settings["logger"] = lightning.pytorch.loggers.TensorBoardLogger(log, "", "", default_hp_metric=False)
         trainer = lightning.pytorch.Trainer(enable_progress_bar=False, enable_model_summary=False, **settings)

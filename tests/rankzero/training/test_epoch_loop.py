@@ -47,6 +47,7 @@ class Stop(Callback):
         trainer.should_stop = batch_idx == 3
 
 
+# tests/rankzero/contract/test_arguments.py compares each argument of the Trainer.
 SCHEDULED = partial(Net, schedule=step_lr(), interval="step")
 OWN_SCHEDULE = with_methods("OwnSchedule", lr_scheduler_step=step_schedule_twice)
 CASES = {
@@ -58,20 +59,11 @@ CASES = {
     "a plateau of epochs": (partial(Net, schedule=plateau, monitor="val"), {"max_epochs": 4}),
     "a plateau of steps": (partial(Net, schedule=plateau, monitor="loss", interval="step"), {}),
     "a plateau of another metric": (partial(Net, schedule=plateau, monitor="both_epoch"), {"max_epochs": 4}),
-    "max_steps": (Net, {"max_steps": 5, "max_epochs": -1}),
     "max_steps in the second epoch": (Net, {"max_steps": 11, "max_epochs": -1}),
     "max_steps, accumulating": (Net, {"max_steps": 3, "max_epochs": -1, "accumulate_grad_batches": 2}),
-    "limit_train_batches": (Net, {"limit_train_batches": 3}),
-    "half of the batches": (Net, {"limit_train_batches": 0.5}),
-    "val_check_interval": (Net, {"val_check_interval": 0.25}),
-    "val_check_interval in batches": (Net, {"val_check_interval": 3}),
     "validation by batches over epochs": (Net, {"val_check_interval": 5, "check_val_every_n_epoch": None}),
-    "validation every second epoch": (Net, {"check_val_every_n_epoch": 2, "max_epochs": 3}),
-    "no validation": (Net, {"limit_val_batches": 0}),
     "a rest of a batch": (Net, {"loaders": Loaders(29)}),
-    "a log of every step": (Net, {"log_every_n_steps": 1}),
     "a log of few steps": (Net, {"log_every_n_steps": 5, "max_epochs": 3}),
-    "fast_dev_run": (Net, {"fast_dev_run": 3}),
     "lr_scheduler_step": (partial(OWN_SCHEDULE, schedule=step_lr(5), interval="step"), {}),
     "on_after_batch_transfer": (with_methods("Moves", on_after_batch_transfer=double_batch), {}),
     "on_before_batch_transfer": (with_methods("Moves", on_before_batch_transfer=double_batch), {}),

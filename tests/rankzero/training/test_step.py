@@ -86,12 +86,7 @@ def with_optimizer(kind, make_module=Net, **settings):
 
 
 CASES = {
-    "gradient accumulation": (Net, {"accumulate_grad_batches": 2}),
     "gradient accumulation, and a rest": (Net, {"accumulate_grad_batches": 2, "limit_train_batches": 5}),
-    "clipping by norm": (Net, {"gradient_clip_val": 0.01}),
-    "clipping by value": (Net, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
-    "bf16": (Net, {"precision": "bf16-mixed"}),
-    "double": (Net, {"precision": "64-true"}),
     "Adam": (with_optimizer(torch.optim.Adam), {}),
     "LBFGS": (with_optimizer(torch.optim.LBFGS, max_iter=3), {}),
     "outputs in a dictionary": (with_methods("Dict", training_step=return_dict), {}),

@@ -21,7 +21,7 @@ from rankzero.messages import RequestError
 from running import require
 
 RECORDED = Path(__file__).with_name("recorded")
-RECORDED_CASES = [name for name in CASES if name.endswith(("-minimal", "-all"))]
+RECORDED_CASES = [name for name in CASES if name.endswith("-all")]
 
 
 def text_of(name, **changes):

@@ -1,5 +1,5 @@
 #!/bin/bash
-hosts=(n1)
+hosts=(n1 user@n2)
 
 # The key by which the ranks recognize one another. Other users could read it on a command line.
 key=${RANKZERO_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
@@ -8,10 +8,16 @@ key=${RANKZERO_KEY:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
 IFS= read -r -d '' task <<'END_OF_TASK'
 IFS= read -r RANKZERO_KEY && export RANKZERO_KEY
 cd -- /home/user/project || exit 2
+type module >/dev/null 2>&1 || . /etc/profile
+module load cuda/12.4 || exit 2
+module load gcc || exit 2
+source settings.sh
+export NCCL_DEBUG=INFO
+export OMP_NUM_THREADS=8
 exec 3<&0
 /home/user/project/.venv/bin/python /home/user/project/launch/fit.py \
-    --name=my-run --root=/home/user/project/runs --nodes=1 --devices=1 --model ResNet --model.hidden_sizes '[8, 8]' \
-    --node_rank="$1" --master_addr=n1 --master_port=23928 3<&- &
+    --name=my-run '--root=/home/user/project/my runs' --nodes=2 --devices=4 --time_limit=7200s --model ResNet --model.hidden_sizes '[8, 8]' \
+    --node_rank="$1" --master_addr=n1 --master_port=21147 3<&- &
 training=$!
 { while read -r _; do :; done; kill -TERM "$training"; } <&3 >/dev/null 2>&1 &
 connection=$!
