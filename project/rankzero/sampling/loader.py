@@ -84,7 +84,7 @@ class ManagedLoader(DataLoader[Any]):
             _iterator=None,
         )
 
-    def read_for(self, device: torch.device, copies: bool) -> None:
+    def read_for(self, device: torch.device, copies: bool, channels_last: bool = False) -> None:
         """Prepares for a run on a GPU.
 
         A data set with a method `on_device(device)` that returns another data set than None is read from that one. Its
@@ -93,12 +93,13 @@ class ManagedLoader(DataLoader[Any]):
         Args:
             device: The GPU.
             copies: Whether batches are copied to the GPU here, before Lightning's hooks for a transfer.
+            channels_last: Whether copied images take this memory layout, which the model's weights have.
         """
         loader = self.user_loader
         self._reader.pin_memory = loader.pin_memory and not (copies and not loader.num_workers)
         if not copies:
             return
-        self._to_device = DeviceCopies(device)
+        self._to_device = DeviceCopies(device, channels_last)
         if loader.pin_memory and self._can_read_in_process and hasattr(loader.dataset, "on_device"):
             on_device = loader.dataset.on_device(device)
             if on_device is not None:
@@ -246,10 +247,11 @@ class DeviceCopies:
 
     Args:
         device: The GPU.
+        channels_last: Whether tensors with four dimensions take this memory layout.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device)
+    def __init__(self, device: torch.device, channels_last: bool) -> None:
+        self._device, self._stream, self._channels_last = device, torch.cuda.Stream(device), channels_last
 
     def __call__(self, batch: Any) -> Any:
         """Returns the batch with its tensors on the GPU; Lightning copies those in other types than those below."""
@@ -262,6 +264,8 @@ class DeviceCopies:
     def _copy(self, value: Any, used_by: torch.cuda.Stream) -> Any:
         if type(value) is Tensor and value.is_cpu and value.layout is torch.strided:
             value = value.pin_memory().to(self._device, non_blocking=True)
+            if self._channels_last and value.dim() == 4:
+                value = value.contiguous(memory_format=torch.channels_last)
             value.record_stream(used_by)  # otherwise a later copy would reuse the memory too early
         elif type(value) in (tuple, list):
             value = type(value)(self._copy(element, used_by) for element in value)

@@ -55,7 +55,8 @@ class RunStrategy(Strategy):
         loader = self.plan.wrap(dataloader, is_training, self.broadcast, padded_for, self.gather)
         if isinstance(loader, ManagedLoader) and self.root_device.type == "cuda":
             transfers = [(owner, hook) for owner in (self._module, trainer.datamodule) for hook in EARLY_TRANSFER_HOOKS]  # type: ignore[attr-defined]
-            loader.read_for(self.root_device, not any(overrides(*transfer, LightningModule) for transfer in transfers))
+            copies = not any(overrides(*transfer, LightningModule) for transfer in transfers)
+            loader.read_for(self.root_device, copies, _is_channels_last(self._module))
         if is_training and self.plan.order:
             self._set_micro_batches(self.plan.order.micro_batches)
             self._warn_of_single_samples(self.plan.order)
@@ -264,6 +265,12 @@ def shares_from(loaders: Sequence[object]) -> Callable[[], Share]:
         return EVEN_SHARE
 
     return next_even_share
+
+
+def _is_channels_last(module: LightningModule) -> bool:
+    """Returns whether the weights of a module's 2D convolutions have the memory layout channels_last."""
+    weights = [weight for weight in module.parameters() if weight.dim() == 4 and not weight.is_contiguous()]
+    return any(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
 
 
 def strategy_of(trainer: Trainer) -> RunStrategy:

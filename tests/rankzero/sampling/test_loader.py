@@ -111,9 +111,9 @@ def gpu(monkeypatch):
     return calls
 
 
-def read_for_gpu(loader, copies=True):
+def read_for_gpu(loader, copies=True, channels_last=False):
     managed = SamplingPlan().wrap(loader, training=True)
-    managed.read_for(torch.device("cpu"), copies)  # the device of the pretended GPU
+    managed.read_for(torch.device("cpu"), copies, channels_last)  # the device of the pretended GPU
     return managed
 
 
@@ -136,6 +136,14 @@ def test_only_tensors_in_host_memory_and_in_plain_collections_are_copied(gpu):
     (copied,) = read_for_gpu(DataLoader([0], collate_fn=lambda _: batch))
     assert gpu.count("pin") == 1 and copied["y"] is batch["y"] and copied["z"][0] is sparse
     assert type(copied["x"]) is list and torch.equal(copied["x"][0], torch.ones(2)) and copied["x"][1] == "text"
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_images_are_copied_in_the_memory_layout_of_the_model(gpu, channels_last):
+    images = torch.rand(2, 3, 4, 5)
+    ((copied, labels),) = read_for_gpu(DataLoader(TensorDataset(images, torch.arange(2)), 2), True, channels_last)
+    assert copied.is_contiguous(memory_format=torch.channels_last) == channels_last and labels.is_contiguous()
+    assert torch.equal(copied, images)
 
 
 def test_a_run_on_the_cpu_pins_no_memory_of_a_machine_with_a_gpu(gpu):

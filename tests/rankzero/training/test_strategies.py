@@ -71,7 +71,9 @@ def test_loaders_copy_batches_to_the_gpu_unless_a_hook_expects_them_in_host_memo
     assert read_for == []
     strategy._root_device = torch.device("cuda", 1)
     strategy.process_dataloader(DataLoader(DATA))
-    assert read_for == [(torch.device("cuda", 1), copies)]
+    strategy.lightning_module.conv = nn.Conv2d(3, 2, 3).to(memory_format=torch.channels_last)
+    strategy.process_dataloader(DataLoader(DATA))
+    assert read_for == [(torch.device("cuda", 1), copies, False), (torch.device("cuda", 1), copies, True)]
 
 
 @pytest.mark.filterwarnings("ignore:.*decides the order of")
