@@ -20,7 +20,7 @@ T = TypeVar("T")
 INFINIBAND = Path("/sys/class/infiniband")
 
 SLOWDOWNS = {0x08: "hardware slowdown", 0x20: "heat", 0x40: "heat (hardware)", 0x80: "power brake"}
-"""Bits of NVML's reasons for a low clock that are faults; the others are an idle GPU and limits that an administrator has set."""
+"""Bits of NVML's reasons for a low clock that are faults; an idle GPU and limits set by an administrator are none."""
 
 CONTEXT_MIB = 2048
 """A process may use this much memory of a GPU besides torch's allocator: CUDA's context, libraries and NCCL."""
