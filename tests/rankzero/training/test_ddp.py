@@ -228,6 +228,17 @@ def test_training_on_several_ranks_equals_training_on_one_rank(on_ranks, world_s
         assert rank.metrics == pytest.approx(single_rank.metrics, rel=1e-6)
 
 
+def test_module_is_wrapped_again_while_the_device_is_idle(monkeypatch):
+    strategy = DataParallel(SamplingPlan(), None, parallel_devices=[torch.device("cuda", 1)])
+    module, events = torch.nn.Linear(2, 1), []
+    strategy._lightning_module, strategy._synchronized_ids = module, set()
+    strategy.model = DistributedDataParallel.__new__(DistributedDataParallel)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: events.append(f"{device} is idle"))
+    monkeypatch.setattr(DataParallel, "configure_ddp", lambda self: events.append("wrap"))
+    strategy.synchronize_new_parameters()
+    assert events == ["cuda:1 is idle", "wrap", "cuda:1 is idle"] and strategy.model is module
+
+
 def train_normalized(coordinator, has_other_buffer, is_fast):
     """Returns the result of a rank's training with batch norm, and the steps in which buffers were broadcast."""
     steps, module, sync = [], Normalized(has_other_buffer), DistributedDataParallel._sync_buffers

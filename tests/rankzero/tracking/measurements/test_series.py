@@ -90,6 +90,23 @@ def test_a_pause_does_not_count_as_training_time(monkeypatch):
     assert throughput.training_seconds == 3
 
 
+def test_host_is_at_most_one_tick_ahead_of_a_gpu(monkeypatch):
+    queued, finished = [], []
+
+    class Event:
+        def record(self):
+            queued.append(self)
+
+        def synchronize(self):
+            finished.extend(queued[len(finished) : queued.index(self) + 1])
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    throughput = Throughput(SamplingPlan())
+    for _ in range(5):
+        throughput.on_tick(None, None, 0)
+    assert (len(queued), len(finished)) == (5, 4), "the newest tick is still queued, the others are finished"
+
+
 def trainer_with(loader):
     managed = SamplingPlan().wrap(loader, True, lambda value: value, None)
     return SimpleNamespace(fit_loop=SimpleNamespace(_combined_loader=SimpleNamespace(flattened=[managed]))), managed
