@@ -1,8 +1,8 @@
 """State, start time and id namespace of processes on this host. Does not import torch."""
 
-import errno
-import os
 from pathlib import Path
+
+import psutil
 
 
 def process_state(pid: int) -> tuple[str, str] | None:
@@ -15,11 +15,7 @@ def process_state(pid: int) -> tuple[str, str] | None:
     except OSError:
         if Path("/proc/self/stat").exists():
             return None
-        try:  # a system without /proc
-            os.kill(pid, 0)
-        except OSError as error:
-            return ("", "") if error.errno == errno.EPERM else None
-        return "", ""
+        return ("", "") if psutil.pid_exists(pid) else None  # a system without /proc
     return fields[0], fields[19]
 
 
