@@ -52,7 +52,7 @@ def check_gpus(coordinator: Coordinator, world: WorldInfo) -> tuple[Check, Link 
         "uuid": str(torch.cuda.get_device_properties(world.index).uuid),
         "reserved": torch.cuda.memory_reserved(world.index) >> 20,
     }
-    if coordinator.launch.local_rank in (0, None):
+    if coordinator.launch.local_rank in (0, None) or torch.cuda.device_count() == 1:  # others may be hidden
         own |= {"gpus": query_gpus(), "nvlink": nvlink_gbps(), "infiniband": infiniband_gbps()}
     links: list[Link | None] = []
 
@@ -66,7 +66,11 @@ def check_gpus(coordinator: Coordinator, world: WorldInfo) -> tuple[Check, Link 
 
 
 def _check_rows(ranks: Sequence[dict[str, Any]], hosts: Sequence[str]) -> Check:
-    rows_of = {host: values["gpus"] for host, values in zip(hosts, ranks, strict=True) if "gpus" in values}
+    rows_of = {
+        (host, uuid): row
+        for host, values in zip(hosts, ranks, strict=True)
+        for uuid, row in values.get("gpus", {}).items()
+    }
     details: list[str] = []
     advice: dict[str, None] = {}
     expected_mib: Counter[tuple[str, str]] = Counter()
@@ -75,7 +79,7 @@ def _check_rows(ranks: Sequence[dict[str, Any]], hosts: Sequence[str]) -> Check:
     seen: dict[tuple[str, str], list[str]] = {}
     for rank, (host, values) in enumerate(zip(hosts, ranks, strict=True)):
         gpu = host, values["uuid"]
-        row = rows_of.get(host, {}).get(values["uuid"])
+        row = rows_of.get(gpu)
         if row is None or gpu in seen:
             continue
         seen[gpu] = row

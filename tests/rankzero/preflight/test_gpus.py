@@ -94,6 +94,19 @@ def test_errors_slowdowns_and_foreign_processes_of_a_gpu_are_named_once(smi):
     assert not any("other processes" in line for line in check.details)
 
 
+def test_each_rank_that_sees_only_its_own_gpu_asks_nvidia_smi(smi, calls, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    smi(rows="GPU-a, 612, 0, 0x0000000000000004")
+    hidden = on_gpu("b") | {"gpus": {"b": ["612", "2", "0x0000000000000004"]}, "nvlink": 0.0, "infiniband": 0.0}
+    coordinator = OneCoordinator([hidden], ["n1", "n1"])
+    check, _ = check_gpus(coordinator, WorldInfo("cuda", size=2, devices=2))
+    assert check.details == ["the GPU of rank 1 on n1 has had 2 uncorrectable memory errors (ECC)"]
+    assert len(check.values["gpus"]) == 2
+    coordinator.launch.local_rank, count = 1, len(calls("nvidia-smi"))
+    check_gpus(coordinator, WorldInfo("cuda", size=2, devices=2))
+    assert len(calls("nvidia-smi")) > count
+
+
 def test_without_a_gpu_or_nvidia_smi_the_check_is_skipped(programs, smi):
     assert check_gpus(OneCoordinator(), WorldInfo("cpu"))[0].status == SKIPPED
     check, _ = check_gpus(OneCoordinator(), WorldInfo("cuda"))
