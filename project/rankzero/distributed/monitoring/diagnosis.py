@@ -89,7 +89,8 @@ def _describe_waiting(waiting: Mapping[int, Status], hosts: Sequence[str]) -> st
         return f"the ranks wait for one another in different collectives: {parts}"
     age = max(status.age for status in waiting.values())
     names = ", ".join(list(dict.fromkeys(hosts))[:MAX_NAMED_RANKS])
-    return f"all ranks have been waiting in the same collective for {age:.0f} s: {parts}; check the network of {names}"
+    advice = f"check the network{' and the GPUs' * (' or for a kernel' in parts)} of {names}"
+    return f"all ranks have been waiting in the same collective for {age:.0f} s: {parts}; {advice}"
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

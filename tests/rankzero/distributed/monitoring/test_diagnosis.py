@@ -92,6 +92,8 @@ def test_all_ranks_in_the_same_collective_suggest_the_network():
     text = described(*[status(**GRADIENTS)] * 4)
     assert text.startswith("all ranks have been waiting in the same collective for 20 s: ranks 0-3 in backward")
     assert text.endswith("check the network of n1, n2")
+    queued = {**GRADIENTS, "waits_in": "all_reduce of 421 values or for a kernel before it"}
+    assert described(*[status(**queued)] * 4).endswith("check the network and the GPUs of n1, n2")
 
 
 def test_a_rank_without_reports_is_the_cause_once_its_limit_has_passed():
