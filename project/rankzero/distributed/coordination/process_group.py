@@ -191,7 +191,10 @@ def _is_capturing() -> bool:
 
 
 def _oldest_collective(backend: str) -> dict[str, Any] | None:
-    """Returns the oldest collective in torch's record that is not complete; None without one."""
+    """Returns the oldest collective in torch's record that is not complete; None without one.
+
+    Messages between two ranks are left out: before torch 2.15, those of a batch over NCCL never become complete.
+    """
     module: Any = torch._C._distributed_c10d
     try:
         if backend == "gloo":
@@ -203,4 +206,4 @@ def _oldest_collective(backend: str) -> dict[str, Any] | None:
     except (AttributeError, RuntimeError, TypeError) as error:
         raise NotImplementedError(f"torch {torch.__version__} does not record the collectives of {backend}") from error
     entries = itertools.chain.from_iterable(json.loads(dump).get("entries", []) for dump in dumps)
-    return next((entry for entry in entries if not entry["retired"]), None)
+    return next((entry for entry in entries if not entry["retired"] and not entry["is_p2p"]), None)

@@ -104,7 +104,7 @@ def dump(*entries):
     """Returns a dump as `FlightRecorder.hpp` and `FlightRecorderHook.hpp` of torch 2.15.0 write it."""
     named = [
         {"profiling_name": name, "state": state, "retired": retired, "collective_seq_id": 40 + index}
-        | {"input_sizes": [[5, 200], [3]]}
+        | {"input_sizes": [[5, 200], [3]], "is_p2p": "send" in name}
         for index, (name, state, retired) in enumerate(entries)
     ]
     return json.dumps({"version": "2.10"} | ({"entries": named} if named else {})).encode()
@@ -150,6 +150,13 @@ def test_a_collective_that_the_gpu_has_begun_waits_for_other_ranks(recorder):
 def test_a_gpu_that_has_not_begun_its_oldest_collective_still_works(recorder):
     recorder.nccl = dump(QUEUED, QUEUED)
     assert collective_in_flight("nccl", GPU) == InFlight(40, awaits_gpu=True)
+
+
+def test_a_message_of_a_batch_that_nccl_never_completes_is_not_in_flight(recorder):
+    recorder.nccl = dump(("nccl:send 0->1", "scheduled", False))
+    assert collective_in_flight("nccl", GPU) == InFlight()
+    recorder.nccl = dump(("nccl:send 0->1", "scheduled", False), BEGUN)
+    assert collective_in_flight("nccl", GPU).number == 41
 
 
 def test_without_start_times_the_cause_may_be_the_collective_or_a_kernel_before_it(recorder, monkeypatch):
