@@ -283,7 +283,7 @@ def advice_of(error: BaseException) -> str:
 
 
 _PEER_FAILURE = re.compile(
-    "[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited|Timed out waiting"
+    "[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited|Timed out waiting|NCCL operation failed"
     "|(?s:NCCL.*(peer closed|connect to .* (failed|returned)|was aborted|timed out|timeout in|before timing out))"
 )
 """Errors of gloo, of torch's store and of NCCL (torch 2.15, NCCL 2.30) about another rank or the connection to it."""

@@ -59,6 +59,7 @@ OF_NCCL = [
     "attempts",
     "NCCL communicator was aborted on rank 1. ",
     "NCCL operation timed out",
+    "NCCL operation failed",
     "[PG ID 0 PG GUID 0(default_pg) Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=812, "
     "OpType=ALLREDUCE, NumelIn=421642, NumelOut=421642, Timeout(ms)=1800000) ran for 1800012 milliseconds before "
     "timing out.",
