@@ -211,11 +211,11 @@ def _use_gpu(index: int, visible_gpus: int) -> DeviceAssignment:
         torch.cuda.set_device(index)
         properties: Any = torch.cuda.get_device_properties(index)
     except _CUDA_ERRORS as error:
-        usable = torch.cuda.device_count()
+        usable, instead = torch.cuda.device_count(), "--accelerator cpu, or free the GPU or repair the driver"
         raise RequestError(
             f"GPU {index} of {socket.gethostname()}",
             f"the driver lists {visible_gpus} GPUs, but CUDA cannot use this one: {str(error).splitlines()[0]}",
-            f"--devices {usable}" if 0 < usable < visible_gpus else "--accelerator cpu, or repair the driver",
+            f"--devices {usable}" if 0 < usable < visible_gpus else f"{instead} (nvidia-smi)",
         ) from error
     pci = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     allows_sharing = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "0") != "0" and torch.cuda.nccl.version() >= (2, 30)

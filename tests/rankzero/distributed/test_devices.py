@@ -171,6 +171,7 @@ def test_different_accelerators_are_refused():
         (AssertionError("Invalid device id"), 8, 7, "--devices 7"),
         (torch.cuda.DeferredCudaCallError("CUDA call failed lazily\n\nat:"), 8, 8, "repair the driver"),
         (RuntimeError("Error 802: system not yet initialized\nCompile with"), 8, 8, "--accelerator cpu"),
+        (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), 8, 8, "free the GPU"),
     ],
 )
 def test_a_gpu_that_cuda_cannot_use_is_a_message(monkeypatch, error, listed, usable, advice):
