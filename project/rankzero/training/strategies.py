@@ -118,6 +118,10 @@ class RunStrategy(Strategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         saved_groups = checkpoint.get("live_settings", {}).get("groups", [])
         add_missing_groups(self._module, self.optimizers, saved_groups)
+        # These settings decide whether torch loads the number of steps onto the GPU. Fused kernels read it there.
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
+            for group, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
+                saved.update({key: group[key] for key in ("fused", "capturable") if key in group})
         super().load_optimizer_state_dict(checkpoint)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:

@@ -211,6 +211,19 @@ def test_weights_in_training_are_loaded_only_to_train():
     strategy.load_model_state_dict({"state_dict": {}}, strict=False)
 
 
+@pytest.mark.parametrize(("before", "after", "dtype"), [(None, True, torch.float32), (True, None, torch.float64)])
+def test_the_steps_of_an_optimizer_are_loaded_as_its_present_kernels_need_them(before, after, dtype):
+    """The fused kernels read the number of steps on the GPU, in float32; all others read it on the host."""
+    strategy, weights = connected_strategy(), [nn.Parameter(torch.ones(1))]
+    saved, strategy.optimizers = torch.optim.AdamW(weights, fused=before), [torch.optim.AdamW(weights, fused=after)]
+    weights[0].sum().backward()
+    saved.step()
+    saved.state[weights[0]]["step"] = torch.tensor(7.0, dtype=torch.float64)
+    strategy.load_optimizer_state_dict({"optimizer_states": [saved.state_dict()]})
+    step = strategy.optimizers[0].state[weights[0]]["step"]
+    assert (step.item(), step.dtype, strategy.optimizers[0].param_groups[0]["fused"]) == (7, dtype, after)
+
+
 def weights_after_steps_of_four(monkeypatch, **settings):
     monkeypatch.setattr("stock.SamplingPlan", lambda micro_batches: SamplingPlan(global_batch_size=4, **settings))
     return train(True, Net(), max_epochs=1, limit_val_batches=0, loaders=Loaders(11))[0]["weights"]
