@@ -259,9 +259,15 @@ class DataParallel(RunStrategy, DDPStrategy):
         """
         if self._skips_collectives or not isinstance(tensor, Tensor):
             return tensor
-        if self._metric_weight != 1 and _is_mean(reduce_op):
+        is_mean = _is_mean(reduce_op)
+        if self._metric_weight != 1 and is_mean:
             tensor = tensor * self._metric_weight
-        return super().reduce(tensor, group, reduce_op)
+        operation = "sum" if is_mean else reduce_op
+        if isinstance(operation, str):
+            operation = getattr(torch.distributed.ReduceOp, operation.upper())
+        # Lightning (2.6) would call `barrier` before, in which the host waits for a GPU.
+        torch.distributed.all_reduce(tensor, operation, group)
+        return tensor.copy_(tensor / torch.distributed.get_world_size(group)) if is_mean else tensor
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         if self._skips_collectives:

@@ -21,7 +21,9 @@ from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.peers import Members
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.session import Session
+from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.callbacks import sample_ledger
+from rankzero.training.ddp import DataParallel
 from rankzero.training.hooks import LoopCallback
 from running import small_figures
 
@@ -94,6 +96,16 @@ def fit(root, size, monkeypatch):
             )  # fmt: skip
             trainer.fit(MLP(in_features=20, out_features=1), datamodule=Toy(count=16 * size))
     return steps.found
+
+
+def test_a_value_that_is_averaged_in_a_step_needs_no_barrier_which_would_wait_for_the_gpu():
+    distributed.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
+    try:
+        with Collectives() as collectives:
+            assert DataParallel(SamplingPlan(), None).reduce(torch.tensor(8.0)) == 1
+    finally:
+        distributed.destroy_process_group()
+    assert collectives.counts == {"allreduce": 1}
 
 
 @pytest.fixture
