@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -75,8 +76,10 @@ class ImageFolder(LightningDataModule):
     def setup(self, stage: str) -> None:
         if not self.splits:
             self.splits = self._samples()
-        if self.trainer is not None and self.trainer.strategy.root_device.type == "cuda":
-            # Not a method, which would cost time in each step on a CPU.
+        if self.trainer is None or self.trainer.strategy.root_device.type != "cuda":
+            return
+        if not is_overridden("on_after_batch_transfer", self.trainer.lightning_module):
+            # Not a method, which would cost time in each step on a CPU and take precedence over one of the model.
             self.on_after_batch_transfer = self._normalize  # type: ignore[method-assign]
 
     def _normalize(self, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> tuple[Tensor, Tensor]:

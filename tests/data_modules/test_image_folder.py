@@ -1,6 +1,7 @@
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -105,5 +106,12 @@ def test_a_run_on_a_gpu_normalizes_there_what_its_loaders_read_as_bytes(tmp_path
     images, labels = on_gpu.on_after_batch_transfer(batch, 0)
     torch.testing.assert_close(images, expected[0].to(dtype))
     assert torch.equal(labels, expected[1]) and "on_after_batch_transfer" not in vars(on_cpu)
+    model = BoringModel()
+    model.on_after_batch_transfer = lambda batch, dataloader_idx: batch
+    own_hook = ImageFolder(str(tmp_path), image_size=16, num_workers=0, batch_size=4)
+    own_hook.trainer = on_gpu.trainer
+    own_hook.trainer.strategy._lightning_module = model
+    own_hook.setup("fit")  # the hook of the data module would replace the model's
+    assert next(iter(own_hook.val_dataloader()))[0].dtype is torch.float32
     data = [module.val_dataloader().dataset for module in (on_cpu, on_gpu)]
     assert fingerprint(data[0], 30) == fingerprint(data[1], 30)  # a run may resume on the other device
