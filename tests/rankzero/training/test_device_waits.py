@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from pretended_cuda import pretended_cuda
 from torch.nn import functional as F
 
@@ -12,6 +12,8 @@ from lightning_modules import MLP
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fast import epoch
 from rankzero.training.hooks import LoopCallback
+from rankzero.training.metrics.epoch_averages import LoggerConnector
+from stock import Curves
 
 STEPS = 40
 
@@ -154,3 +156,17 @@ def test_a_save_between_logging_steps_reads_the_loss_and_the_metrics(script_fold
     device, counter = fit(script_folder, CountSave, model, data, save_every="45steps")
     assert counter.saves == 3
     assert dict(device.waits) == {"__float__": 2}, device.places  # the first empties the queue
+
+
+def test_a_row_that_arrives_after_its_step_reaches_the_loggers_of_its_step():
+    """A finder replaces the loggers during its trials."""
+    loggers = Curves(), Curves()
+    with pretended_cuda():
+        trainer = Trainer(logger=loggers[0], enable_checkpointing=False)
+        connector = LoggerConnector(trainer)
+        connector._first_loop_iter = False
+        connector.log_metrics({"loss": torch.full((), 2.0, device="cuda")})
+        trainer.loggers = [loggers[1]]
+        assert not loggers[0].lines
+        connector.deliver_row()
+    assert [logger.lines for logger in loggers] == [[(0, {"loss": 2.0, "epoch": 0})], []]

@@ -110,26 +110,24 @@ class LoggerConnector(_LoggerConnector):
         if not trainer.loggers or not metrics:
             return
         self._logged_metrics.update(metrics)
-        row, epoch = HostCopy(metrics), trainer.current_epoch
+        row, epoch, loggers = HostCopy(metrics), trainer.current_epoch, list(trainer.loggers)
         is_of_step = step is None and self._first_loop_iter is not None
         next_step = loop._batches_that_stepped
         holds = self.holds_rows and is_of_step and loop.record.is_due and loop.record.is_enabled  # type: ignore[attr-defined]
-        is_fitting = trainer.state.fn is TrainerFn.FITTING and not trainer.fit_loop.is_trial  # type: ignore[attr-defined]
+        if trainer.state.fn is TrainerFn.FITTING and not trainer.fit_loop.is_trial:  # type: ignore[attr-defined]
+            loggers = list(dict.fromkeys(filter(None, [*loggers, self.run_logger])))
 
         def deliver() -> None:
             values, row_step = convert_tensors_to_scalars(row.wait()), step
             if row_step is None and (row_step := values.pop("step", None)) is None:
                 values.setdefault("epoch", epoch)
                 row_step = next_step
-            loggers: list[Logger] = trainer.loggers
-            if is_fitting:
-                loggers = list(dict.fromkeys(filter(None, [*loggers, self.run_logger])))
             if holds:
                 self._held_row = values, int(row_step)
-                loggers = [logger for logger in loggers if logger is self.run_logger]
             for logger in loggers:
-                logger.log_metrics(metrics=values, step=int(row_step))
-                logger.save()
+                if not holds or logger is self.run_logger:
+                    logger.log_metrics(metrics=values, step=int(row_step))
+                    logger.save()
 
         self._copied_row = deliver
         if not is_of_step or row.is_complete:
