@@ -263,6 +263,7 @@ class DeviceCopies:
 
     def _copy(self, value: Any, used_by: torch.cuda.Stream) -> Any:
         if type(value) is Tensor and value.is_cpu and value.layout is torch.strided:
+            value = value.clone() if 0 in value.stride() else value  # torch cannot pin the result of `expand`
             value = value.pin_memory().to(self._device, non_blocking=True)
             if self._channels_last and value.dim() == 4:
                 value = value.contiguous(memory_format=torch.channels_last)

@@ -105,7 +105,9 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", enter)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(device, streams[-1]))
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: calls.append("pin") or tensor)
+    # torch copies into memory of the same strides.
+    pinned = lambda tensor: torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)  # noqa: E731
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: calls.append("pin") or pinned(tensor))
     monkeypatch.setattr(torch.Tensor, "to", copy)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: calls.append(f"keep for {stream.name}"))
     return calls
@@ -136,6 +138,12 @@ def test_only_tensors_in_host_memory_and_in_plain_collections_are_copied(gpu):
     (copied,) = read_for_gpu(DataLoader([0], collate_fn=lambda _: batch))
     assert gpu.count("pin") == 1 and copied["y"] is batch["y"] and copied["z"][0] is sparse
     assert type(copied["x"]) is list and torch.equal(copied["x"][0], torch.ones(2)) and copied["x"][1] == "text"
+
+
+def test_a_tensor_whose_elements_share_memory_is_copied(gpu):
+    mask = torch.tensor([[1.0], [2.0]]).expand(2, 3)
+    (copied,) = read_for_gpu(DataLoader([0], collate_fn=lambda _: mask))
+    assert torch.equal(copied, mask) and gpu.count("pin") == 1
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
