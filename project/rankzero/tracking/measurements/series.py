@@ -166,7 +166,9 @@ class Exchange:
         self._own = [value if isinstance(value, float) else math.nan for value in row]
         if self._world_size == 1 and not on_device:
             return
-        packed = moved(torch.tensor(self._own, dtype=torch.float64), self._strategy.root_device)
+        packed = torch.tensor(self._own, dtype=torch.float64)
+        if self._strategy.root_device.type == "cuda":  # MPS has no float64
+            packed = moved(packed, self._strategy.root_device)
         for index, value in on_device.items():
             packed[index] = value
         self._gathered = self._strategy.begin_gather_rows(packed)

@@ -59,8 +59,8 @@ def use_fast_kernels(settings: Mapping[str, Any]) -> dict[str, Any]:
         torch.set_float32_matmul_precision("high")
     if settings.get("benchmark") is not None:
         return dict(settings)
-    is_deterministic = settings.get("deterministic") or torch.are_deterministic_algorithms_enabled()
-    return {**settings, "benchmark": not is_deterministic}
+    is_deterministic = torch.are_deterministic_algorithms_enabled() or torch.backends.cudnn.deterministic
+    return {**settings, "benchmark": not (is_deterministic or settings.get("deterministic"))}
 
 
 def apply_layout(model: nn.Module, accelerator: str) -> str:

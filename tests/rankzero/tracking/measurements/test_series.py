@@ -144,6 +144,13 @@ class Ranks:
         return self.begun[-1]
 
 
+def test_values_of_a_device_without_float64_are_gathered_on_the_host(monkeypatch):
+    monkeypatch.setattr(Ranks, "root_device", torch.device("mps"))
+    exchange = Exchange(Ranks(), 1)
+    exchange.begin({series.DETAILS_REQUESTED: 0.0, LOSS_SUM: torch.tensor(3.0)})
+    assert exchange.finish()[0][EXCHANGED.index(LOSS_SUM)] == 3
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_rank_zero_requests_details_one_exchange_ahead(world_size):
     exchange = Exchange(Ranks(), world_size)

@@ -69,6 +69,9 @@ def test_cuda_uses_tf32_and_measures_kernels_unless_the_run_is_deterministic(
     assert precisions == selected
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     assert use_fast_kernels({}) == {"benchmark": False}
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    assert use_fast_kernels({}) == {"benchmark": False}
 
 
 def conv(*arguments, **settings):
