@@ -5,6 +5,7 @@ import time
 
 from lightning.pytorch import Trainer
 
+from rankzero.distributed.devices import synchronize
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.time_limit import StepKind, next_steps
@@ -72,10 +73,14 @@ class HeldCheckpoint(LoopHooks):
             step_seconds = self._slow.get(next_steps(trainer)[0]) or self._slow.get(StepKind.PLAIN, 0.0)
             self._seconds_since_copy += step_seconds
             if step_seconds and self._seconds_since_copy >= self._seconds_between_copies:
+                device = trainer.strategy.root_device
+                synchronize(device)  # ends the steps before; below, it ends the copy
+                began = time.monotonic()
                 self.checkpoint_callback.hold(trainer)
+                synchronize(device)
                 self._seconds_since_copy, self._steps_to_check = 0.0, 1
                 self._started_at = time.monotonic()
-                self._copy_seconds = self._started_at - now
+                self._copy_seconds = self._started_at - began
 
     def _agree(self, trainer: Trainer) -> None:
         """Broadcasts which kinds of steps are slow on rank zero, and after how many steps to do so again."""

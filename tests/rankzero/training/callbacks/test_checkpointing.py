@@ -1,3 +1,4 @@
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -154,3 +155,12 @@ def test_checkpoints_are_held_before_slow_steps_and_validations(monkeypatch, cas
     train_in_process(recorder, model=Paused(clock, slow_steps, validation), loops=True, **settings)
     assert recorder.channel.on_stop == recorder.write_held
     assert recorder.steps == CASES[case][1]
+
+
+def test_the_time_of_a_copy_on_a_gpu_is_measured_without_the_steps_before_it(monkeypatch):
+    clock, waits = SimpleNamespace(now=0.0, monotonic=lambda: clock.now), cycle([SLOW, SLOW_COPY["pause"]])
+    monkeypatch.setattr(held_checkpoint, "time", clock)
+    monkeypatch.setattr(held_checkpoint, "synchronize", lambda _: setattr(clock, "now", clock.now + next(waits)))
+    recorder, model = Recorder(clock, 0.0), Paused(clock, range(16), 0.0)
+    train_in_process(recorder, model=model, loops=True, max_epochs=1, limit_train_batches=16, limit_val_batches=0)
+    assert recorder.steps == CASES["two percent of the time of slow steps"][1]
