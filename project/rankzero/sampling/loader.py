@@ -100,8 +100,8 @@ class ManagedLoader(DataLoader[Any]):
         if not copies:
             return
         self._to_device = DeviceCopies(device, channels_last)
-        if loader.pin_memory and self._can_read_in_process and hasattr(loader.dataset, "on_device"):
-            on_device = loader.dataset.on_device(device)
+        if loader.pin_memory and self._can_read_in_process and hasattr(type(loader.dataset), "on_device"):
+            on_device = loader.dataset.on_device(device)  # type: ignore[attr-defined]
             if on_device is not None:
                 vars(self._reader)["dataset"], self._to_device = SeededDataset(on_device), None
 

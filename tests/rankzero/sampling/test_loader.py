@@ -186,6 +186,13 @@ def test_a_data_set_that_fits_on_the_gpu_is_read_there(gpu, fits, settings, is_o
         __getitem__ = lambda self, index: torch.tensor(index)  # noqa: E731
         on_device = lambda self, device: OnDevice() if fits else None  # noqa: E731
 
+    class Wrapper(Dataset):
+        __len__ = lambda self: 4  # noqa: E731
+
+        def __getattr__(self, name):
+            return getattr(Data(), name)
+
+    assert isinstance(read_for_gpu(DataLoader(Wrapper(), pin_memory=True))._reader.dataset.dataset, Wrapper)
     loader = read_for_gpu(DataLoader(Data(), **{"pin_memory": True, **settings}, collate_fn=lambda batch: batch[0]))
     assert isinstance(loader.dataset, Data)
     assert isinstance(loader._reader.dataset.dataset, OnDevice) == is_on_device
