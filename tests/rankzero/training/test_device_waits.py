@@ -170,3 +170,12 @@ def test_a_row_that_arrives_after_its_step_reaches_the_loggers_of_its_step():
         assert not loggers[0].lines
         connector.deliver_row()
     assert [logger.lines for logger in loggers] == [[(0, {"loss": 2.0, "epoch": 0})], []]
+
+
+def test_a_fast_run_on_a_gpu_selects_tf32_and_measures_kernels(script_folder, monkeypatch):
+    precisions = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", precisions.append)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    with pretended_cuda():
+        rankzero.Trainer(name="x", root=script_folder, accelerator="gpu", devices=1, fast="yes")
+    assert precisions == ["high"] and torch.backends.cudnn.benchmark

@@ -102,6 +102,9 @@ def test_host_is_at_most_one_tick_ahead_of_a_gpu(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     throughput = Throughput(SamplingPlan())
+    for device in ("cpu", "cuda"):
+        throughput.on_ready(SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device))))
+        assert throughput.needs("on_tick") == (device == "cuda")
     for _ in range(5):
         throughput.on_tick(None, None, 0)
     assert (len(queued), len(finished)) == (5, 4), "the newest tick is still queued, the others are finished"
