@@ -60,14 +60,17 @@ class Ranks(OneProcess):
 def attempt(cwd):
     """Returns a function that begins attempts at the run `runs/x` in this process."""
 
-    def make(plan=None, has_trained=True, rank=0, **options):
+    def make(plan=None, has_trained=True, rank=0, backend="gloo", **options):
         plan = plan or SamplingPlan()
         strategy = Ranks(plan, device="cpu")
         trainer = Trainer(strategy=strategy, plugins=[DirectoryCheckpointIO()], max_epochs=2, **QUIET)
         coordinator = Coordinator(RendezvousResult.without_rendezvous(Launch(rank=rank)), RequestedWorld())
         counts = TrainingCounts(0, 0.0, ())
         run, options = RunDirectory(Path("runs/x")), RunOptions(**options)
-        outcome, session = Outcome(has_trained), Session(RequestedWorld(), coordinator, WorldInfo("cpu"), "")
+        outcome, session = (
+            Outcome(has_trained),
+            Session(RequestedWorld(), coordinator, WorldInfo("cpu", backend=backend), ""),
+        )
         return Attempt(run, options, CONFIG, trainer, plan, outcome, lambda: counts, session)
 
     return make
@@ -258,6 +261,18 @@ def test_the_monitor_runs_while_the_ranks_connect_and_nccls_warnings_are_printed
         pass
     assert found == [START] and "NCCL on rank 0:\nNCCL WARN no route to n2" in capsys.readouterr().err
     assert "WARNING NCCL on rank 0:\nNCCL WARN n3 is slow" in log()
+
+
+@pytest.mark.parametrize(
+    ("backend", "action", "count"), [("nccl", "stop", 1), ("nccl", "report", 0), ("gloo", "stop", 0)]
+)
+def test_torchs_watchdog_is_disabled_only_if_the_monitor_ends_a_run_over_nccl(
+    attempt, monkeypatch, backend, action, count
+):
+    disable = Mock()
+    monkeypatch.setattr(process_group, "disable_watchdog_of_nccl", disable)
+    attempt(backend=backend, hang_action=action)
+    assert disable.call_count == count
 
 
 def test_the_report_is_written_after_all_that_the_next_attempt_needs(attempt, monkeypatch, capsys):
