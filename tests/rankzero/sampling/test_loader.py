@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from rankzero.distributed.process.stop_signals import STOP_SIGNALS
 from rankzero.distributed.timers import TIMERS
 from rankzero.sampling.batch_sampler import ElasticBatchSampler
-from rankzero.sampling.loader import ManagedLoader
+from rankzero.sampling.loader import ManagedLoader, read_ahead
 from rankzero.sampling.permutation import Indices
 from rankzero.sampling.plan import SamplingPlan
+from rankzero.sampling.seeded_dataset import SeededDataset
 from rankzero.sampling.workers import PrepareWorker, end_workers, raise_if_worker_died
 from running import REPOSITORY, SOURCES, train_in_process
 from stock import SIZE, Loaders, Net, train
@@ -166,6 +167,19 @@ def test_torch_pins_memory_only_for_loader_processes_and_for_batches_that_a_hook
     for pin_memory in (True, False):
         loader = read_for_gpu(DataLoader([0, 1], num_workers=workers, pin_memory=pin_memory), copies)
         assert loader._reader.pin_memory == (pins and pin_memory)
+
+
+@pytest.mark.parametrize(("device", "reads"), [("cpu", [64, 64, 64]), ("meta", [64, 128])])  # "meta" stands for a GPU
+def test_more_batches_are_read_at_once_on_a_gpu(device, reads):
+    found = []
+
+    class Images(Dataset):
+        def __getitems__(self, indices):
+            found.append(len(indices))
+            return (torch.zeros(len(indices), 8192, device=device),)
+
+    batches = list(read_ahead(SeededDataset(Images()), iter(torch.arange(192).view(3, 64).numpy()), 0))
+    assert found == reads and [len(images) for (images,) in batches] == [64, 64, 64]
 
 
 @pytest.mark.parametrize(
