@@ -54,6 +54,7 @@ def test_a_full_preflight_on_one_process_trains_a_copy(script_folder, capsys):
         trainer(preflight=mode, seed=1, name=mode).fit(model)
     assert models["full"].calls == models["off"].calls
     printed = capsys.readouterr().out
+    assert "skipped  GPUs             the run uses cpu" in printed
     assert "verdict: fit to train" in printed and "skipped  links            there is only one process" in printed
     with pytest.raises(RequestError, match='preflight="fast"'):
         trainer(preflight="fast")
@@ -169,6 +170,19 @@ def test_an_error_of_nccl_while_it_connects_fails_a_check(monkeypatch):
     check = report.checks["nccl messages"]
     assert check.status == FAIL and "unhandled system error" in check.details[0]
     assert coordinator.settings == [("nccl", torch.device("cuda", 0), "1")]
+
+
+def test_after_an_error_of_nccl_whose_group_remains_no_step_is_tried(monkeypatch):
+    coordinator = SimpleNamespace(broadcast_object=lambda value: value)
+    tried = []
+    for name in ("check_run_directory", "check_imports"):
+        monkeypatch.setattr(all_checks, name, lambda *_: Check("imports", OK, ""))
+    monkeypatch.setattr(all_checks, "_check_processes", lambda *_: None)
+    monkeypatch.setattr(all_checks, "_check_network", lambda *_: False)
+    monkeypatch.setattr(all_checks, "destroy_process_group", lambda after_error: False)
+    monkeypatch.setattr(all_checks, "_check_training", lambda session, run, *_: tried.append(run.untried))
+    check_all(session_of(coordinator), planned_run(), NetworkOptions(), Report(prints=False, thresholds={}))
+    assert tried == ["the ranks cannot communicate"]
 
 
 def check_with_own_options(coordinator):
