@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pretended_cuda import pretended_cuda
 from torch.nn import functional as F
 from torchmetrics.classification import (
     BinaryPrecisionRecallCurve,
@@ -250,3 +251,11 @@ def test_other_tensors_are_no_images(shape):
     assert find_images((torch.rand(shape), LABELS)) is None
     assert find_images(torch.zeros(4, 3, 5, 5, dtype=torch.int64)) is None
     assert find_images(torch.rand(4, 1, 5, 5), 8) is None  # the outputs have another number
+
+
+def test_outputs_are_counted_on_their_gpu():
+    with pretended_cuda() as device:
+        collection = Collection(1, 0)
+        targets = torch.zeros(4, dtype=torch.int64, device="cuda")
+        collection.add({"logits": torch.zeros(4, 3, device="cuda"), "targets": targets}, None)
+        assert collection.error is None and device.holds(collection._counts._thresholds)
