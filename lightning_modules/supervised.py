@@ -49,7 +49,7 @@ class Supervised(LightningModule):
     def _score(self) -> Metric:
         if self.num_classes is None:
             return MeanAbsoluteError()
-        return MulticlassAccuracy(self.num_classes, average="micro", validate_args=False)  # it would wait for a GPU
+        return MulticlassAccuracy(self.num_classes, average="micro")
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Returns the outputs of the network."""

@@ -15,8 +15,8 @@ from rankzero import Trainer
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import Retention, checkpoints_in
 from rankzero.runs.directory import RunDirectory
-from rankzero.training.callbacks import held_checkpoint
-from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
+from rankzero.training.callbacks import checkpointing, held_checkpoint
+from rankzero.training.callbacks.checkpointing import CLOCK_STEPS, CheckpointCallback, Interval
 from rankzero.training.callbacks.held_checkpoint import HeldCheckpoint
 from rankzero.training.fit_loop import fit_loop_of
 from running import train_in_process
@@ -51,6 +51,31 @@ def test_saves_at_the_interval_and_at_the_end_and_keeps_the_newest(tmp_path, int
     train_in_process(callback, loops=True, plugins=plugins, enable_checkpointing=True, **settings)
     saved = checkpoints_in(tmp_path / "checkpoints")
     assert [int(path.name.removeprefix("step-")) for path in saved] == steps
+
+
+def test_rank_zeros_clock_decides_on_a_save_and_no_rank_waits_for_it_in_the_same_step(tmp_path, monkeypatch):
+    callback = CheckpointCallback(RunDirectory(tmp_path), Interval(seconds=1), lambda: {"run": "x"}, Retention(1))
+    trainer, events = SimpleNamespace(world_size=2), []
+
+    def begin_gather_rows(row):
+        events.append("begin")
+        rows = torch.tensor([[1.0], [0.0]])  # only rank zero's clock has reached the interval
+        return SimpleNamespace(wait=lambda: events.append("wait") or rows)
+
+    monkeypatch.setattr(checkpointing, "strategy_of", lambda _: SimpleNamespace(begin_gather_rows=begin_gather_rows))
+    callback.checked_step, clock = CLOCK_STEPS - 1, CLOCK_STEPS
+    assert not callback._is_interval_over(clock, trainer) and events == ["begin"]
+    assert callback._is_interval_over(clock + 1, trainer) and events == ["begin", "wait"]
+    assert not callback._is_interval_over(clock + 2, trainer) and events == ["begin", "wait"]
+
+
+@pytest.mark.parametrize("is_rank_zero", [True, False])
+def test_only_rank_zero_copies_the_weights_of_the_last_checkpoint(tmp_path, is_rank_zero):
+    callback = CheckpointCallback(RunDirectory(tmp_path), Interval(epochs=1), lambda: {"run": "x"}, Retention(1))
+    callback._is_over = True
+    checkpoint = {"state_dict": {"weight": torch.ones(2)}}
+    callback.on_save_checkpoint(SimpleNamespace(is_global_zero=is_rank_zero), None, checkpoint)
+    assert list(callback._last_weights) == ["weight"] * is_rank_zero
 
 
 class Net(DropoutNet):
