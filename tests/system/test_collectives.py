@@ -104,8 +104,8 @@ def test_each_value_with_sync_dist_takes_one_reduction_a_step_as_in_lightning(ev
     for rank in (0, 1):
         counts = json.loads((user_folder / f"collectives-{rank}.json").read_text())["ours"]
         assert counts.pop("aten::item") >= 20  # on a CPU, each loss is read at once
-        # Lightning puts a barrier before each reduction of a value.
-        assert counts == {"c10d::allreduce_": 20 + 4 * 20, "c10d::barrier": 4 * 20, **extra}
+        # Lightning also puts a barrier before each reduction of a value.
+        assert counts == {"c10d::allreduce_": 20 + 4 * 20, **extra}
     metrics = summary(user_folder, "x")["metrics"]
     assert (metrics["rank"], metrics["both_epoch"], metrics["both"], metrics["sum"]) == (0.5, 0.5, 0.5, 3.0)
     assert metrics["alone"] == 7

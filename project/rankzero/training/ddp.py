@@ -179,6 +179,13 @@ class DataParallel(RunStrategy, DDPStrategy):
         torch.distributed.all_reduce(sums)
         return [int(number) for number in sums.cpu().numpy().view(np.uint64)]
 
+    def refuse_collectives(self) -> None:
+        def refuse(*_: Any) -> None:
+            raise RuntimeError("a rank that has failed takes part in no collective")
+
+        names = ("gather", "gather_on_rank_zero", "reduce_in_place", "begin_gather_rows", "sum_over_ranks")
+        vars(self).update(dict.fromkeys(names, refuse))
+
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a training step; if some rank has no sample, without DistributedDataParallel, which needs all ranks."""
         if not self.share.has_empty_rank:

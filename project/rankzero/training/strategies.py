@@ -140,6 +140,12 @@ class RunStrategy(Strategy):
     def synchronize_new_parameters(self) -> None:
         """Makes ranks also average the gradients of newly unfrozen parameters. All ranks must call."""
 
+    def refuse_collectives(self) -> None:
+        """Makes the methods below raise an error, if a callback saves after this rank has failed.
+
+        gloo aborts the other ranks if they are in another collective.
+        """
+
     def gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, in order of rank. All ranks must call."""
         return [value]

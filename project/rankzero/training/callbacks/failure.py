@@ -11,7 +11,7 @@ from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import CannotStart, Stopped, is_peer_failure, mark_advice, user_message
 from rankzero.runs.attempt import Outcome
 from rankzero.training.hooks import LoopCallback
-from rankzero.training.strategies import strategy_of
+from rankzero.training.strategies import RunStrategy, strategy_of
 
 
 class ReportFailure(LoopCallback):
@@ -50,6 +50,8 @@ class ReportFailure(LoopCallback):
         self.control_channel.report_failure(
             f"rank {trainer.global_rank} on {socket.gethostname()} failed: {exception!r}"
         )
+        if isinstance(trainer.strategy, RunStrategy):
+            trainer.strategy.refuse_collectives()
 
     def _update_has_trained(self, trainer: Trainer) -> None:
         before, batches = self._batches_before, trainer.fit_loop.epoch_loop.batch_progress.total
