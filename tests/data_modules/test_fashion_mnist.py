@@ -41,6 +41,9 @@ UNREADABLE = {
     "no gzip": b"not gzip",
     "no header": gzip.compress(b"\0\0\x08"),
     "truncated": gzip.compress(b"\0\0\x08\x01\0\0\0\x05abc"),
+    "another type": gzip.compress(b"\0\0\x09\x01\0\0\0\x01a"),
+    "too long": gzip.compress(b"\0\0\x08\x01\0\0\0\x01ab"),
+    "a huge size": gzip.compress(b"\0\0\x08\x02\x7f\xff\xff\xff\x7f\xff\xff\xffa"),
 }
 
 

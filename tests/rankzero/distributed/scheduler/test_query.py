@@ -28,6 +28,13 @@ def test_the_answer_is_the_programs_output_or_the_reason_of_a_failure(programs, 
     assert run_program("squeue") == Answer(succeeds, text)
 
 
+def test_arguments_are_passed_unchanged(programs):
+    programs(qstat='for word in "$@"; do echo "[$word]"; done')
+    arguments = ["-f", "15[3].pbs1", "", "a b", "$HOME;", "*"]
+    assert run_program("qstat", *arguments).text.splitlines() == [f"[{argument}]" for argument in arguments]
+    assert run_program("qstat", "a\0b") == Answer(False, "embedded null byte")
+
+
 def test_a_missing_or_non_executable_program_gives_a_failed_answer(programs, tmp_path):
     assert run_program("squeue") == Answer(False, "not found on PATH")
     (tmp_path / "programs" / "squeue").touch(0o644)

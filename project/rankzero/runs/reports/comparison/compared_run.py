@@ -24,7 +24,7 @@ STEPS, SAMPLES, EPOCHS, SECONDS = "steps", "samples", "epochs", "seconds"
 X_AXES = (STEPS, SAMPLES, EPOCHS, SECONDS)
 
 TAGS = {SAMPLES: "x_axis/samples", EPOCHS: "x_axis/epoch"}
-"""Axis -> the curve with its values by step."""
+"""Axis -> the curve with its values by step, which Rankzero logs since version 0.2."""
 
 
 class XAxis:
