@@ -1,6 +1,6 @@
 """Attacks the ports of a machine until it is killed.
 
-python attacks.py attack HOST PORT RECORDING
+python attacks.py attack HOST PORT RECORDING [SEED]
 python attacks.py record INTERFACE RECORDING           # needs root
 
 The attack knows the protocol, but not the key. PORT is the port of the rendezvous, then of PyTorch's store; all other
@@ -31,23 +31,23 @@ attacks: list[int] = []
 def main() -> None:
     if sys.argv[1] == "record":
         record(sys.argv[2], Path(sys.argv[3]))
-    host, port = sys.argv[2], int(sys.argv[3])
+    host, port, seed = sys.argv[2], int(sys.argv[3]), int((sys.argv[5:] or ["0"])[0])
     recording.append(Path(sys.argv[4]))
     attacked = {port}
-    start_attacks(host, port)
+    start_attacks(host, port, seed)
     while True:
         print(f"{len(attacks)} attacks", flush=True)
         for found in open_ports(host):
             if found not in attacked:
                 attacked.add(found)
                 print(f"attacking port {found}", flush=True)
-                start_attacks(host, found)
+                start_attacks(host, found, seed)
 
 
-def start_attacks(host: str, port: int) -> None:
+def start_attacks(host: str, port: int, seed: int) -> None:
     """Attacks a port from several threads."""
     for number in range(4):
-        threading.Thread(target=attack, args=(host, port, f"{port} {number}"), daemon=True).start()
+        threading.Thread(target=attack, args=(host, port, f"{seed} {port} {number}"), daemon=True).start()
     threading.Thread(target=hold_idle_connections, args=(host, port), daemon=True).start()
 
 

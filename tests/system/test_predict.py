@@ -15,7 +15,7 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
 
 class Net(LightningModule):
-    def __init__(self, returns: str = "tuple"):
+    def __init__(self, returns: str = "tensor"):
         super().__init__()
         torch.manual_seed(0)
         self.returns, self.layer = returns, torch.nn.Linear(1, 3)
@@ -31,7 +31,9 @@ class Net(LightningModule):
         scores = self.layer(batch[0]) + dataloader_idx
         if self.returns == "dict":
             return {"scores": scores, "sample": numbers, "text": [f"s{int(number)}" for number in numbers]}
-        return scores, numbers
+        if self.returns == "scalar":
+            return scores.mean()
+        return {"tensor": scores, "tuple": (scores, numbers), "none": None}[self.returns]
 
 class Data(LightningDataModule):
     def __init__(self, count: int = 11, loaders: int = 1, workers: int = 0, batch_size: int = 4, own: bool = False):
@@ -119,8 +121,14 @@ def test_several_loaders_are_predicted_even_by_more_processes_than_samples(user_
         assert numbers.tolist() == torch.cat([batch[1] for batch in batches]).tolist()
 
 
-def test_an_impossible_prediction_prints_one_message_and_leaves_no_output(user_folder):
-    predict(user_folder, "--data.own", "true", world=2, code=2)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model.returns", "scalar"), "does not have one row per sample"),
+        (("--data.own", "true"), "which rank reads which sample"),
+    ],
+)
+def test_an_impossible_prediction_prints_one_message_and_leaves_no_output(user_folder, arguments, message):
+    predict(user_folder, *arguments, world=2, code=2)
     printed = "".join(outputs(user_folder, 2))
-    assert printed.count("which rank reads which sample") == 1 and "Traceback" not in printed
-    assert not (user_folder / "out").exists()
+    assert printed.count(message) == 1 and "Traceback" not in printed and not (user_folder / "out").exists()

@@ -22,6 +22,13 @@ def test_every_index_occurs_exactly_once_in_a_large_order(count):
     assert np.array_equal(np.sort(Permutation(count, 1, 2)(np.arange(count))), np.arange(count))
 
 
+@given(st.integers(2**31, 10**12), st.integers(0, 2**32 - 1), st.data())
+def test_a_window_of_a_huge_order_has_distinct_indices_in_range(count, seed, data):
+    start = data.draw(st.integers(0, count - 1000))
+    indices = Permutation(count, seed, 0)(np.arange(start, start + 1000))
+    assert len(set(indices.tolist())) == 1000 and indices.min() >= 0 and indices.max() < count
+
+
 def test_orders_differ_between_seeds_epochs_and_passes_and_are_reproducible_at_any_position():
     keys = [(0, 0), (0, 1), (1, 0), (0, 0, 1), (2**32, 0)]
     orders = [Permutation(1000, *key)(np.arange(1000)).tolist() for key in keys]

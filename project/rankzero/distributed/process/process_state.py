@@ -1,8 +1,8 @@
 """State, start time and id namespace of processes on this host. Does not import torch."""
 
+import errno
+import os
 from pathlib import Path
-
-import psutil
 
 
 def process_state(pid: int) -> tuple[str, str] | None:
@@ -15,7 +15,11 @@ def process_state(pid: int) -> tuple[str, str] | None:
     except OSError:
         if Path("/proc/self/stat").exists():
             return None
-        return ("", "") if psutil.pid_exists(pid) else None  # a system without /proc
+        try:  # a system without /proc
+            os.kill(pid, 0)
+        except OSError as error:
+            return ("", "") if error.errno == errno.EPERM else None
+        return "", ""
     return fields[0], fields[19]
 
 

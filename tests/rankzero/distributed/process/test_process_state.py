@@ -4,6 +4,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,15 @@ import pytest
 
 from rankzero.distributed.process import process_state as module
 from rankzero.distributed.process.process_state import process_namespace, process_state
+
+AS_ANOTHER_USER = """
+import os
+from pathlib import Path
+from rankzero.distributed.process import process_state as module
+module.Path = lambda path: Path("/nonexistent" + path)
+os.getuid() or os.setuid(65534)
+print(module.process_state(1))
+"""
 
 
 @pytest.fixture
@@ -58,3 +68,8 @@ def test_without_proc_only_existence_is_known(monkeypatch, tmp_path, child):
     child.kill()
     child.wait()
     assert process_state(child.pid) is None
+
+
+def test_without_proc_a_process_of_another_user_exists():
+    result = subprocess.run([sys.executable, "-c", AS_ANOTHER_USER], capture_output=True, text=True, check=True)
+    assert result.stdout == "('', '')\n"
