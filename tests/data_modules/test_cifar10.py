@@ -32,6 +32,12 @@ def test_converted_files_need_verify_false(tmp_path):
     assert images.shape == (8, 3, 32, 32) and labels.dtype is torch.int64
 
 
+def batch(folder, count, labels):
+    """Writes a batch of images without values, and returns its path."""
+    (folder / "b").write_bytes(pickle.dumps({"data": np.zeros((count, 3072), np.uint8), "labels": labels}))
+    return folder / "b"
+
+
 JUNK = [
     b"",
     b"junk",
@@ -88,6 +94,14 @@ def test_pickles_of_older_versions_of_numpy_are_read(tmp_path):
     (tmp_path / "b").write_bytes(older)
     images, labels = read_batch(tmp_path / "b")
     assert torch.equal(images, torch.from_numpy(data.reshape(2, 3, 32, 32))) and labels.tolist() == [3, 4]
+
+
+def test_labels_that_do_not_fit_the_images_are_refused_and_a_batch_without_images_is_read(tmp_path):
+    for labels in ([], [1], [1, 2, 3], [-1, 0], [0, 10]):
+        with pytest.raises(ValueError, match="^corrupt: .*b has 2 images, but its labels do not match them$"):
+            read_batch(batch(tmp_path, 2, labels))
+    found, labels = read_batch(batch(tmp_path, 0, []))
+    assert found.shape == (0, 3, 32, 32) and labels.shape == (0,)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Runs a command of Rankzero in a process with planted faults.
 
-FAULT=clock,slow python faulty.py preflight --nodes 2 ...
+FAULT=torch,clock python faulty.py preflight --nodes 2 ...
 """
 
 import importlib
@@ -10,6 +10,13 @@ import time
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "project"), str(Path(__file__).parents[2])]
+
+
+def other_torch() -> None:
+    """Reports another version of torch."""
+    import torch
+
+    torch.__version__ = "2.14.0"
 
 
 def clock_ahead() -> None:
@@ -33,7 +40,7 @@ def slow() -> None:
     ResNet.training_step = slow_step
 
 
-FAULTS = {"clock": clock_ahead, "slow": slow}
+FAULTS = {"torch": other_torch, "clock": clock_ahead, "slow": slow}
 
 if __name__ == "__main__":
     for fault in filter(None, os.environ.get("FAULT", "").split(",")):

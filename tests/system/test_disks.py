@@ -129,6 +129,26 @@ def plugin():
     return plugin
 
 
+@pytest.mark.parametrize("background", [True, False])
+def test_a_save_to_a_full_disk_reports_the_error_and_keeps_older_checkpoints(disk, plugin, background):
+    plugin.folder = disk if background else disk / "elsewhere"
+    for step in (1, 2):
+        plugin.save_checkpoint(content(step), disk / f"step-{step}")
+    if background:
+        plugin.save_checkpoint(content(3), disk / "step-3")
+        plugin.wait()
+        (error,) = plugin.errors
+        assert isinstance(error, OSError) and "No space left" in str(error)
+    else:
+        with pytest.raises(OSError, match="No space left"):
+            plugin.save_checkpoint(content(3), disk / "step-3")
+    assert names(disk) == ["step-1", "step-2"] and newest_valid(disk) == (disk / "step-2", [])
+    plugin.remove_checkpoint(disk / "step-1")
+    plugin.save_checkpoint(content(3), disk / "step-3")
+    plugin.wait()
+    assert newest_valid(disk) == (disk / "step-3", [])
+
+
 def test_a_full_disk_keeps_single_files_and_leaves_no_partial_file(disk, plugin):
     plugin.save_checkpoint(content(1, 3), disk / "best.ckpt")
     with pytest.raises(OSError, match="No space left"):

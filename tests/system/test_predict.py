@@ -121,6 +121,13 @@ def test_several_loaders_are_predicted_even_by_more_processes_than_samples(user_
         assert numbers.tolist() == torch.cat([batch[1] for batch in batches]).tolist()
 
 
+def test_the_subcommand_predict_of_fit_py_accepts_a_custom_sampler_on_one_process(user_folder):
+    arguments = ("--name", "x", "--output", "out", "--ckpt_path", "last", "--model.returns", "tuple")
+    fit_on_ranks("predict", *arguments, "--data.own", "true", folder=user_folder)
+    _, numbers = torch.load(user_folder / "out/predictions.pt", weights_only=True)
+    assert sorted(numbers.tolist()) == list(range(11))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

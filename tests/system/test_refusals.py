@@ -54,6 +54,12 @@ class TestOnTwoHosts:
         for printed, ranks in zip(refused(one_host_each), missing, strict=True):
             check(printed, tmp_path, f"missing {ranks}", "within 2 s")
 
+    def test_two_processes_with_the_same_rank_are_refused(self, tmp_path, refused):
+        twice = ["sh", "-c", f"{PYTHON} {FIT} & RANK=0 {PYTHON} {FIT}; code=$?; wait; exit $code"]
+        variables = {"WORLD_SIZE": "3", "RANK": "1", "MASTER_ADDR": "rz1", "MASTER_PORT": "29520"}
+        for printed in refused({"rz1": twice, "rz2": [PYTHON, FIT]}, **variables):
+            check(printed, tmp_path, "one process with rank 1", "on rz1", "on rz2")
+
     def test_a_folder_of_runs_that_is_not_shared_is_refused_in_both_terminals(self, tmp_path, refused):
         (tmp_path / "runs").mkdir()
         (tmp_path / "own.sh").write_text('mount -t tmpfs tmpfs "$1"; shift; exec "$@"\n')
@@ -64,10 +70,18 @@ class TestOnTwoHosts:
             assert f"the host of this rank does not share {tmp_path}/runs, in which rank zero" in printed
             assert "all hosts share" in printed
 
+    def test_a_nonexistent_interface_is_refused(self, tmp_path, refused):
+        first, _ = refused(by_hand("--devices", "1", "--interface", "ib7"))
+        check(first, tmp_path, "rz1 has no network interface of that name", "to-rz2", "--interface to-rz2")
+
     @pytest.mark.parametrize(
         ("mpi", "hosts_in_order", "options", "program", "texts"),
         [
             ("openmpi", "rz1:1,rz2:1", (), (PYTHON, FIT, "--devices", "2"), ("mpi started", "--devices 2")),
+            (
+                *("mpich", "rz1:1,rz2:1", (), (PYTHON, FIT, "--nodes", "2", "--devices", "2")),
+                ("mpi started", "--nodes 2 --devices 2"),
+            ),
             (
                 *("openmpi", "rz1:1,rz2:1", (), (str(BIN / "torchrun"), "--nproc-per-node", "1", FIT)),
                 ("torchrun within mpi", "each would start a separate run"),
@@ -77,7 +91,7 @@ class TestOnTwoHosts:
                 ("rank 0 is on rz1, but rz2 (10.93.0.2) is another machine", "-x MASTER_ADDR=rz1"),
             ),
         ],
-        ids=["too few", "a torchrun in each task", "the address of another host"],
+        ids=["too few", "too few, hydra", "a torchrun in each task", "the address of another host"],
     )
     def test_an_mpirun_that_does_not_fit_is_refused(
         self, tmp_path, hosts, mpi, hosts_in_order, options, program, texts

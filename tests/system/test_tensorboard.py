@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from running import require
 from system.browser import chromium, read_json, tensorboard
@@ -14,6 +15,7 @@ from system.forks import fit_on_ranks
 pytestmark = pytest.mark.xdist_group("tensorboard")
 
 RUNS = {"pair/tensorboard", "three/tensorboard", "small/tensorboard"}
+PAGES = ("timeseries", "custom_scalars", "images")
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +68,18 @@ def test_hyperparameters_of_all_models_are_compared(address):
     assert {"model.depth", "model.class_path", "global_batch_size", "processes", "max_epochs"} <= names
     metrics = {info["name"]["tag"] for info in experiment["metricInfos"]}
     assert {"train/loss", "val/accuracy", "val/loss"} <= metrics
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_drawn(page, address, tmp_path):
+    screenshots = []
+    for attempt in range(3 if page == "timeseries" else 1):  # its charts are drawn by threads that may be late
+        file = tmp_path / f"{page}-{attempt}.png"
+        settings = ("--window-size=1400,1000", "--virtual-time-budget=20000", f"--screenshot={file}")
+        chromium(tmp_path, f"{address}/#{page}", *settings)
+        with Image.open(file) as image:
+            assert image.size == (1400, 1000)
+            screenshots.append((len(image.convert("RGB").getcolors(maxcolors=2**24)), file))
+    colors, best = max(screenshots)
+    best.rename(tmp_path / f"{page}.png")
+    assert colors > 100  # an empty page has a few dozen

@@ -62,6 +62,12 @@ def test_a_wrong_argument_is_refused_with_a_suggestion(arguments, found, instead
     assert found in error.found and error.instead.endswith(instead)
 
 
+def test_hostile_arguments_give_a_short_printable_message():
+    for argument in ("--g\x1b[31mpus", "\udcff\udcfe", "x" * 100_000, "--x=" + "\n" * 9, "--\x00", "--"):
+        lines = str(refusal_of(parse, argument)).split("\n")
+        assert len(lines) == 3 and all(line.isprintable() and len(line) < 700 for line in lines)
+
+
 def test_an_alias_sets_the_flag():
     for arguments, name, value in (
         *((f"{flag} x", "name", "x") for flag in ("--name", "--run", "--run_name")),

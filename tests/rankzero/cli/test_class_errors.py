@@ -27,7 +27,9 @@ BROKEN_FILES = {
         ("Data", "; classes in this folder: net.Data", "net.Data"),
         ("models/big.py", "; classes in this folder: models.big.Big", "models.big.Big"),
         ("Inner", "there is no model of that name; choose MLP, ResNet, or a class path", "MLP"),
-        ("missing.py", "there is no such file", "MLP"),
+        *((file, f"{file} is a file, not a class path", "MLP") for file in ("binary.py", "models/../net.py")),
+        *((file, "there is no such file", "MLP") for file in ("missing.py", "x" * 300 + ".py")),
+        *((text, "there is no model of that name", "MLP") for text in ("x" * 300, "a\0b")),
         ("ResNet50", "there is no model of that name", "ResNet --model.depth 50"),
         ("resnet-18", "there is no model of that name", "ResNet --model.depth 18"),
         ("resnet-20", "there is no model of that name", "ResNet"),
@@ -37,6 +39,7 @@ def test_an_unknown_class_suggests_classes_of_the_folder(cwd, text, found, inste
     (cwd / "models").mkdir()
     (cwd / "net.py").write_text("class Net:\n    class Inner: ...\n\nclass Data(Net): ...\n")
     (cwd / "models/big.py").write_text("class Big: ...\n")
+    (cwd / "binary.py").write_bytes(b"\xff\xfe\0class")
     error = unknown_class_error("model", text, ["MLP", "ResNet"])
     assert error.asked == f"--model {text}" and found in error.found
     assert error.instead == f"--model {instead}"

@@ -130,18 +130,24 @@ def test_data_that_does_not_fit_the_default_model_is_refused_with_a_model_of_its
 
 
 BAD_INPUT = [
-    ("--trainer.val_check_interval 5.5", "val_check_interval"),
+    *(("--trainer.max_epoch 3", "--trainer.max_epochs"), ("--trainer.max_epochs x", "expected int")),
+    *(("--trainer.precision 17", "expected one of"), ("--trainer.val_check_interval 5.5", "val_check_interval")),
     ("--trainer.strategy fsdp", "ddp_find_unused_parameters_true"),
+    *(
+        ("--model ResNet --model.dept 18", "type   --model.depth"),
+        ("--config unknown.yaml", "type   model.depth: 18, in --config unknown.yaml"),
+    ),
     ("--model MLP --model.hidden_sizes [8,0]", "hidden_sizes is"),
     ("--model ResNet --data Toy", "type   --model MLP"),
     ("--model MLP --trainer.logger WandbLogger", "type   pip install 'wandb>=0."),
     ("--model MLP --config logger.yaml", "asked  trainer.logger: WandbLogger, in --config logger.yaml\n"),
+    ("--config epochs.yaml", "type   epochs: 10, in --config epochs.yaml"),
     *(("--data ImageFolder", "--data.root"), ("--data ImageFolder --data.root nowhere", "nowhere does not exist")),
     ("--data ImageFolder --data.root empty", "contains no folders"),
     *(("--data.batch_size 0", "1 or more"), ("--data.batch_size 2000", "1,437 training samples")),
     ("--batch_size 2000", "type   --batch_size 1437, or less"),
     ("--batch_size 8 --global_batch_size 8", "only one of the two"),
-    ("--root file", "is a file"),
+    *(("--config trainer.yaml", "--trainer.max_epochs"), ("--root file", "is a file")),
     ("--root /proc/nowhere", "folder where you may write"),
     ("--resume nowhere", "there is no such file or folder"),
     ("--backend nccl --accelerator cpu", "--backend gloo"),
@@ -153,7 +159,10 @@ def test_bad_input_gives_one_message_and_creates_nothing(cwd, monkeypatch, argum
     monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=0.99999"))
     (cwd / "empty").mkdir()
     (cwd / "file").write_text("")
+    (cwd / "unknown.yaml").write_text("model: {class_path: ResNet, init_args: {dept: 18}}")
+    (cwd / "epochs.yaml").write_text("epochs: many")
     (cwd / "logger.yaml").write_text("trainer: {logger: {class_path: WandbLogger}}")
+    (cwd / "trainer.yaml").write_text("trainer: {max_epoch: 3}")
     before = sorted(os.listdir(cwd))
     with pytest.raises(CannotStart) as error:
         fit_in_process(*arguments.split())

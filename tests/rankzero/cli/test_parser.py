@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import Logger
 
 from rankzero.cli.flags.values import positive_int, save_interval
 from rankzero.cli.origins import Origins
-from rankzero.cli.parser import RankzeroParser, reader, without_enums
+from rankzero.cli.parser import RankzeroParser, parsing_error, reader, without_enums
 from rankzero.messages import RequestError
 from running import refusal_of
 
@@ -135,6 +135,13 @@ def test_errors_of_another_caller_or_of_a_users_class_are_raised_unchanged():
     wrapped.__cause__ = TypeError("around it")
     wrapped.__cause__.__context__ = refused
     assert refusal_of(new_parser().error, "Problem with given class_path", wrapped) is refused
+
+
+def test_any_parsing_error_becomes_a_printable_message_of_three_parts():
+    for message in ("", "\n\n", 'Parser key "model":', "x" * 10_000, "\x1b[31m", "Option ''"):
+        lines = str(parsing_error(message, {})).splitlines()
+        assert [line.split()[0] for line in lines] == ["asked", "found", "type"]
+        assert all(line.isprintable() and len(line) < 700 for line in lines)
 
 
 def test_a_reader_accepts_numbers_that_yaml_has_parsed():

@@ -88,10 +88,13 @@ def test_an_unknown_run_or_root_is_refused_with_similar_names_and_the_other_runs
     assert "the newest runs: second, first" in lines[2] and lines[3].endswith("launch/list.py")
     (cwd / "data").mkdir()
     assert "it contains no run.json" in compare("data", code=2)[2]
-    assert "there is no such run" in compare("~nosuchuser", code=2)[2]
+    for path in ("~nosuchuser", "n" * 300, "/root/" + "x" * 300 + "/y"):  # paths that cannot exist
+        assert "there is no such run" in compare(path, code=2)[2]
 
 
-def test_suggested_commands_contain_the_root(cwd, compare):
+def test_suggested_commands_contain_the_root_and_one_without_permission_is_named_as_such(
+    root, cwd, compare, without_permission
+):
     add(cwd / "my runs/second")
     for run_name, end in {
         "secondd": "compare.py second --root 'my runs'",
@@ -99,6 +102,11 @@ def test_suggested_commands_contain_the_root(cwd, compare):
         "": "compare.py second --root 'my runs'",
     }.items():
         assert compare(*filter(None, [run_name]), "--root", "my runs", code=2)[-1].endswith(end)
+    add(root / "first")
+    compare("first")  # imports everything, which an unprivileged user may be unable to do
+    with without_permission(root):
+        lines = compare("first", code=2)
+    assert "cannot be read: Permission denied" in lines[2]
 
 
 def test_one_run_has_no_settings_and_without_curves_no_figure_is_written(root, compare):
@@ -143,13 +151,14 @@ def test_a_running_run_is_compared_with_the_values_it_has_logged(root, compare):
 
 def test_damaged_configurations_are_named_and_the_rest_is_compared(root, compare):
     add(root / "first")
-    contents = {"empty": "", "open": "a: [", "list": "- 1"}
+    contents = {"empty": "", "open": "a: [", "list": "- 1", "cycle": "x: &a [*a]", "nul": "\0"}
     for name, content in contents.items():
         (add(root / name) / "config.yaml").write_text(content)
     lines = compare("first", *contents)
     for name in contents:
         assert f"{name}: config.yaml is missing or damaged, so its settings are not known" in lines
-    assert row_of(lines, "steps") == ["69"] * 4
+    rows = [line.split() for line in lines if line.split()[:1] == ["steps"]]  # 80 columns show four runs
+    assert rows == [["steps", *["69"] * 4], ["steps", *["69"] * 2]]
 
 
 def test_the_figure_is_written_where_requested_or_refused(root, cwd, compare, capsys):
@@ -165,6 +174,13 @@ def test_the_figure_is_written_where_requested_or_refused(root, cwd, compare, ca
     printed = capsys.readouterr()
     assert "val/loss" in printed.out and printed.err.count("\n") == 1
     assert "the figure file/figure.png cannot be written: File exists; type --output FILE" in printed.err
+
+
+def test_hostile_names_and_values_print_no_control_characters(root, compare):
+    add(root / "esc\x1b[31mape\n", {"val/\x1b[2J": {0: 1.0}}, lr="[red]\x1b\n")
+    add(root / "[bold]", {"[val]/$x$": {0: 1.0}}, lr="\u202e")
+    text = "\n".join(compare("esc\x1b[31mape\n", "[bold]"))
+    assert text.replace("\n", "").isprintable() and "[red]??" in text and "[bold]" in text
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,12 @@ def test_a_damaged_record_is_refused_with_the_file_to_remove(tmp_path, content):
     assert error.found.startswith(f"{path} is not a record of a job: ")
 
 
+def test_a_record_that_cannot_be_read_is_refused(tmp_path):
+    record_path(tmp_path, "x").mkdir()
+    error = refusal_of(read_record, tmp_path, "x")
+    assert "cannot read" in error.found and "Is a directory" in error.found and error.instead == "--root DIR"
+
+
 def test_the_log_of_a_job_is_one_file_or_one_file_per_member(tmp_path):
     assert logs_of(tmp_path, "x", False) == logs_of(tmp_path, "x", True) == []
     names = "x.job.log x.job-0.log x.job-1.log x-2.job.log xx.job-0.log x.job.log.15.pbs1 x.job-1.sh"

@@ -1,7 +1,9 @@
 """The scripts of jobs. To record them anew, run these tests with RANKZERO_RECORD_SCRIPTS=1."""
 
 import os
+import random
 import re
+import shlex
 import subprocess
 from dataclasses import replace
 from difflib import unified_diff
@@ -131,3 +133,21 @@ def test_values_have_the_form_that_a_scheduler_accepts():
     assert shell_argument("", True) == "''"
     text = text_of("slurm-srun-minimal", arguments=("--seed={array_index}",))  # without an array
     assert "'--seed={array_index}'" in text and "array_index=" not in text
+
+
+def read_by_sbatch(text):
+    """Reads the value of an option as sbatch does: it removes double quotes, and backslashes before a quote or one."""
+    if not text.startswith('"'):
+        return text
+    assert re.fullmatch(r'"([^"\\]|\\["\\])*"', text)
+    return re.sub(r'\\(["\\])', r"\1", text[1:-1])
+
+
+def test_random_values_reach_the_scheduler_unchanged():
+    generator = random.Random(18)
+    characters = [chr(code) for code in range(32, 127)] + list("'\"\\ $`%&;|#!~*") * 4 + list("é漢🙂")
+    for _ in range(1000):
+        value = "".join(generator.choices(characters, k=generator.randrange(1, 30)))
+        assert shlex.split(pbs_value(value)) == [value]
+        assert read_by_sbatch(slurm_value(value)) == value
+        assert "\n" not in pbs_value(value) + slurm_value(value)

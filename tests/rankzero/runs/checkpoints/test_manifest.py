@@ -1,5 +1,6 @@
 import json
 import os
+import random
 import shutil
 
 import pytest
@@ -70,13 +71,29 @@ def test_a_manifest_truncated_at_any_byte_or_with_other_formatting_is_refused(va
         assert "differs from the file that was written" in refusal_of(valid_checkpoint)
 
 
+def test_one_flipped_bit_in_any_file_is_refused(valid_checkpoint, refusal_of):
+    generator = random.Random(5)
+    for _ in range(200):
+        file = valid_checkpoint / generator.choice([STATE, MANIFEST])
+        content = file.read_bytes()
+        changed = bytearray(content)
+        changed[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+        file.write_bytes(changed)
+        refusal_of(valid_checkpoint)
+        file.write_bytes(content)
+    manifest.verify(valid_checkpoint)
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b"\xff\xfe\x00", b'{"format": 3.0}', b'{"format": NaN}'])
 def test_a_file_that_is_not_a_manifest_is_refused(valid_checkpoint, content, refusal_of):
     (valid_checkpoint / MANIFEST).write_bytes(content)
     assert MANIFEST in refusal_of(valid_checkpoint)
 
 
-CHANGES = [{"files": {"../x": {"bytes": 1, "sha256": "0"}}}, {"x": 1}, {"without": ["needs"]}]
+CHANGES = [
+    *({"files": files} for files in ([], {}, {"../x": {"bytes": 1, "sha256": "0"}})),
+    *({"x": 1}, {"without": ["needs"]}),
+]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)

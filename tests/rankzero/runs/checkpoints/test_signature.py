@@ -46,8 +46,8 @@ def test_a_checkpoint_of_the_same_user_is_read_without_trust_checkpoint_even_if_
 
 @pytest.mark.parametrize(
     "change",
-    [{"without": [SIGNATURE]}, *({SIGNATURE: value} for value in ("", "0" * 64))],
-    ids=["none", "empty", "of other bytes"],
+    [{"without": [SIGNATURE]}, *({SIGNATURE: value} for value in ("", "0" * 64, "\u00e9" * 64, 7))],
+    ids=["none", "empty", "of other bytes", "not ASCII", "no text"],
 )
 def test_a_missing_or_wrong_signature_is_refused(saved, change, write_manifest):
     write_manifest(saved, **change)
@@ -82,7 +82,7 @@ def test_an_unsafe_key_is_not_used_and_the_reason_is_reported(saved, settings):
     assert SIGNATURE not in read_manifest(saved.with_name("step-00000003"))
 
 
-@pytest.mark.parametrize("home", [None, "/proc/nothing"])
+@pytest.mark.parametrize("home", [None, "", "relative", "/proc/nothing"])
 def test_without_a_home_directory_checkpoints_are_written_unsigned(home, monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.delenv("HOME") if home is None else monkeypatch.setenv("HOME", home)

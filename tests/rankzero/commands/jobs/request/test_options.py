@@ -19,19 +19,24 @@ ACCEPTED = {
     options.host_value: ["n1", "n1.example.org", "10.0.0.1", "user@n1", "a_b-c@n-1", "_"],
     options.command_lines: ["source a.sh", "a\nb", "\texport A='b c'\n", "#SBATCH --exclusive"],
 }
+CONTROL = ["\x1b[31m", "\x7f", "\x85", "\u2028", "\udcff"]
+CONTROL += [f"a{chr(code)}b" for code in (*range(32), *range(127, 160))]
 REFUSED = {
     options.memory_value: (
         "a number with a unit",
-        ["", "64", "0G", "-1G", "1.5G", "64P", "G"],
+        ["", "64", "0G", "-1G", "1.5G", "64  G", "64P", "G", "64G\n", "1234567890G", "\u0661G", "64Gi"],
     ),
-    options.one_line: ("printable characters in one line", ["", " ", "a\nb", "a\r", "a\tb", "\0", "\x1b[31m"]),
+    options.one_line: ("printable characters in one line", ["", " ", "a\nb", "a\r", "a\tb", "\0", *CONTROL]),
     options.array_value: (
         "a list of indices",
-        ["", "a", "-1", "0-", "0-3:0", "0%0", "0-3%2,5", "3-0", "0 1"],
+        [
+            *("", "a", "-1", "0-", "0,", ",0", "0--3", "0-3:0", "0:2", "0%0", "0%", "0-3%2,5", "3-0", "0 1", "0-3\n"),
+            "$(id)",
+        ],
     ),
     options.host_value: (
         "a list of host names",
-        ["", "-n1", "n1 n2", "n1:22", "@n1", "n1;id"],
+        ["", "-n1", "-o@n1", "n1 n2", "n1,n2", "n1:22", "a@b@c", "@n1", "n1@", "n1;id", "$(id)", "n1\n", ".n1", "é"],
     ),
     options.command_lines: ("lines of text", ["", " \n", "\0", "a\0b"]),
 }

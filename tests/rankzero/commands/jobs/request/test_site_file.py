@@ -1,9 +1,13 @@
+import shlex
 from pathlib import Path
 
 import pytest
 
 from job_requests import MPIRUN, SLURM, refusal, request
+from rankzero.commands.jobs.request.command_line import parse
 from rankzero.commands.jobs.request.job_request import JobRequest
+from rankzero.commands.jobs.request.options import SUBMIT_FLAGS
+from rankzero.commands.jobs.request.site_file import read_site
 
 
 @pytest.fixture
@@ -96,6 +100,14 @@ def test_paths_in_a_site_file_may_begin_with_the_home_folder_or_a_variable(site,
     assert refusal(*SLURM, site("root: ~no-such-user/runs\n"))[1].startswith("Could not determine home")
 
 
+def test_a_site_file_that_cannot_be_read_is_refused(tmp_path):
+    file = tmp_path / "site.yaml"
+    expected = (f"--site {file}", "cannot read this file: No such file or directory", "--site FILE")
+    assert refusal(*SLURM, "--site", str(file)) == expected
+    file.write_bytes(b"\xff\xfe\xff")
+    assert refusal(*SLURM, "--site", str(file))[1].startswith("cannot read this file: ")
+
+
 def test_the_users_own_site_file_is_read_unless_another_one_is_given(tmp_path, monkeypatch, site):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert request(*SLURM) == request(*SLURM, site("# nothing\n")) == JobRequest("slurm", "x", "srun")
@@ -103,3 +115,9 @@ def test_the_users_own_site_file_is_read_unless_another_one_is_given(tmp_path, m
     (tmp_path / "rankzero" / "site.yaml").write_text("account: mine\n")
     assert request(*SLURM) == JobRequest("slurm", "x", "srun", account="mine")
     assert request(*SLURM, site("partition: gpu\n")) == JobRequest("slurm", "x", "srun", partition="gpu")
+
+
+def test_each_flag_can_be_a_key_of_a_site_file(site, tmp_path):
+    site("".join(f"{flag.name}: '{shlex.split(flag.example)[0]}'\n" for flag in SUBMIT_FLAGS))
+    line = parse([token for flag in SUBMIT_FLAGS for token in (f"--{flag.name}", shlex.split(flag.example)[0])])
+    assert read_site(tmp_path / "site.yaml") == line.values
