@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.epoch_loop import EpochLoop
-from rankzero.training.fast.batch_hooks import BATCH_HOOKS
 from rankzero.training.fit_loop import install
+from rankzero.training.lightning_inside import BATCH_HOOKS
 from rankzero.training.strategies import OneProcess
 from running import restore_process_state
 

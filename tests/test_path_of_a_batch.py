@@ -4,7 +4,7 @@ import re
 import sys
 from pathlib import Path
 
-from rankzero.training.fast import epoch
+from rankzero.training import loop
 from rankzero.training.hooks import LoopCallback
 from running import REPOSITORY, fit_in_process
 
@@ -41,7 +41,7 @@ def test_a_steady_step_enters_at_most_fifteen_files(cwd, monkeypatch):
     module = type(sys)("traced")
     module.Trace = Trace
     monkeypatch.setitem(sys.modules, "traced", module)
-    monkeypatch.setattr(epoch, "TICK_SECONDS", 3600)  # on a busy machine, every step is as long as a tick
+    monkeypatch.setattr(loop, "TICK_SECONDS", 3600)  # on a busy machine, every step is as long as a tick
     ENTERED.clear()
     toy = ("--model", "MLP", "--data", "Toy", "--data.count", "2048", "--epochs", "1", "--trainer.callbacks")
     assert fit_in_process(*toy, "traced.Trace") == 0

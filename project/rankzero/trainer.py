@@ -30,7 +30,7 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.callbacks import profile_callbacks, progress_callbacks, tracking_callbacks, without_progress
 from rankzero.tracking.csv_rows import keep_rows
 from rankzero.tracking.measurements.throughput import Throughput
-from rankzero.training import fit_loop
+from rankzero.training import fit_loop, layout
 from rankzero.training.callbacks.agreements import RankAgreements
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.failure import ReportFailure
@@ -41,7 +41,6 @@ from rankzero.training.callbacks.sample_ledger import SampleLedger
 from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
 from rankzero.training.callbacks.time_limit import TimeLimit, attempt_deadline
 from rankzero.training.ddp import strategy_for
-from rankzero.training.fast import layout
 from rankzero.training.metrics import epoch_averages
 from rankzero.training.plugins import without_replaced
 from rankzero.training.prediction_loop import PredictionLoop

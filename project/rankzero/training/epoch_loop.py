@@ -1,8 +1,7 @@
 """Lightning's loop over the batches of an epoch, with a defined end of each step.
 
 A step ends after its validation, its logging and its schedules. At that point a run can be saved and can stop.
-`fast/epoch.py` trains on the batches. Anything not known to be equivalent falls back to Lightning's own loop, and the
-reason is printed.
+`loop.py` trains on the batches. What it does not support is trained by Lightning's own loop, and the reason is printed.
 """
 
 from contextlib import AbstractContextManager
@@ -15,9 +14,9 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from rankzero.distributed.monitoring.activity import Activity
 from rankzero.messages import print_notice
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.training.fast.conditions import fallback_reason
-from rankzero.training.fast.epoch import FastEpoch
 from rankzero.training.hooks import Subscribers
+from rankzero.training.lightning_inside import fallback_reason
+from rankzero.training.loop import TrainingLoop
 from rankzero.training.metrics.epoch_averages import Results
 from rankzero.training.metrics.interval_record import IntervalRecord
 from rankzero.training.strategies import RunStrategy
@@ -42,7 +41,7 @@ class EpochLoop(_TrainingEpochLoop):
         """Context in which the next batch is trained on."""
         self.has_validated = False
         """True if a validation has run since the last safe point."""
-        self._fast_epoch: FastEpoch | None = None
+        self._training_loop: TrainingLoop | None = None
         self._skipped_batches = 0
         self._counted_batches: int | None = None
         """Batches of this epoch whose steps Lightning has counted; None before the loop runs."""
@@ -53,7 +52,7 @@ class EpochLoop(_TrainingEpochLoop):
 
     @property
     def global_step(self) -> int:
-        if self._fast_epoch is None:
+        if self._training_loop is None:
             return super().global_step
         # The same value as Lightning's, without its nested calls: this property is read several times per step.
         return self.automatic_optimization.optim_progress.optimizer.step.total.completed
@@ -127,7 +126,7 @@ class EpochLoop(_TrainingEpochLoop):
         if isinstance(self.trainer.strategy, RunStrategy):
             self.trainer.strategy.synchronize_new_parameters()
         self._validates = self._should_check_val_epoch()
-        self._fast_epoch = self._fast_epoch_or_none(data_fetcher)
+        self._training_loop = self._training_loop_or_none(data_fetcher)
         try:
             while not (self.may_be_done and self.done):
                 try:
@@ -148,7 +147,7 @@ class EpochLoop(_TrainingEpochLoop):
                     self.on_iteration_done()
             self.flush_metrics()
         finally:
-            self._fast_epoch = None
+            self._training_loop = None
             self.record.is_enabled = records
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
@@ -158,25 +157,23 @@ class EpochLoop(_TrainingEpochLoop):
                 self.advance(data_fetcher)
             return
         self._metrics_are_current = False
-        if self._fast_epoch is not None and not self._fast_epoch.is_current:
-            self._fast_epoch = self._fast_epoch_or_none(data_fetcher)
         self.record.begin_batch(self._batches_that_stepped)
-        if self._fast_epoch is not None and not self.restarting:
-            self._fast_epoch.train_on_next()
+        if self._training_loop is not None and not self.restarting:
+            self._training_loop.train_on_next()
         else:
             self.activity.begin_batch(self.global_step)
             super().advance(data_fetcher)
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
-        fast_epoch = self._fast_epoch
+        training_loop = self._training_loop
         if may_validate := self._may_validate:
             self.flush_metrics()
-        if fast_epoch is None or may_validate:
+        if training_loop is None or may_validate:
             super().on_advance_end(data_fetcher)
             if self.has_validated:
                 self.share_stop()
         else:
-            fast_epoch.end_step()
+            self._end_step()
         self._counted_batches = self.batch_progress.current.processed  # type: ignore[attr-defined]
         if self.trainer.accumulate_grad_batches > 1 and self._should_accumulate():
             return
@@ -187,6 +184,13 @@ class EpochLoop(_TrainingEpochLoop):
             for method in self.subscribers.methods["on_safe_point"]:
                 method(trainer)
             self.has_validated = False
+
+    def _end_step(self) -> None:
+        """Finishes a batch after which no validation is due: steps plateau schedulers and counts the optimizer step."""
+        if any(config.reduce_on_plateau for config in self.trainer.strategy.lr_scheduler_configs):
+            self.update_lr_schedulers("step", update_plateau_schedulers=True)
+        if self.trainer.accumulate_grad_batches <= 1 or not self._should_accumulate():
+            self._batches_that_stepped += 1
 
     def reach_safe_point(self) -> None:
         """Calls the hooks of a safe point, where a run can be saved and can stop. All ranks must call."""
@@ -222,7 +226,7 @@ class EpochLoop(_TrainingEpochLoop):
         """Whether the loop may be done after the last batch; a cheap check before Lightning's `done`."""
         trainer, progress = self.trainer, self.batch_progress
         return (
-            self._fast_epoch is None
+            self._training_loop is None
             or progress.is_last_batch
             or progress.current.ready >= trainer.num_training_batches
             or trainer.should_stop
@@ -242,14 +246,14 @@ class EpochLoop(_TrainingEpochLoop):
         counts = progress.total if trainer.check_val_every_n_epoch is None else progress.current
         return counts.ready % interval == 0
 
-    def _fast_epoch_or_none(self, data_fetcher: _DataFetcher) -> FastEpoch | None:
-        """Returns the fast path, or None if Lightning's own loop must train; prints each new reason for that."""
+    def _training_loop_or_none(self, data_fetcher: _DataFetcher) -> TrainingLoop | None:
+        """Returns the training loop, or None if Lightning's own loop must train; prints each new reason for that."""
         reason = fallback_reason(self.trainer, data_fetcher)
         if reason and reason not in self._reported:
             self._reported.add(reason)
             if self.trainer.is_global_zero:
                 print_notice(f"using Lightning's slower training loop: {reason}")
-        return None if reason else FastEpoch(self, self.subscribers, data_fetcher)
+        return None if reason else TrainingLoop(self, self.subscribers, data_fetcher)
 
     def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
         validates = bool(super()._should_check_val_fx(data_fetcher))

@@ -19,6 +19,7 @@ from rankzero.distributed.monitoring.activity import (
     VALIDATION,
     Activity,
 )
+from rankzero.training.lightning_inside import BATCH_HOOKS, overrides, public_state
 from rankzero.training.metrics.interval_record import IntervalRecord
 
 
@@ -180,3 +181,53 @@ class HookBridge(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn is TrainerFn.FITTING:
             self._activity.enter(HOOK)
+
+
+class BatchHooks:
+    """Caller of Lightning's hooks of a batch: those of the callbacks in list order, then the module's.
+
+    It knows the callbacks and overridden hooks that it found when it was created; hooks that no code overrides cost
+    nothing.
+
+    Args:
+        trainer: Trainer whose callbacks and module are called.
+
+    Attributes:
+        observed: Hook -> whether a call of it reaches user code.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self._module = trainer, trainer.lightning_module
+        self._strategy, self._module_vars = trainer.strategy, vars(self._module)
+        self._callbacks: list[Callback] = list(trainer.callbacks)  # type: ignore[attr-defined]
+        self._state = public_state(trainer.strategy)
+        self._called = [callback for callback in self._callbacks if _needs_call(callback)]
+        self._overridden = {hook: overrides(self._module, hook, LightningModule) for hook in BATCH_HOOKS}
+        self.observed = {hook: bool(self._called) or overridden for hook, overridden in self._overridden.items()}
+
+    @property
+    def are_current(self) -> bool:
+        """Whether user code has added or replaced no callback or method since this instance was created."""
+        return self._trainer.callbacks == self._callbacks and public_state(self._strategy) == self._state  # type: ignore[attr-defined]
+
+    def call(self, hook: str, *arguments: Any) -> Any:
+        """Calls a hook of all callbacks and of the module, and returns the result of the module's hook."""
+        if not self.observed[hook]:
+            return None
+        module, module_vars, result = self._module, self._module_vars, None
+        previous_hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], hook
+        for callback in self._called:
+            method = getattr(callback, hook)
+            if callable(method):
+                method(self._trainer, module, *arguments)
+        if self._overridden[hook]:
+            result = getattr(module, hook)(*arguments)
+        module_vars["_current_fx_name"] = previous_hook
+        return result
+
+
+def _needs_call(callback: Callback) -> bool:
+    """Returns whether a callback is a user's, or overrides one of `BATCH_HOOKS`."""
+    if isinstance(callback, HookBridge):
+        return False
+    return not isinstance(callback, LoopHooks) or any(overrides(callback, hook, Callback) for hook in BATCH_HOOKS)

@@ -19,8 +19,8 @@ from rankzero.runs.checkpoints.from_directory import with_keys_of
 from rankzero.sampling.batch_sampler import EVEN_SHARE, ElasticBatchSampler, Share
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.training.fast.batch_hooks import overrides
 from rankzero.training.hooks import LoopHooks
+from rankzero.training.lightning_inside import overrides
 from rankzero.training.saved_state.parameter_groups import add_missing_groups
 from rankzero.training.saved_state.pruning import pruned_parameters, without_pruning
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from rankzero import Trainer as RunTrainer
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard.curves import read_curves
-from rankzero.training.fast import replaced
+from rankzero.training import lightning_inside
 from running import script_process
 from stock import Loaders, ManualNet, Net, assert_equals_stock, assert_same_training, observe, train, with_methods
 
@@ -124,7 +124,7 @@ def test_unsupported_training_uses_lightnings_loop_and_prints_the_reason(make_mo
 
 
 def test_untested_lightning_release_uses_lightnings_loop_and_prints_the_reason(monkeypatch, capsys):
-    monkeypatch.setattr(replaced, "IS_LIGHTNING_TESTED", False)
+    monkeypatch.setattr(lightning_inside, "TESTED_VERSIONS", ())
     assert_equals_stock(observe, Net)
     assert "slower training loop: Rankzero's loop is not tested with lightning" in capsys.readouterr().out
 

@@ -125,7 +125,7 @@ class LoopBatchRecorder(BatchRecorder, LoopCallback):
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_batch_hooks_run_before_lightnings_and_on_tick_at_intervals_and_after_the_last_batch(fast, monkeypatch):
-    monkeypatch.setattr("rankzero.training.fast.epoch.TICK_SECONDS", 3600)
+    monkeypatch.setattr("rankzero.training.loop.TICK_SECONDS", 3600)
     monkeypatch.setattr("rankzero.training.hooks.TICK_SECONDS", 3600)
     seen = []
     profiler = None if fast else "simple"  # with this profiler, Lightning's own loop trains

@@ -2,10 +2,9 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.loops.optimization.automatic import Closure
+from lightning.pytorch.loops.optimization.automatic import Closure, _AutomaticOptimization
 from torch import nn
 
-from rankzero.training.step import OptimizerStep
 from stock import BATCHES, Net, assert_equals_stock, assert_same_training, observe, observe_error, train, with_methods
 
 
@@ -163,20 +162,19 @@ def test_current_hook_name_and_grad_mode_equal_lightnings(optimizer):
     assert len(actual["seen"][0]) >= 2 * BATCHES
 
 
-def test_fast_step_runs_for_every_batch(monkeypatch):
+def test_steps_do_not_run_lightnings_optimization(monkeypatch):
     """Otherwise the comparisons above would compare Lightning's step with itself."""
-    calls, run = [], OptimizerStep.run
-    monkeypatch.setattr(OptimizerStep, "run", lambda self, *arguments: calls.append(1) or run(self, *arguments))
+    monkeypatch.setattr(_AutomaticOptimization, "run", None)
     _, trainer = train(True, Net(), max_epochs=1, accumulate_grad_batches=2)
-    assert len(calls) == BATCHES and trainer.fit_loop.epoch_loop._fast_epoch is None
+    assert trainer.global_step == BATCHES // 2 and trainer.fit_loop.epoch_loop._training_loop is None
 
 
 def test_step_keeps_no_reference_to_batch_or_output():
     references = []
 
     def record(trainer, *arguments):
-        step = trainer.fit_loop.epoch_loop._fast_epoch.step
-        references.append((step._batch, step._output, step._result))
+        loop = trainer.fit_loop.epoch_loop._training_loop
+        references.append((loop._batch, loop._output))
 
     train(True, Net(), [LambdaCallback(on_train_batch_end=record)], max_epochs=1)
-    assert references == [((), None, None)] * BATCHES
+    assert references == [((), None)] * BATCHES

@@ -1,19 +1,14 @@
-from itertools import product
-
 import pytest
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.trainer import call
+from torch.utils.data import default_collate
 
-from rankzero.distributed.monitoring.activity import Activity
 from rankzero.training.epoch_loop import EpochLoop
-from rankzero.training.fast.batch_hooks import BATCH_HOOKS, BatchHooks
-from rankzero.training.hooks import HookBridge
-from rankzero.training.metrics.interval_record import IntervalRecord
 from stock import (
     BATCHES,
-    SILENT,
     AtBatch,
     Counts,
+    Loaders,
     Net,
     assert_equals_stock,
     calls_of,
@@ -22,15 +17,6 @@ from stock import (
     observe,
     train,
 )
-
-
-class EqualCounts(Counts):
-    """Callback that compares equal to every other instance, as dataclasses with the same fields do."""
-
-    def __eq__(self, other):
-        return isinstance(other, EqualCounts)
-
-    __hash__ = Callback.__hash__
 
 
 def set_optimizer_hooks(callback, trainer, module):
@@ -62,10 +48,6 @@ def set_hook_on_callback_class(callback, trainer, module):
     late.on_train_batch_end = lambda self, *arguments: module.seen.append("late")
 
 
-def replace_callback_by_an_equal_one(callback, trainer, module):
-    trainer.callbacks[trainer.callbacks.index(callback) - 1] = module.extra
-
-
 def replace(name, make):
     """Returns a change that sets an attribute of the module to a function, which `make` returns for the module."""
     return lambda callback, trainer, module: setattr(module, name, make(module))
@@ -86,47 +68,52 @@ CHANGES = {
         trainer.callbacks.index(callback), module.extra
     ),
     "clears the list": lambda callback, trainer, module: trainer.callbacks.clear(),
-    "an equal one in place of another": replace_callback_by_an_equal_one,
     "None as a hook": lambda callback, trainer, module: setattr(trainer.callbacks[-1], "on_train_batch_end", None),
     "the list": lambda callback, trainer, module: setattr(trainer, "callbacks", [module.extra, callback]),
     "hooks on the module": set_hooks_on_module,
     "a hook on a callback": set_hook_on_callback,
     "a hook on the class of a callback": set_hook_on_callback_class,
 }
-HOOKS = ("on_train_batch_start", "on_before_backward", "on_train_batch_end")
 
 
-@pytest.mark.parametrize(("change", "hook"), [*product(CHANGES, HOOKS), ("appends another", "on_train_epoch_start")])
-def test_a_change_in_the_middle_or_at_the_start_of_an_epoch_takes_effect_immediately(change, hook):
-    kind = (
-        EqualCounts if "an equal one" in change else Counts
-    )  # callbacks that define `__eq__` have a path of their own
+class AtFetch(Loaders):
+    """Loaders that call a function while the third batch is collated, between two batches of training."""
 
+    def __init__(self, change, trainer_of):
+        super().__init__(collate=self._collate_and_change)
+        self.change, self.trainer_of, self.fetched = change, trainer_of, 0
+
+    def _collate_and_change(self, samples):
+        self.fetched += 1
+        if self.fetched == 3:
+            trainer = self.trainer_of()
+            self.change(trainer.callbacks[-1], trainer, trainer.lightning_module)
+        return default_collate(samples)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_between_two_batches_takes_effect_at_the_next_one(change):
+    def observe_change(uses_rankzero):
+        module = type("Changed", (Net,), {})()
+        module.seen = []
+        module.extra = Counts(module.seen)
+        loaders = AtFetch(CHANGES[change], lambda: module.trainer)
+        return observe(uses_rankzero, lambda: module, lambda: [Counts(), Counts()], loaders=loaders)
+
+    assert differences(observe_change(True), observe_change(False)) == []
+
+
+@pytest.mark.parametrize("change", ["accumulation", "training_step", "optimizer hooks", "zero_grad of the class"])
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_epoch_start"])
+def test_a_change_in_a_hook_before_the_step_takes_effect_in_this_step(change, hook):
     def make_module():
         module = type("Changed", (Net,), {})()
         module.seen = []
-        module.extra = kind(module.seen)
+        module.extra = Counts(module.seen)
         return module
 
-    def make_callbacks():
-        return [kind(), AtBatch(CHANGES[change], hook), kind()]
-
-    actual, stock = (observe(uses_rankzero, make_module, make_callbacks) for uses_rankzero in (True, False))
-    assert differences(actual, stock) == []
-
-
-class HasExtra(Net):
-    def __init__(self):
-        super().__init__()
-        self.extra = Counts()
-        self.seen = self.extra.seen
-
-
-def test_all_hooks_are_called_as_by_lightning_while_callbacks_change():
-    def make_callbacks():
-        return [AtBatch(CHANGES["removes itself"]), AtBatch(CHANGES["appends another"], "on_before_zero_grad")]
-
-    assert_equals_stock(observe, HasExtra, make_callbacks, has_every_hook=True)
+    arguments = make_module, lambda: [Counts(), AtBatch(CHANGES[change], hook)]
+    assert differences(*(observe(uses_rankzero, *arguments) for uses_rankzero in (True, False))) == []
 
 
 class SwitchesToManual(Net):
@@ -156,26 +143,21 @@ def test_step_makes_no_lightning_hook_calls_without_subscribers():
     assert not [hook for hook in hooks if any(word in hook for word in ("batch", "step", "backward", "zero"))]
 
 
-class StoresMetrics(Net):
-    def on_train_start(self):
-        trainer, self.seen = self.trainer, []
-        self.stored_metrics = trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics
+class ReadsMetrics(Net):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
 
-    def on_train_batch_start(self, batch, batch_idx):
-        self.seen += [{name: float(value) for name, value in metrics.items()} for metrics in self.stored_metrics]
-
-
-class ReadsMetrics(StoresMetrics):
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
-        self.seen.append({name: float(value) for name, value in self.trainer.callback_metrics.items()})
+        for metrics in (self.trainer.callback_metrics, self.trainer.logged_metrics, self.trainer.progress_bar_metrics):
+            self.seen.append({name: float(value) for name, value in metrics.items()})
         return loss
 
 
-@pytest.mark.parametrize(("make_module", "reads"), [(ReadsMetrics, 4), (StoresMetrics, 3)])
-def test_metrics_are_as_current_as_in_lightning(make_module, reads):
-    actual = assert_equals_stock(observe, make_module, log_every_n_steps=5)
-    assert len(actual["seen"][0]) == BATCHES * 2 * reads
+def test_metrics_are_as_current_as_in_lightning():
+    actual = assert_equals_stock(observe, ReadsMetrics, log_every_n_steps=5)
+    assert len(actual["seen"][0]) == BATCHES * 2 * 3
 
 
 def test_unobserved_metrics_are_updated_only_at_logging_steps(monkeypatch):
@@ -183,26 +165,3 @@ def test_unobserved_metrics_are_updated_only_at_logging_steps(monkeypatch):
     monkeypatch.setattr(EpochLoop, "update_trainer_metrics", log_calls(EpochLoop.update_trainer_metrics, updates, ""))
     train(True, Net(), max_epochs=1, log_every_n_steps=4, limit_val_batches=0)
     assert len(updates) == BATCHES // 4
-
-
-def observers(hooks):
-    """Returns the hooks whose calls reach user code."""
-    return {hook for hook in BATCH_HOOKS if hooks.has_observers(hook)}
-
-
-def test_added_or_removed_methods_and_callbacks_change_observers_immediately():
-    trainer, module = Trainer(**SILENT), type("Plain", (LightningModule,), {})()
-    trainer.callbacks[:] = [HookBridge(print, Activity(), IntervalRecord(trainer))]
-    trainer.strategy.connect(module)
-    hooks = BatchHooks(trainer)
-    assert not observers(hooks) and hooks.have_no_observers
-    for owner in (module, type(module)):
-        for name in (*BATCH_HOOKS, "optimizer_zero_grad", "backward"):
-            setattr(owner, name, lambda *arguments: None)
-            assert not hooks.have_no_observers and observers(hooks) == {name} & set(BATCH_HOOKS), (owner, name)
-            delattr(owner, name)
-            assert not observers(hooks) and hooks.have_no_observers, (owner, name)
-    trainer.callbacks.append(Callback())
-    assert not hooks.have_no_observers and observers(hooks) == set(BATCH_HOOKS)
-    trainer.callbacks.pop()
-    assert not observers(hooks) and hooks.have_no_observers

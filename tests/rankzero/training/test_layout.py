@@ -9,8 +9,8 @@ import torch
 import yaml
 from torch import nn
 
-from rankzero.training.fast import layout as layout_module
-from rankzero.training.fast.layout import (
+from rankzero.training import layout as layout_module
+from rankzero.training.layout import (
     apply_layout,
     choose_layout,
     choose_precision,

@@ -1,24 +1,20 @@
-import logging
-
 import pytest
 import torch
-from torch.autograd import graph
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.overrides import TorchFunctionMode
 
-from rankzero.training.fast import replaced
-from rankzero.training.fast.torch_calls import fast_backward, fast_step
+from rankzero.distributed import torch_inside
+from rankzero.distributed.torch_inside import backward, stepper
 from stock import calls_of, log_calls
 
 
 def calls_torchs_backward(loss):
-    return bool(calls_of([torch.Tensor.backward], "self", lambda: fast_backward(loss)))
+    return bool(calls_of([torch.Tensor.backward], "self", lambda: backward(loss)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_fast_backward_equals_torchs_backward(dtype, shape):
+def test_backward_equals_torchs_backward(dtype, shape):
     def loss(weight):
         return (weight**2).sum().reshape(shape)
 
@@ -27,27 +23,16 @@ def test_fast_backward_equals_torchs_backward(dtype, shape):
     expected, weight.grad = weight.grad, None
     assert not calls_torchs_backward(loss(weight))
     assert torch.equal(weight.grad, expected) and weight.grad.dtype == dtype
-    fast_backward(loss(weight))
+    backward(loss(weight))
     assert torch.equal(weight.grad, 2 * expected)  # gradients accumulate, as in torch
 
 
-class Mode(TorchFunctionMode):
-    def __torch_function__(self, function, types, arguments=(), settings=None):
-        return function(*arguments, **(settings or {}))
-
-
-def test_observed_or_untested_backward_calls_torchs_backward(monkeypatch, caplog):
+def test_backward_of_a_subclass_or_with_an_untested_torch_calls_torchs_backward(monkeypatch):
     weight = torch.ones(3, requires_grad=True)
     assert calls_torchs_backward((weight * 2).sum().as_subclass(type("Subclass", (torch.Tensor,), {})))
-    with Mode():
-        assert calls_torchs_backward((weight * 2).sum())
-    with caplog.at_level(logging.DEBUG, graph.log.name):
-        assert calls_torchs_backward((weight * 2).sum())
-    with monkeypatch.context() as patch:
-        patch.setattr(replaced, "IS_TORCH_TESTED", False)
-        assert calls_torchs_backward((weight * 2).sum())
-    assert not calls_torchs_backward((weight * 2).sum())
-    assert torch.equal(weight.grad, torch.full((3,), 10.0))
+    monkeypatch.setattr(torch_inside, "run_backward", None)
+    assert calls_torchs_backward((weight * 2).sum())
+    assert torch.equal(weight.grad, torch.full((3,), 4.0))
 
 
 def momentum_sgd(weights):
@@ -55,12 +40,12 @@ def momentum_sgd(weights):
 
 
 def train_steps(steps, is_fast, schedule=False, configure=lambda optimizer: None):
-    """Returns the weights and losses after some steps, with `fast_step` if `is_fast`, otherwise with torch's step."""
+    """Returns the weights and losses after some steps, with `stepper` if `is_fast`, otherwise with torch's step."""
     weight = torch.nn.Parameter(torch.arange(4.0))
     optimizer = momentum_sgd([weight])
     scheduler = ExponentialLR(optimizer, 0.9) if schedule else None
     configure(optimizer)
-    step = fast_step(optimizer) if is_fast else lambda closure: optimizer.step(closure=closure)
+    step = stepper(optimizer) if is_fast else lambda closure: optimizer.step(closure=closure)
     losses = []
 
     def closure():
@@ -77,14 +62,14 @@ def train_steps(steps, is_fast, schedule=False, configure=lambda optimizer: None
     return weight.tolist(), losses
 
 
-def test_fast_step_skips_torchs_wrapper_unless_the_release_is_untested(monkeypatch):
+def test_stepper_skips_torchs_wrapper_unless_the_release_is_untested(monkeypatch):
     calls = []
     monkeypatch.setattr(torch.optim.Optimizer, "_optimizer_step_code", lambda *arguments: calls.append(1))
     train_steps(1, True)
     assert calls == []
     train_steps(1, False)
     assert len(calls) == 1
-    monkeypatch.setattr(replaced, "IS_TORCH_TESTED", False)
+    monkeypatch.setattr(torch_inside, "step_wrapper", None)
     train_steps(1, True)
     assert len(calls) == 2
 
@@ -122,7 +107,7 @@ def test_step_with_a_schedule_equals_torchs_and_one_that_is_wrapped_before_or_du
     expected = train_steps(2, False, True)
     assert train_steps(2, True, True) == expected == train_steps(2, True, True, wrap) and len(calls) == 2
     optimizer = momentum_sgd([torch.nn.Parameter(torch.ones(1))])
-    step = fast_step(optimizer)
+    step = stepper(optimizer)
     wrap(optimizer)  # during a run
     step(lambda: None)
     assert len(calls) == 3

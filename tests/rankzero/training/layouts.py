@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_modules.resnet import ResidualNetwork
-from rankzero.training.fast.layout import _onednn_computes_in_bf16, apply_layout
+from rankzero.training.layout import _onednn_computes_in_bf16, apply_layout
 
 SHAPES = [
     *((10, width, "small", 8) for width in (1, 4, 6, 8, 12, 16)),

@@ -7,15 +7,13 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.connectors.logger_connector.result import _get_default_dtype, _ResultMetric
 from torch import Tensor
 
-from rankzero.training.fast import replaced
-from rankzero.training.fast.batch_hooks import overrides
+from rankzero.training.lightning_inside import overrides
 from rankzero.training.metrics.epoch_averages import Results
-from rankzero.training.strategies import RunStrategy
 
 Settings = tuple[Any, ...]
 
 
-class FastLog:
+class StepLog:
     """Replacement for a module's `log` within `training_step`, for names that Lightning has logged in this epoch.
 
     Lightning (2.6) checks every call again and builds a new description of it. Here, a call with the same settings as
@@ -24,19 +22,16 @@ class FastLog:
 
     Args:
         trainer: The trainer.
-        strategy: The trainer's strategy.
         results: Collection that gathers the logged values.
     """
 
-    def __init__(self, trainer: Trainer, strategy: RunStrategy, results: Results) -> None:
+    def __init__(self, trainer: Trainer, results: Results) -> None:
         self.module, self.connector = trainer.lightning_module, trainer._logger_connector
         self._module_vars = vars(self.module)
-        self.strategy, self.results = strategy, results
+        self.results = results
         self._metrics: dict[str, tuple[Settings, _ResultMetric]] = {}
         is_compiled = getattr(self.module, "_compiler_ctx", None) is not None
-        self._replaces_log = (
-            not is_compiled and not overrides(self.module, "log", LightningModule) and replaced.logging.are_original
-        )
+        self._replaces_log = not is_compiled and not overrides(self.module, "log", LightningModule)
 
     def __enter__(self) -> None:
         if self._replaces_log and "log" not in self._module_vars:

@@ -1,1 +1,0 @@
-"""The fast path through an epoch: which calls of Lightning and torch it skips, and under which conditions."""

@@ -1,0 +1,320 @@
+"""The training loop: fetch, transfer, hooks, forward, backward, optimizer step, schedules, log.
+
+It does for each batch what Lightning's `_TrainingEpochLoop.advance` (2.6) and its callees do, without hook calls that
+have no subscriber. `epoch_loop.py` chooses it before the first batch of an epoch and ends each step after it.
+"""
+
+from collections import OrderedDict
+from time import monotonic
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor
+
+from rankzero.distributed.monitoring.activity import BACKWARD, FORWARD, HOOK, OPTIMIZER
+from rankzero.distributed.torch_inside import backward, stepper, zero_gradients
+from rankzero.training.hooks import TICK_SECONDS, BatchHooks, Subscribers
+from rankzero.training.lightning_inside import (
+    Closure,
+    ClosureResult,
+    Precision,
+    block_synchronization,
+    call_strategy_hook,
+    direct_fetch,
+    has_stock_optimizer_step,
+    is_plain,
+    needs_transfer,
+    overrides,
+)
+from rankzero.training.log import StepLog
+from rankzero.training.metrics.epoch_averages import Results
+from rankzero.training.metrics.interval_record import samples_in
+from rankzero.training.strategies import OneProcess, RunStrategy, shares_from
+
+
+class TrainingLoop:
+    """Trains on the batches of an epoch.
+
+    Hooks, callbacks and methods that user code adds or replaces take effect at the next batch.
+
+    Args:
+        loop: Lightning's loop over the batches, which counts them.
+        subscribers: The subscribers to Rankzero's hooks.
+        data_fetcher: Source of the batches.
+    """
+
+    def __init__(self, loop: Any, subscribers: Subscribers, data_fetcher: Any) -> None:
+        trainer = loop.trainer
+        self.loop, self.trainer, self.data_fetcher = loop, trainer, data_fetcher
+        self.module: LightningModule = trainer.lightning_module
+        self._module_vars = vars(self.module)
+        self.strategy = cast(RunStrategy, trainer.strategy)
+        self.connector, self.results = trainer._logger_connector, cast(Results, loop.results)
+        self.activity, self.record, self.progress = loop.activity, loop.record, loop.batch_progress
+        self.log = StepLog(trainer, self.results)
+        methods = subscribers.methods
+        self._on_logging_step, self._on_batch_done = methods["on_logging_step"], methods["on_batch_done"]
+        self._on_tick, self._on_interval_end, self._next_tick = methods["on_tick"], methods["on_interval_end"], 0.0
+        self._fetch, self._next_share = direct_fetch(data_fetcher), shares_from(data_fetcher.combined_loader.flattened)
+        self._device = None if self.strategy.root_device.type == "cpu" else self.strategy.root_device
+        self._batch: tuple[Any, ...] = ()
+        self._batch_idx, self._accumulates = 0, False
+        self._output: Any = None
+        self._find_methods()
+
+    def _find_methods(self) -> None:
+        """Looks up the hooks and methods that user code has set."""
+        trainer, module = self.trainer, self.module
+        self.hooks = BatchHooks(trainer)
+        self._needs_transfer = needs_transfer(trainer)
+        self._steps_itself = has_stock_optimizer_step(trainer)
+        if self._steps_itself:
+            self._optimizer = trainer.optimizers[0]
+            self._take_step = stepper(self._optimizer)
+        # DDP and mixed precision run `training_step` through the strategy.
+        is_bare = type(self.strategy) is OneProcess and type(trainer.precision_plugin) is Precision
+        self._takes_step = module if is_bare and self.strategy.model is module else self.strategy
+        self._takes_batch_idx = "batch_idx" in self.loop._build_kwargs(OrderedDict(), None, 0)
+        self._clips = overrides(module, "configure_gradient_clipping", LightningModule)
+        self._overrides_schedules = overrides(module, "lr_scheduler_step", LightningModule)
+
+    def train_on_next(self) -> None:
+        """Trains on the next batch.
+
+        Raises:
+            StopIteration: No batch is left, or `on_train_batch_start` returned -1.
+        """
+        trainer, current, total = self.trainer, self.progress.current, self.progress.total
+        self.activity.begin_batch(self.loop.global_step)
+        batch = self._fetch()
+        if not self.hooks.are_current:
+            self._find_methods()
+        self.progress.is_last_batch = self.data_fetcher.done
+        if self._needs_transfer or not is_plain(batch, self._device):
+            batch = trainer.precision_plugin.convert_input(batch)
+            batch = self.module._on_before_batch_transfer(batch, dataloader_idx=0)
+            batch = call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+        batch_idx = current.ready
+        current.ready += 1
+        total.ready += 1
+        self.connector._first_loop_iter = self.connector._first_loop_iter is None
+        self.results.batch, self.results.batch_size, self.results.dataloader_idx = batch, None, None
+        outputs = None
+        if batch is None:
+            self.loop._warning_cache.warn(
+                "train_dataloader yielded None. If this was on purpose, ignore this warning..."
+            )
+        else:
+            self._begin(batch, batch_idx)
+            current.started += 1
+            total.started += 1
+            outputs = self._optimize(batch, batch_idx)
+        self.activity.enter(HOOK)
+        current.processed += 1
+        total.processed += 1
+        self._step_schedules(batch_idx)
+        self._end(outputs, batch, batch_idx)
+        current.completed += 1
+        total.completed += 1
+        self._log_metrics()
+
+    def _begin(self, batch: Any, batch_idx: int) -> None:
+        """Calls the hooks before a batch, and reads this rank's share of the batch."""
+        if self.record.is_due:
+            self.activity.enter(HOOK)
+            for method in self._on_logging_step:
+                method(self.trainer)
+        response = None
+        if self.hooks.observed["on_train_batch_start"]:
+            self.activity.enter(HOOK)
+            response = self.hooks.call("on_train_batch_start", batch, batch_idx)
+            if not self.hooks.are_current:
+                self._find_methods()
+        self.strategy.share = self._next_share()
+        if response == -1:  # skip the rest of the epoch
+            self.progress.increment_by(0, is_last_batch=True)
+            self.progress.increment_processed()
+            self.loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+            if self.loop._num_ready_batches_reached():
+                self.loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+            raise StopIteration
+
+    def _optimize(self, batch: Any, batch_idx: int) -> Any:
+        """Takes the optimizer step, or only accumulates gradients; returns the outputs for `on_train_batch_end`."""
+        self._accumulates = self.trainer.accumulate_grad_batches > 1 and self.loop._should_accumulate()
+        if not self._steps_itself:
+            return self._optimize_by_lightning(batch, batch_idx)
+        self._batch, self._batch_idx = (batch, batch_idx) if self._takes_batch_idx else (batch,), batch_idx
+        self._output = _NO_OUTPUT
+        if self._accumulates:
+            with block_synchronization(self.strategy):
+                self._pass()
+        else:
+            counts = self.loop.automatic_optimization.optim_progress.optimizer.step
+            counts.current.ready += 1
+            counts.total.ready += 1
+            module_vars = self._module_vars
+            hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "optimizer_step"
+            self._take_step(self._closure)
+            module_vars["_current_fx_name"] = hook
+            counts.current.completed += 1
+            counts.total.completed += 1
+        output, self._output, self._batch = self._output, None, ()
+        return self._outputs(output, batch)
+
+    def _optimize_by_lightning(self, batch: Any, batch_idx: int) -> Any:
+        """Takes the optimizer step as Lightning does, because user code overrides a part of it."""
+        self.activity.enter(FORWARD)
+        arguments = self.loop._build_kwargs(OrderedDict(), batch, batch_idx)
+        if self.module.automatic_optimization:
+            outputs = self.loop.automatic_optimization.run(self.trainer.optimizers[0], batch_idx, arguments)
+        else:
+            outputs = self.loop.manual_optimization.run(arguments)
+        self.record.add_outputs(outputs, batch)
+        return outputs
+
+    def _closure(self) -> Tensor | None:
+        """Computes the gradients for the optimizer's `step`; returns the detached loss."""
+        loss = self._pass()
+        self.activity.enter(OPTIMIZER)
+        if self.record.is_due and self.record.is_enabled:
+            self.record.measure_gradients(self._optimizer)
+        self.hooks.call("on_before_optimizer_step", self._optimizer)
+        if self._clips or self.trainer.gradient_clip_val:
+            self.trainer.precision_plugin._clip_gradients(
+                self.module,
+                self._optimizer,
+                self.trainer.gradient_clip_val,
+                gradient_clip_algorithm=self.trainer.gradient_clip_algorithm,
+            )
+        return loss
+
+    def _pass(self) -> Tensor | None:
+        """Runs the forward and the backward pass; returns the detached loss."""
+        if not torch.is_grad_enabled():  # the optimizer called the closure without enabling gradients
+            with torch.enable_grad():
+                return self._pass()
+        self.activity.enter(FORWARD)
+        module_vars = self._module_vars
+        hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "training_step"
+        with self.log:
+            output = self._takes_step.training_step(*self._batch)
+        module_vars["_current_fx_name"] = hook
+        loss = self._loss_of(output)
+        if self._batch_idx % self.trainer.accumulate_grad_batches == 0:
+            self._zero_gradients()
+        if loss is None:
+            Closure.warning_cache.warn(
+                "`training_step` returned `None`. If this was on purpose, ignore this warning..."
+            )
+            return None
+        self.activity.enter(BACKWARD)
+        share = self.strategy.share
+        if share.loss_weight != 1:
+            loss = self.strategy.scale_loss(loss)
+        self.hooks.call("on_before_backward", loss)
+        hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "backward"
+        backward(loss)
+        module_vars["_current_fx_name"] = hook
+        if self.hooks.observed["on_after_backward"]:
+            self.activity.enter(HOOK)
+            self.hooks.call("on_after_backward")
+        if share.has_empty_rank:  # otherwise DDP has already averaged the gradients
+            self.strategy.post_backward(loss)
+        return loss.detach()
+
+    def _loss_of(self, output: Any) -> Tensor | None:
+        """Returns the loss of a micro-batch, with its graph."""
+        batches_per_step = self.trainer.accumulate_grad_batches
+        if type(output) is Tensor and batches_per_step == 1 and not self.hooks.observed["on_train_batch_end"]:
+            self._output = output
+            return output
+        if output is None and self.trainer.world_size > 1:
+            raise RuntimeError(
+                "Skipping the `training_step` by returning None in distributed training is not supported."
+                " It is recommended that you rewrite your training logic to avoid having to skip the step in the first"
+                " place."
+            )
+        self._output = ClosureResult.from_training_step_output(output, batches_per_step)
+        return cast(Tensor | None, self._output.closure_loss)
+
+    def _zero_gradients(self) -> None:
+        counts = self.loop.automatic_optimization.optim_progress.optimizer.zero_grad
+        current, total, module_vars = counts.current, counts.total, self._module_vars
+        current.ready += 1
+        total.ready += 1
+        self.hooks.call("on_before_zero_grad", self._optimizer)
+        current.started += 1
+        total.started += 1
+        hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "optimizer_zero_grad"
+        zero_gradients(self._optimizer)
+        module_vars["_current_fx_name"] = hook
+        current.completed += 1
+        total.completed += 1
+
+    def _outputs(self, output: Any, batch: Any) -> dict[str, Any]:
+        """Returns the outputs for `on_train_batch_end`, empty if nobody reads them, and records the loss."""
+        if output is _NO_OUTPUT:
+            raise MisconfigurationException(
+                "The closure hasn't been executed. HINT: did you call `optimizer_closure()` in your `optimizer_step`"
+                " hook? It could also happen because the `optimizer.step(optimizer_closure)` call did not execute it"
+                " internally."
+            )
+        is_result = isinstance(output, ClosureResult)
+        loss = output.loss if is_result else output
+        if loss is not None and self.record.is_enabled:
+            batches_per_step = self.trainer.accumulate_grad_batches  # by which the loss is divided
+            loss = loss if batches_per_step == 1 else loss * batches_per_step
+            self.record.add_loss(loss, samples_in(batch, self.strategy.share))
+        return output.asdict() if is_result and output.loss is not None else {}
+
+    def _step_schedules(self, batch_idx: int) -> None:
+        """Steps the learning rate schedulers, except those that monitor a metric."""
+        loop, progress = self.loop, self.progress
+        if self._overrides_schedules:
+            loop.update_lr_schedulers("step", update_plateau_schedulers=False)
+        elif not self._accumulates:
+            for config in self.strategy.lr_scheduler_configs:
+                if (
+                    config.interval == "step"
+                    and not config.reduce_on_plateau
+                    and (batch_idx + 1) % config.frequency == 0
+                ):
+                    loop.scheduler_progress.increment_ready()
+                    config.scheduler.step()  # type: ignore[call-arg]
+                    loop.scheduler_progress.increment_completed()
+        if progress.is_last_batch or progress.current.ready == self.trainer.num_training_batches:
+            loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+
+    def _end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Calls the hooks after a batch, and agrees on a stop that they have requested."""
+        trainer = self.trainer
+        for method in self._on_batch_done:
+            method(trainer, batch, batch_idx)
+        if (now := monotonic()) >= self._next_tick or self.progress.is_last_batch:
+            self._next_tick = now + TICK_SECONDS
+            for method in self._on_tick:
+                method(trainer, batch, batch_idx)
+        self.hooks.call("on_train_batch_end", outputs, batch, batch_idx)
+        self.results.batch = self.results.batch_size = None
+        if trainer.should_stop and self.loop.agreements:
+            self.loop.agreements.agree_on_stop()
+
+    def _log_metrics(self) -> None:
+        """Logs the metrics of a step that ends a logging interval."""
+        if self._accumulates:
+            return
+        trainer = self.trainer
+        interval = trainer.log_every_n_steps
+        is_due = interval and (trainer.should_stop or (self.loop._batches_that_stepped + 1) % interval == 0)
+        if is_due or trainer.fast_dev_run:
+            self.connector.log_metrics(self.loop.update_trainer_metrics()["log"])
+        if self.record.is_due:
+            for method in self._on_interval_end:
+                method(trainer)
+
+
+_NO_OUTPUT: Any = object()
+"""The output before `training_step` has returned."""
