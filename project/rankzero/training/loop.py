@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from rankzero.distributed.monitoring.activity import BACKWARD, FORWARD, HOOK, OPTIMIZER
@@ -86,38 +85,36 @@ class TrainingLoop:
         Raises:
             StopIteration: No batch is left, or `on_train_batch_start` returned -1.
         """
-        trainer, current, total = self.trainer, self.progress.current, self.progress.total
+        trainer, progress = self.trainer, self.progress
         self.activity.begin_batch(self.loop.global_step)
         batch = self._fetch()
         if not self.hooks.are_current:
             self._find_methods()
-        self.progress.is_last_batch = self.data_fetcher.done
+        progress.is_last_batch = self.data_fetcher.done
         if self._needs_transfer or not is_plain(batch, self._device):
             batch = trainer.precision_plugin.convert_input(batch)
             batch = self.module._on_before_batch_transfer(batch, dataloader_idx=0)
             batch = call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
-        batch_idx = current.ready
-        current.ready += 1
-        total.ready += 1
+        batch_idx = progress.current.ready
+        progress.increment_ready()
         self.connector._first_loop_iter = self.connector._first_loop_iter is None
         self.results.batch, self.results.batch_size, self.results.dataloader_idx = batch, None, None
-        outputs = None
+        if batch is not None:
+            self._begin(batch, batch_idx)
+        self._accumulates = trainer.accumulate_grad_batches > 1 and self.loop._should_accumulate()
         if batch is None:
+            outputs = None
             self.loop._warning_cache.warn(
                 "train_dataloader yielded None. If this was on purpose, ignore this warning..."
             )
         else:
-            self._begin(batch, batch_idx)
-            current.started += 1
-            total.started += 1
+            progress.increment_started()
             outputs = self._optimize(batch, batch_idx)
         self.activity.enter(HOOK)
-        current.processed += 1
-        total.processed += 1
+        progress.increment_processed()
         self._step_schedules(batch_idx)
         self._end(outputs, batch, batch_idx)
-        current.completed += 1
-        total.completed += 1
+        progress.increment_completed()
         self._log_metrics()
 
     def _begin(self, batch: Any, batch_idx: int) -> None:
@@ -143,7 +140,6 @@ class TrainingLoop:
 
     def _optimize(self, batch: Any, batch_idx: int) -> Any:
         """Takes the optimizer step, or only accumulates gradients; returns the outputs for `on_train_batch_end`."""
-        self._accumulates = self.trainer.accumulate_grad_batches > 1 and self.loop._should_accumulate()
         if not self._steps_itself:
             return self._optimize_by_lightning(batch, batch_idx)
         self._batch, self._batch_idx = (batch, batch_idx) if self._takes_batch_idx else (batch,), batch_idx
@@ -153,14 +149,12 @@ class TrainingLoop:
                 self._pass()
         else:
             counts = self.loop.automatic_optimization.optim_progress.optimizer.step
-            counts.current.ready += 1
-            counts.total.ready += 1
+            counts.increment_ready()
             module_vars = self._module_vars
             hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "optimizer_step"
             self._take_step(self._closure)
             module_vars["_current_fx_name"] = hook
-            counts.current.completed += 1
-            counts.total.completed += 1
+            counts.increment_completed()
         output, self._output, self._batch = self._output, None, ()
         return self._outputs(output, batch)
 
@@ -242,33 +236,26 @@ class TrainingLoop:
 
     def _zero_gradients(self) -> None:
         counts = self.loop.automatic_optimization.optim_progress.optimizer.zero_grad
-        current, total, module_vars = counts.current, counts.total, self._module_vars
-        current.ready += 1
-        total.ready += 1
+        module_vars = self._module_vars
+        counts.increment_ready()
         self.hooks.call("on_before_zero_grad", self._optimizer)
-        current.started += 1
-        total.started += 1
+        counts.increment_started()
         hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "optimizer_zero_grad"
         zero_gradients(self._optimizer)
         module_vars["_current_fx_name"] = hook
-        current.completed += 1
-        total.completed += 1
+        counts.increment_completed()
 
     def _outputs(self, output: Any, batch: Any) -> dict[str, Any]:
         """Returns the outputs for `on_train_batch_end`, empty if nobody reads them, and records the loss."""
         if output is _NO_OUTPUT:
-            raise MisconfigurationException(
-                "The closure hasn't been executed. HINT: did you call `optimizer_closure()` in your `optimizer_step`"
-                " hook? It could also happen because the `optimizer.step(optimizer_closure)` call did not execute it"
-                " internally."
-            )
+            Closure(self._closure).consume_result()  # type: ignore[arg-type]  # raises Lightning's error
         is_result = isinstance(output, ClosureResult)
         loss = output.loss if is_result else output
         if loss is not None and self.record.is_enabled:
             batches_per_step = self.trainer.accumulate_grad_batches  # by which the loss is divided
             loss = loss if batches_per_step == 1 else loss * batches_per_step
             self.record.add_loss(loss, samples_in(batch, self.strategy.share))
-        return output.asdict() if is_result and output.loss is not None else {}
+        return output.asdict() if is_result and loss is not None else {}
 
     def _step_schedules(self, batch_idx: int) -> None:
         """Steps the learning rate schedulers, except those that monitor a metric."""
