@@ -1,7 +1,7 @@
 """Data-parallel training with DistributedDataParallel, including steps in which some rank has no sample."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,8 +21,14 @@ from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import EVEN_SHARE
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.training.gradients import average_gradients
 from rankzero.training.strategies import GatheredRows, OneProcess, RunStrategy, moved
+
+BUCKET_BYTES = 25 * 2**20
+"""Size of the buffers that are averaged at a time; the default of DistributedDataParallel."""
+
+
+MISSING, DENSE, SPARSE = 0, 1, 2
+"""Kinds of gradients; the highest kind among the ranks is used on all ranks."""
 
 FIND_UNUSED_PARAMETERS = {"auto": False} | {
     f"{name}{suffix}": suffix.endswith("true")
@@ -304,3 +311,64 @@ def _has_only_means(module: LightningModule) -> bool:
 def _trainable_ids(module: LightningModule) -> set[int]:
     """Returns the `id` of each parameter that is not frozen."""
     return {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
+
+
+def average_gradients(parameters: Iterable[Parameter], world_size: int) -> None:
+    """Replaces each gradient with its mean over ranks; a missing gradient counts as 0. All ranks must call.
+
+    A gradient that is missing on every rank stays missing, so the optimizer skips the parameter as it would in one
+    process. A gradient that is sparse on some rank becomes sparse on all ranks, without the rows that are 0.
+
+    Args:
+        parameters: The model's parameters, in the same order on every rank.
+        world_size: Number of processes.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trained:
+        return
+    kinds = torch.tensor([_kind_of_gradient(parameter) for parameter in trained], dtype=torch.int32)
+    kinds = kinds.to(trained[0].device)
+    torch.distributed.all_reduce(kinds, torch.distributed.ReduceOp.MAX)
+    kind_of = dict(zip(trained, kinds.tolist(), strict=True))
+    used = [parameter for parameter in trained if kind_of[parameter] != MISSING]
+    for bucket in _buckets(used):
+        gradients = [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense() for parameter in bucket
+        ]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        flat /= world_size
+        torch.distributed.all_reduce(flat)
+        for parameter, mean in zip(bucket, flat.split([parameter.numel() for parameter in bucket]), strict=True):
+            _set_gradient(parameter, mean.view_as(parameter), is_sparse=kind_of[parameter] == SPARSE)
+
+
+def _kind_of_gradient(parameter: Parameter) -> int:
+    if parameter.grad is None:
+        return MISSING
+    return SPARSE if parameter.grad.is_sparse else DENSE
+
+
+def _set_gradient(parameter: Parameter, mean: Tensor, is_sparse: bool) -> None:
+    if is_sparse:
+        parameter.grad = mean.to_sparse(1)  # one index per row, as in the gradient of an Embedding
+        return
+    if parameter.grad is None:
+        parameter.grad = torch.empty_like(parameter)
+    parameter.grad.copy_(mean)
+
+
+def _buckets(parameters: Iterable[Parameter]) -> Iterable[list[Parameter]]:
+    """Groups consecutive parameters of one dtype and device into buckets of about `BUCKET_BYTES`."""
+    bucket: list[Parameter] = []
+    for parameter in parameters:
+        size = sum(member.numel() * member.element_size() for member in bucket)
+        if bucket and (_dtype_and_device(parameter) != _dtype_and_device(bucket[0]) or size >= BUCKET_BYTES):
+            yield bucket
+            bucket = []
+        bucket.append(parameter)
+    if bucket:
+        yield bucket
+
+
+def _dtype_and_device(parameter: Parameter) -> tuple[torch.dtype, torch.device]:
+    return parameter.dtype, parameter.device

@@ -27,9 +27,9 @@ from rankzero.training.lightning_inside import (
     needs_transfer,
     overrides,
 )
-from rankzero.training.log import StepLog
 from rankzero.training.metrics.epoch_averages import Results
 from rankzero.training.metrics.interval_record import samples_in
+from rankzero.training.metrics.step_log import StepLog
 from rankzero.training.strategies import OneProcess, RunStrategy, shares_from
 
 

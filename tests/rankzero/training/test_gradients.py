@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rankzero.training import gradients
-from rankzero.training.gradients import average_gradients
+from rankzero.training.ddp import average_gradients
 
 SHAPES = {"on all ranks": (2, 3), "on rank zero": (3,), "scalar": (), "empty": (0,), "channels last": (2, 2, 2, 2)}
 SHAPES |= dict.fromkeys(("on no rank", "frozen", "double", "bfloat16"), (2,))
