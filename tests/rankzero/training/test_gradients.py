@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankzero.training import gradients
+from rankzero.training import ddp
 from rankzero.training.ddp import average_gradients
 
 SHAPES = {"on all ranks": (2, 3), "on rank zero": (3,), "scalar": (), "empty": (0,), "channels last": (2, 2, 2, 2)}
@@ -73,7 +73,7 @@ def one_rank_group():
     ],
 )
 def test_gradients_of_one_dtype_share_buckets_up_to_a_size_limit(one_rank_group, monkeypatch, sizes, dtypes, buckets):
-    monkeypatch.setattr(gradients, "BUCKET_BYTES", 16)
+    monkeypatch.setattr(ddp, "BUCKET_BYTES", 16)
     all_reduce = Mock(wraps=torch.distributed.all_reduce)
     monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
     parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
