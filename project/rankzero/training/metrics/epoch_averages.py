@@ -6,9 +6,6 @@ ranks exchange all gathered values once, at the end of an epoch. Sums and counts
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
-from sys import getrefcount
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -194,15 +191,6 @@ def logger_connector_of(trainer: Trainer) -> LoggerConnector:
     """Returns the Trainer's logger connector, which `install` has replaced."""
     assert isinstance(trainer._logger_connector, LoggerConnector)
     return trainer._logger_connector
-
-
-trainer_metrics_of = attrgetter("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
-"""Function that returns the dictionaries of a connector that Lightning updates in every batch."""
-
-
-_refcount_probe = SimpleNamespace(metrics={})
-UNSHARED_REFCOUNT = max(map(getrefcount, attrgetter("metrics", "metrics")(_refcount_probe))) - 1
-"""The `getrefcount` of a dictionary that is referenced only by its object and by one tuple."""
 
 
 def install(trainer: Trainer, run_logger: Logger | None = None) -> None:
