@@ -3,11 +3,11 @@
 import os
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.utilities.seed import seed_everything
-from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Callback, Checkpoint
 
 from rankzero.cli.call_arguments import refuses_wrong_arguments
@@ -187,7 +187,7 @@ class Trainer(TrainerArguments):
         train_dataloaders: Any = None,
         val_dataloaders: Any = None,
         datamodule: pl.LightningDataModule | None = None,
-        ckpt_path: _PATH | None = None,
+        ckpt_path: Path | str | None = None,
         weights_only: bool | None = None,
     ) -> None:
         """Trains a model or resumes its training, see `lightning.pytorch.Trainer.fit`. All ranks must call.
@@ -244,7 +244,7 @@ class Trainer(TrainerArguments):
     test = refuses_wrong_arguments(pl.Trainer.test)
     predict = refuses_wrong_arguments(pl.Trainer.predict)
 
-    def _prepare_attempt(self, model: pl.LightningModule, data: Any, ckpt_path: _PATH | None) -> Attempt:
+    def _prepare_attempt(self, model: pl.LightningModule, data: Any, ckpt_path: Path | str | None) -> Attempt:
         options = self._options
         if ckpt_path is not None:
             options = replace(options, resume=self._checkpoint_choice.resolve(str(ckpt_path)) or "auto")

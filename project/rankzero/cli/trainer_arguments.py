@@ -4,21 +4,34 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
-from lightning.fabric.connector import _PRECISION_INPUT
-from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins import _PLUGIN_INPUT
+from lightning.pytorch.plugins import CheckpointIO, LayerSync
+from lightning.pytorch.plugins import Precision as PrecisionPlugin
+from lightning.pytorch.plugins.environments import ClusterEnvironment
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.argparse import _defaults_from_env_vars
 
 from rankzero.cli.call_arguments import refuses_wrong_settings
 from rankzero.cli.script_arguments import TRAINER_FLAGS
+
+Plugin = PrecisionPlugin | ClusterEnvironment | CheckpointIO | LayerSync
+# fmt: off
+Precision = (
+    Literal[64, 32, 16]
+    | Literal[
+        "transformer-engine", "transformer-engine-float16",
+        "16-true", "16-mixed", "bf16-true", "bf16-mixed", "32-true", "64-true",
+    ]
+    | Literal["64", "32", "16", "bf16"]
+)
+# fmt: on
 
 
 class TrainerArguments(pl.Trainer):
@@ -30,8 +43,8 @@ class TrainerArguments(pl.Trainer):
         self,
         *,
         name: str | None = None,
-        root: _PATH = "runs",
-        resume: _PATH = "auto",
+        root: str | Path = "runs",
+        resume: str | Path = "auto",
         save_every: str | int = 1,
         keep: int = 3,
         keep_best: str | None = None,
@@ -66,7 +79,7 @@ class TrainerArguments(pl.Trainer):
         strategy: str | Strategy = "auto",
         devices: list[int] | str | int = "auto",
         num_nodes: int = 1,
-        precision: _PRECISION_INPUT | None = None,
+        precision: Precision | None = None,
         logger: Logger | Iterable[Logger] | bool | None = None,
         callbacks: list[Callback] | Callback | None = None,
         fast_dev_run: int | bool = False,
@@ -97,10 +110,10 @@ class TrainerArguments(pl.Trainer):
         profiler: Profiler | str | None = None,
         detect_anomaly: bool = False,
         barebones: bool = False,
-        plugins: _PLUGIN_INPUT | list[_PLUGIN_INPUT] | None = None,
+        plugins: Plugin | list[Plugin] | None = None,
         sync_batchnorm: bool = False,
         reload_dataloaders_every_n_epochs: int = 0,
-        default_root_dir: _PATH | None = None,
+        default_root_dir: str | Path | None = None,
         enable_autolog_hparams: bool = True,
         model_registry: str | None = None,
     ) -> None:

@@ -1,29 +1,53 @@
-"""Private functions of torch (2.10 to 2.15), each with the public function as fallback.
+"""The private names of torch (2.10 to 2.15) and tensorboard (2.21) that Rankzero uses.
 
 `Tensor.backward`, `Optimizer.step` and `Optimizer.zero_grad` check for tensor subclasses, profilers and hooks at every
 call. If none is in use, the functions here call the function that torch would call in the end. A step of a small model
 (MLP, 32 samples) takes 0.84 times as long with `stepper` (0.55 to 0.91; `benchmarks/tricks.py --which optimizer-step`).
 """
 
-from collections.abc import Callable
-from contextlib import suppress
-from types import CodeType
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage, nn
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizer_module
+from torch.storage import TypedStorage
+
+__all__ = ["HashStore", "PrefixStore", "Store", "TCPStore"]
+
+missing: dict[str, str] = {}
+"""Feature -> why it is off: a private name of torch or Lightning is missing, or the release is not tested."""
+
+
+@contextmanager
+def names_for(feature: str) -> Iterator[None]:
+    """Turns a feature off if a private name that the block imports or reads is missing."""
+    try:
+        yield
+    except (ImportError, AttributeError) as error:
+        missing[feature] = str(error).partition(" (/")[0]  # without the path of the module
+
+
+FAST_CALLS = "fast calls of torch's backward pass and optimizers"
 
 run_backward: Any = None
 is_profiled: Any = None
 step_wrapper: CodeType | None = None
 """Code object of the wrapper that torch puts around the `step` of every optimizer class."""
 if (2, 10) <= tuple(map(int, torch.__version__.split(".")[:2])) <= (2, 15):
-    with suppress(AttributeError):
+    with names_for(FAST_CALLS):
         run_backward = torch.autograd.Variable._execution_engine.run_backward
         is_profiled = torch._C._autograd._profiler_enabled
         step_wrapper = Optimizer.profile_hook_step(Optimizer.step).__code__
+else:
+    missing[FAST_CALLS] = f"not tested with torch {torch.__version__}"
 
 
 def backward(loss: Tensor) -> None:
@@ -78,3 +102,84 @@ def zero_gradients(optimizer: Optimizer) -> None:
 
 
 _zero_grad = Optimizer.zero_grad
+
+
+def is_profiling() -> bool:
+    """Returns whether a profiler of torch is running."""
+    return bool(is_profiled and is_profiled())
+
+
+def active_collectives(backend: str) -> list[dict[str, Any]]:
+    """Returns torch's records of the collectives that are not complete, the oldest first.
+
+    Raises:
+        NotImplementedError: This release records none for the backend.
+    """
+    module: Any = torch._C._distributed_c10d
+    try:
+        if backend == "gloo":
+            dumps = [module._dump_fr_trace_json(onlyActive=True, backend="gloo")]  # since torch 2.15
+        else:
+            dumps = [module._dump_nccl_trace_json(onlyActive=True)]
+            if hasattr(module, "ProcessGroupNCCL2"):  # the default of torch 2.15
+                dumps.append(module._dump_fr_trace_json(onlyActive=True, backend="nccl2"))
+    except (AttributeError, RuntimeError, TypeError) as error:
+        raise NotImplementedError(f"torch {torch.__version__} does not record the collectives of {backend}") from error
+    return [entry for dump in dumps for entry in json.loads(dump).get("entries", [])]
+
+
+def synchronize_buffers(model: DistributedDataParallel) -> None:
+    """Copies rank zero's buffers to every rank. All ranks must call."""
+    model._sync_buffers()
+
+
+def communication_times(model: DistributedDataParallel) -> dict[str, Any]:
+    """Returns the times that DistributedDataParallel has measured, in nanoseconds."""
+    times: dict[str, Any] = model._get_ddp_logging_data()
+    return times
+
+
+def onednn_supports_bf16() -> bool:
+    """Returns whether oneDNN, which runs torch's convolutions and matrix products, may use bfloat16 instructions.
+
+    `ONEDNN_MAX_CPU_ISA` and builds for older processors disable them.
+    """
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Returns whether `torch.compile` has compiled a module or a function that is one of its attributes."""
+    return (
+        module._compiled_call_impl is not None
+        or isinstance(module, torch._dynamo.OptimizedModule)
+        or any(
+            isinstance(value, FunctionType) and hasattr(value, "_torchdynamo_orig_callable")
+            for value in vars(module).values()
+        )
+    )
+
+
+def prepared_batches(reader: Any) -> int:
+    """Returns the number of batches that the worker processes of a DataLoader's iterator hold ready."""
+    out_of_order = sum(len(task) == 2 for task in reader._task_info.values())
+    return out_of_order + int(reader._data_queue.qsize())
+
+
+def untyped(storage: TypedStorage) -> UntypedStorage:
+    """Returns the storage without its dtype; the public method warns."""
+    return storage._untyped_storage
+
+
+def file_writer_of(writer: Any) -> Any:
+    """Returns the file writer of a SummaryWriter, a new one if it is closed."""
+    return writer._get_file_writer()
+
+
+def event_file_of(event_writer: Any) -> Path:
+    """Returns the file of tensorboard's EventFileWriter."""
+    return Path(event_writer._file_name)
+
+
+def write_records(event_writer: Any, records: bytes) -> None:
+    """Appends records to the file of tensorboard's EventFileWriter, in this thread."""
+    event_writer._general_file_writer.write(records)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
+from rankzero.distributed.torch_inside import prepared_batches
 from rankzero.sampling.batch_sampler import (
     EVEN_SHARE,
     MANY_IN_FLIGHT,
@@ -153,10 +154,7 @@ class ManagedLoader(DataLoader[Any]):
     def prepared_batches(self) -> int | None:
         """Number of batches that the loader processes hold ready; None without loader processes (torch 2.15)."""
         reader = self._reading()
-        if reader is None:
-            return None
-        out_of_order = sum(len(task) == 2 for task in reader._task_info.values())
-        return out_of_order + int(reader._data_queue.qsize())
+        return None if reader is None else prepared_batches(reader)
 
     def next_share(self) -> Share:
         """Returns this rank's share of the next batch, in the order in which batches were read."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
+from rankzero.distributed.torch_inside import file_writer_of
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.html.report import launch_line
 from rankzero.runs.reports.secrets import HIDDEN, without_secrets
@@ -148,11 +149,11 @@ def _add_session_start(writer: Any, hyper_parameters: dict[str, Any]) -> None:
     from torch.utils.tensorboard.summary import hparams
 
     _, session_start, _ = hparams(hyper_parameters, {})
-    writer._get_file_writer().add_summary(session_start)
+    file_writer_of(writer).add_summary(session_start)
 
 
 def _add_session_end(writer: Any) -> None:
     from torch.utils.tensorboard.summary import hparams
 
     _, _, session_end = hparams({}, {})
-    writer._get_file_writer().add_summary(session_end)
+    file_writer_of(writer).add_summary(session_end)

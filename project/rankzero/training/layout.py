@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
 from rankzero.distributed.coordination.coordinator import Coordinator
+from rankzero.distributed.torch_inside import onednn_supports_bf16
 
 CPU_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}
 """Linux's names for bfloat16 arithmetic: on Intel and AMD, on Intel only, on Arm."""
@@ -101,7 +101,7 @@ def layer_unsafe_in_channels_last(model: nn.Module) -> str | None:
     A 1x1 weight outside a convolution module counts as unsafe, because its stride is unknown.
     """
     for name, module in model.named_modules():
-        if isinstance(module, _ConvNd):
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
             if _is_unsafe(module):
                 return name or type(module).__name__
             continue
@@ -111,7 +111,7 @@ def layer_unsafe_in_channels_last(model: nn.Module) -> str | None:
     return None
 
 
-def _is_unsafe(layer: _ConvNd) -> bool:
+def _is_unsafe(layer: nn.Conv2d | nn.ConvTranspose2d) -> bool:
     """Returns whether oneDNN's bug affects a layer.
 
     oneDNN computes a transposed convolution as the convolution from its output to its input, so that its output
@@ -119,22 +119,14 @@ def _is_unsafe(layer: _ConvNd) -> bool:
     """
     channels = layer.out_channels if layer.transposed else layer.in_channels
     is_strided_1x1 = set(layer.kernel_size) == {1} and set(layer.stride) != {1}
-    return len(layer.kernel_size) == 2 and is_strided_1x1 and channels // layer.groups < ONEDNN_BLOCK
+    return is_strided_1x1 and channels // layer.groups < ONEDNN_BLOCK
 
 
 def computes_in_bf16(accelerator: str) -> bool:
     """Returns whether the device of this process computes in bfloat16 without emulation."""
     if accelerator == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return accelerator == "cpu" and bool(CPU_FEATURES & _cpu_features()) and _onednn_computes_in_bf16()
-
-
-def _onednn_computes_in_bf16() -> bool:
-    """Returns whether oneDNN, which runs torch's convolutions and matrix products, may use bfloat16 instructions.
-
-    `ONEDNN_MAX_CPU_ISA` and builds for older processors disable them.
-    """
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return accelerator == "cpu" and bool(CPU_FEATURES & _cpu_features()) and onednn_supports_bf16()
 
 
 def _cpu_features() -> set[str]:

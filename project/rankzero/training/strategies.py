@@ -9,8 +9,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor, nn
 
 from rankzero.distributed.coordination.process_group import init_process_group
 from rankzero.distributed.environments.launch import Launch
@@ -26,6 +25,8 @@ from rankzero.training.saved_state.pruning import pruned_parameters, without_pru
 
 EARLY_TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
 """Hooks that expect a batch in host memory."""
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class RunStrategy(Strategy):
@@ -81,7 +82,7 @@ class RunStrategy(Strategy):
             trainer.accumulate_grad_batches = micro_batches
 
     def _warn_of_single_samples(self, order: ElasticBatchSampler) -> None:
-        if order.has_single_samples() and any(isinstance(module, _BatchNorm) for module in self._module.modules()):
+        if order.has_single_samples() and any(isinstance(module, BATCH_NORMS) for module in self._module.modules()):
             rank_zero_warn(
                 f"rankzero: {order.count:,} samples, {order.global_batch_size:,} a step: in some step a process has a "
                 "single sample, which batch norm may refuse. DataLoader(drop_last=True), or another "

@@ -145,10 +145,10 @@ def test_bf16_support_of_the_cpu_is_read_from_the_kernel_if_it_reports_features(
     if line is not None:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\nmodel name : bf16\n{line}\n")
     monkeypatch.setattr(layout_module, "CPUINFO", tmp_path / "cpuinfo")
-    assert layout_module._onednn_computes_in_bf16() in (True, False)
-    monkeypatch.setattr(layout_module, "_onednn_computes_in_bf16", lambda: True)
+    assert layout_module.onednn_supports_bf16() in (True, False)
+    monkeypatch.setattr(layout_module, "onednn_supports_bf16", lambda: True)
     assert computes_in_bf16("cpu") is expected
-    monkeypatch.setattr(layout_module, "_onednn_computes_in_bf16", lambda: False)
+    monkeypatch.setattr(layout_module, "onednn_supports_bf16", lambda: False)
     assert not computes_in_bf16("cpu")
     assert not computes_in_bf16("mps")
 

@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from typing_extensions import Self
 
 from rankzero.distributed import network
@@ -28,6 +27,7 @@ from rankzero.distributed.rendezvous.peers import Members, Peer
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.torch_inside import HashStore, PrefixStore, Store
 from rankzero.messages import (
     AnotherRankFailed,
     CannotStart,

@@ -7,10 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Store
 
 from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.torch_inside import Store
 from rankzero.messages import AnotherRankFailed, RequestError
 
 

@@ -1,7 +1,6 @@
 """Creates torch's process group on the store that the processes of a run already share, and destroys it."""
 
 import itertools
-import json
 import math
 import os
 import sys
@@ -13,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.heartbeat import InFlight
+from rankzero.distributed.torch_inside import HashStore, PrefixStore, Store, active_collectives
 
 _numbers = itertools.count()
 """Numbers of the process groups, equal on all ranks. A later group must not find the keys of an earlier one."""
@@ -195,15 +194,4 @@ def _oldest_collective(backend: str) -> dict[str, Any] | None:
 
     Messages between two ranks are left out: before torch 2.15, those of a batch over NCCL never become complete.
     """
-    module: Any = torch._C._distributed_c10d
-    try:
-        if backend == "gloo":
-            dumps = [module._dump_fr_trace_json(onlyActive=True, backend="gloo")]  # since torch 2.15
-        else:
-            dumps = [module._dump_nccl_trace_json(onlyActive=True)]
-            if hasattr(module, "ProcessGroupNCCL2"):  # the default of torch 2.15
-                dumps.append(module._dump_fr_trace_json(onlyActive=True, backend="nccl2"))
-    except (AttributeError, RuntimeError, TypeError) as error:
-        raise NotImplementedError(f"torch {torch.__version__} does not record the collectives of {backend}") from error
-    entries = itertools.chain.from_iterable(json.loads(dump).get("entries", []) for dump in dumps)
-    return next((entry for entry in entries if not entry["retired"] and not entry["is_p2p"]), None)
+    return next((entry for entry in active_collectives(backend) if not entry["retired"] and not entry["is_p2p"]), None)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple
 
-from torch._C._distributed_c10d import Store
 from typing_extensions import override
 
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.torch_inside import Store
 from rankzero.messages import CannotStart
 
 

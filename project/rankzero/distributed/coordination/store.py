@@ -5,9 +5,9 @@ import time
 from datetime import timedelta
 
 import torch
-from torch._C._distributed_c10d import TCPStore
 
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.torch_inside import TCPStore
 from rankzero.messages import AnotherRankFailed
 
 

@@ -9,6 +9,8 @@ import torch
 from torch import UntypedStorage
 from torch.storage import TypedStorage
 
+from rankzero.distributed.torch_inside import untyped
+
 Pool = dict[tuple[int, bool], list[UntypedStorage]]
 """Maps (size in bytes, whether pinned) to storages of that kind."""
 
@@ -59,19 +61,19 @@ class _CopyPickler(pickle.Pickler):
         self.used: Pool = defaultdict(list)
         self._reusable = reusable
         self._numbers: dict[int, int] = {}
-        self._originals: list[UntypedStorage] = []  # keeps each storage alive, so that no address is reused
+        self._originals: list[UntypedStorage] = []  # keeps each storage alive, so that no `id` is reused
 
     def persistent_id(self, item: Any) -> tuple[int, torch.dtype | None] | None:
         if isinstance(item, TypedStorage):
-            return self._number(item._untyped_storage), item.dtype
+            return self._number(untyped(item)), item.dtype
         return (self._number(item), None) if isinstance(item, UntypedStorage) else None
 
     def _number(self, storage: UntypedStorage) -> int:
-        if storage._cdata not in self._numbers:
-            self._numbers[storage._cdata] = len(self.copies)
+        if id(storage) not in self._numbers:
+            self._numbers[id(storage)] = len(self.copies)
             self._originals.append(storage)
             self.copies.append(self._copy(storage))
-        return self._numbers[storage._cdata]
+        return self._numbers[id(storage)]
 
     def _copy(self, storage: UntypedStorage) -> UntypedStorage:
         size, pinned = storage.nbytes(), storage.device.type == "cuda"

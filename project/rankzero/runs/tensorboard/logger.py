@@ -2,6 +2,7 @@
 
 import threading
 import time
+from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.utilities.logger import _add_prefix, _convert_params
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.loggers.logger import DummyExperiment
+from lightning.pytorch.loggers.logger import DummyExperiment, rank_zero_experiment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
+from rankzero.distributed.torch_inside import event_file_of, file_writer_of, write_records
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.secrets import without_secrets
 from rankzero.runs.tensorboard.records import record_of
@@ -57,8 +58,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
     """
 
     def __init__(self, run: RunDirectory) -> None:
-        # With the default max_queue of 10, a call waits for the writer's thread as soon as 10 values are queued.
-        super().__init__(run.path, name="", version=0, default_hp_metric=False, max_queue=MAX_QUEUED_CALLS)
+        super().__init__(run.path, name="", version=0, default_hp_metric=False)
         if getattr(threading.excepthook, "func", None) is not _report_unless_of_writer:
             threading.excepthook = partial(_report_unless_of_writer, threading.excepthook)
         self.run = run
@@ -67,15 +67,22 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         self._retry_at = self._flushed_at = 0.0
         self._is_failing = self.is_muted = False
         self._purge_step: int | None = None
+        self._purge_here: int | None = None  # the `purge_step` of the current file
         self._purge_file: Path | None = None
         self._queued: deque[tuple[dict[str, float], int | None, float]] = deque(maxlen=MAX_QUEUED_CALLS)
 
     @property
+    @rank_zero_experiment
     def experiment(self) -> Any:
         if self.is_muted:
             return DummyExperiment()
-        rank_zero_only(self.run.claim)()  # otherwise `fit` would find the writer's files, and choose another directory
-        return super().experiment
+        self.run.claim()  # otherwise `fit` would find the writer's files, and choose another directory
+        if self._experiment is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            # With the default max_queue of 10, a call waits for the writer's thread as soon as 10 values are queued.
+            self._experiment = SummaryWriter(self.log_dir, purge_step=self._purge_here, max_queue=MAX_QUEUED_CALLS)
+        return self._experiment
 
     @property
     def save_dir(self) -> str:
@@ -118,7 +125,9 @@ class DurableTensorBoardLogger(TensorBoardLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
-        super().log_hyperparams(without_secrets(_convert_params(params)), metrics, step)
+        super().log_hyperparams(
+            without_secrets(vars(params) if isinstance(params, Namespace) else params or {}), metrics, step
+        )
 
     @rank_zero_only
     def log_text(self, tag: str, text: str, step: int) -> None:
@@ -154,19 +163,18 @@ class DurableTensorBoardLogger(TensorBoardLogger):
             return
         records = []
         for metrics, step, seconds in self._queued:
-            prefixed = _add_prefix(metrics, self._prefix, self.LOGGER_JOIN_CHAR)
             values = [
                 Summary.Value(tag=name, simple_value=number, metadata=self._new_metadata(name))
-                for name, number in prefixed.items()
+                for name, number in metrics.items()
             ]
             event = Event(wall_time=seconds, step=None if step is None else int(step), summary=Summary(value=values))
             records.append(record_of(event.SerializeToString()))
-        writer = self.experiment._get_file_writer().event_writer
+        writer = file_writer_of(self.experiment).event_writer
         writer.flush()  # values in its queue are older
-        writer._general_file_writer.write(b"".join(records))
+        write_records(writer, b"".join(records))
         self._queued.clear()
-        if "purge_step" in self._kwargs and self._purge_file is None:
-            self._purge_file = Path(writer._file_name)
+        if self._purge_here is not None and self._purge_file is None:
+            self._purge_file = event_file_of(writer)
 
     def _new_metadata(self, tag: str) -> Any:
         """Returns the description of a series before its first value; None before further values."""
@@ -200,7 +208,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         file_writer = self._experiment.file_writer if self._experiment is not None else None
         if file_writer is None:
             return
-        path = Path(file_writer.event_writer._file_name)
+        path = event_file_of(file_writer.event_writer)
         try:
             path.stat()
         except FileNotFoundError:
@@ -220,7 +228,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
                 writer.close()
         self._described.clear()
         has_purged = self._purge_file is not None and self._purge_file.exists()
-        if self._purge_step is None or has_purged:
-            self._kwargs.pop("purge_step", None)  # in a new file, it would hide the values of this attempt
-        else:
-            self._kwargs["purge_step"], self._purge_file = self._purge_step, None
+        # In a further file, it would hide the values of this attempt.
+        self._purge_here = None if has_purged else self._purge_step
+        if self._purge_here is not None:
+            self._purge_file = None

@@ -9,6 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from PIL import Image
 
+from rankzero.distributed.torch_inside import file_writer_of
 from rankzero.runs.checkpoints.atomic_files import replacing, synced
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
@@ -72,7 +73,7 @@ def _image_adder(tag: str, content: bytes, step: int) -> Callable[[Any], object]
     width, height = Image.open(io.BytesIO(content)).size
     image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=content)
     summary = Summary(value=[Summary.Value(tag=tag, image=image)])
-    return lambda writer: writer._get_file_writer().add_summary(summary, step)
+    return lambda writer: file_writer_of(writer).add_summary(summary, step)
 
 
 def _curve_adder(tag: str, curve: Curve, step: int) -> Callable[[Any], object]:

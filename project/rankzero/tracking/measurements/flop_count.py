@@ -1,23 +1,28 @@
 """Counts the floating-point operations of a training step."""
 
-from types import FunctionType
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks.throughput_monitor import _plugin_to_compute_dtype
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils.flop_counter import conv_flop_count
 from torch.utils.hooks import RemovableHandle
 
 from rankzero.distributed.monitoring.activity import BACKWARD, DATA, Activity
+from rankzero.distributed.torch_inside import is_compiled
 from rankzero.training.metrics.interval_record import IntervalRecord
 
-_COMPILED = "_torchdynamo_orig_callable"
-"""Attribute of a function that `torch.compile` has returned (torch 2.15)."""
+CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+
+COMPUTE_DTYPES = {
+    "32-true": torch.float32,
+    "64-true": torch.float64,
+    **{f"bf16-{kind}": torch.bfloat16 for kind in ("mixed", "true")},
+    **{f"16-{kind}": torch.float16 for kind in ("mixed", "true")},
+}
+"""Precision -> the dtype of its matrix products."""
 
 
 class FlopCount:
@@ -51,7 +56,7 @@ class FlopCount:
 
     def __enter__(self) -> "FlopCount":
         self._samples_before = self._record.total_samples
-        layers = [layer for layer in self._module.modules() if isinstance(layer, nn.Linear | _ConvNd)]
+        layers = [layer for layer in self._module.modules() if isinstance(layer, nn.Linear | CONVOLUTIONS)]
         self._handles = [layer.register_forward_hook(self._count) for layer in layers]
         return self
 
@@ -89,10 +94,9 @@ def can_count(module: LightningModule) -> bool:
     operations that are not counted, so the total would be too small.
     """
     return getattr(module, "_compiler_ctx", None) is None and not any(
-        submodule._compiled_call_impl is not None
-        or isinstance(submodule, (torch._dynamo.OptimizedModule, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase))
+        isinstance(submodule, (nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase))
         or is_parametrized(submodule)
-        or any(isinstance(value, FunctionType) and hasattr(value, _COMPILED) for value in vars(submodule).values())
+        or is_compiled(submodule)
         for submodule in module.modules()
     )
 
@@ -100,6 +104,6 @@ def can_count(module: LightningModule) -> bool:
 def peak_flops_per_second(trainer: Trainer) -> float | None:
     """Returns the published peak of this rank's device in the precision of the run; None if Lightning has no figure."""
     try:
-        return get_available_flops(trainer.strategy.root_device, _plugin_to_compute_dtype(trainer.precision_plugin))
+        return get_available_flops(trainer.strategy.root_device, COMPUTE_DTYPES[trainer.precision])
     except Exception:  # an unknown chip or precision
         return None

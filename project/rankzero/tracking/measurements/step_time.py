@@ -8,6 +8,7 @@ from lightning.pytorch import Trainer
 from torch.nn.parallel import DistributedDataParallel
 
 from rankzero.distributed.monitoring.activity import BACKWARD, CHECKPOINT, DATA, FORWARD, HOOK, OPTIMIZER, Activity
+from rankzero.distributed.torch_inside import communication_times
 
 STEP_PHASES = {
     DATA: "data_wait",
@@ -80,7 +81,7 @@ def exposed_communication_ms(model: Any) -> float:
     """
     if not isinstance(model, DistributedDataParallel):
         return 0.0
-    times: dict[str, Any] = model._get_ddp_logging_data()
+    times = communication_times(model)
     # In nanoseconds, by CUDA events on a GPU; the time stamps, such as `backward_comm_time_end`, are the host's.
     waited: int = times.get("backward_comm_time", 0) - times.get("backward_compute_comm_overlap_time", 0)
     return 1e-6 * max(0, waited)

@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, kineto_available, profile, record_f
 
 from rankzero.distributed.monitoring.activity import DATA, UNMONITORED, VALIDATION, Activity
 from rankzero.distributed.process.quiet import silenced_kineto
+from rankzero.distributed.torch_inside import is_profiling
 from rankzero.runs.checkpoints.atomic_files import replacing, synced, write_text
 from rankzero.tracking.measurements.step_time import STEP_PHASES
 
@@ -98,7 +99,7 @@ class Recording:
             return
         self.is_over = True
         if not self.has_begun:
-            if not torch._C._autograd._profiler_enabled():  # as torch ends a warm-up that no recording follows
+            if not is_profiling():  # as torch ends a warm-up that no recording follows
                 self.profiler.start_trace()
                 self.profiler.stop_trace()
             return
@@ -123,7 +124,7 @@ class Recording:
 
 def _check_unused() -> None:
     """Raises an error if a profiler is running; torch (2.15) would silently cancel it."""
-    if torch._C._autograd._profiler_enabled():
+    if is_profiling():
         raise RuntimeError("another profiler of torch is running")
 
 

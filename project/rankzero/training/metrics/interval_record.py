@@ -159,12 +159,10 @@ class IntervalRecord:
         )
         if is_scaled or not gradients or any(gradient.is_sparse or gradient.device != device for gradient in gradients):
             return
-        # torch.nn.utils.get_total_norm takes three times as long for a few small tensors.
-        norms = torch._foreach_norm(gradients)
-        if device.type == "cpu":
-            self.gradient_norm = math.hypot(*[norm.item() for norm in norms])
+        if device.type == "cpu":  # get_total_norm takes three times as long for a few small tensors
+            self.gradient_norm = math.hypot(*[torch.linalg.vector_norm(gradient).item() for gradient in gradients])
         else:
-            self.gradient_norm = torch.linalg.vector_norm(torch.stack(norms))
+            self.gradient_norm = torch.nn.utils.get_total_norm(gradients)
 
     @property
     def loss_sum(self) -> float | Tensor:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.trainer.connectors.logger_connector.result import _get_default_dtype, _ResultMetric
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
 from torch import Tensor
 
 from rankzero.training.lightning_inside import overrides
@@ -97,10 +97,10 @@ class StepLog:
             number = value.detach().clone()
             if number.ndim:
                 number = number.squeeze()
-            return number if number.dtype in (torch.float32, torch.float64) else number.to(_get_default_dtype())
+            return number if number.dtype in (torch.float32, torch.float64) else number.to(_default_dtype())
         if type(value) in (int, float):
             # `torch.tensor` would copy the number from the host to a GPU, and wait.
-            return torch.full((), value, device=self.module.device, dtype=_get_default_dtype())
+            return torch.full((), value, device=self.module.device, dtype=_default_dtype())
         return None
 
     def _update(self, name: str, metric: _ResultMetric, value: Tensor, batch_size: int | None) -> None:
@@ -127,3 +127,9 @@ class StepLog:
             attributes["value"] = metric.value + value
         else:
             attributes["value"] = meta.reduce_fx(metric.value, value)
+
+
+def _default_dtype() -> torch.dtype:
+    """Returns the dtype in which Lightning stores logged numbers: torch's default, but no lower than float32."""
+    dtype = torch.get_default_dtype()
+    return dtype if dtype in (torch.float32, torch.float64) else torch.float32

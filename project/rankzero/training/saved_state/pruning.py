@@ -10,6 +10,8 @@ from torch.nn.utils import prune
 
 def pruned_parameters(module: nn.Module) -> dict[str, dict[str, Tensor]]:
     """Returns the names of parameters that torch's pruning has masked -> `orig` (the unmasked values) and `mask`."""
+    if not prune.is_pruned(module):
+        return {}
     return {
         f"{name}.{parameter}".lstrip("."): {
             "orig": getattr(submodule, f"{parameter}_orig").detach(),
@@ -71,6 +73,7 @@ def _tickets(callback: ModelPruning) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 
 def _masked_parameters(module: nn.Module) -> Iterator[str]:
-    for hook in module._forward_pre_hooks.values():
-        if isinstance(hook, prune.BasePruningMethod):
-            yield hook._tensor_name
+    masks = {name for name, _ in module.named_buffers(recurse=False)}
+    for name, _ in module.named_parameters(recurse=False):
+        if name.endswith("_orig") and f"{(base := name.removesuffix('_orig'))}_mask" in masks:
+            yield base
