@@ -12,9 +12,10 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 
 from rankzero.cli.call_arguments import refuses_wrong_arguments
 from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, explicit_arguments, read_arguments
-from rankzero.cli.trainer_arguments import TrainerArguments
+from rankzero.cli.trainer_arguments import TrainerArguments, without_replaced
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
+from rankzero.distributed.scheduler.job import attempt_deadline
 from rankzero.distributed.session import Session
 from rankzero.messages import is_quiet, print_notice, set_quiet, set_spelling
 from rankzero.preflight.all_checks import PlannedRun, check_before_fit
@@ -35,16 +36,15 @@ from rankzero.training.callbacks.agreements import RankAgreements
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.failure import ReportFailure
 from rankzero.training.callbacks.finite_weights import FiniteWeights
-from rankzero.training.callbacks.found_settings import KeepFound, check_batch_sizes, is_tuning
 from rankzero.training.callbacks.held_checkpoint import HeldCheckpoint
 from rankzero.training.callbacks.sample_ledger import SampleLedger
 from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
-from rankzero.training.callbacks.time_limit import TimeLimit, attempt_deadline
+from rankzero.training.callbacks.time_limit import TimeLimit
 from rankzero.training.ddp import strategy_for
 from rankzero.training.metrics import epoch_averages
-from rankzero.training.plugins import without_replaced
 from rankzero.training.prediction_loop import PredictionLoop
 from rankzero.training.saved_state.checkpoint_choice import ChosenCheckpoint, as_given
+from rankzero.training.saved_state.found_settings import KeepFound, check_batch_sizes, is_tuning
 from rankzero.training.saved_state.live_settings import LiveSettings
 from rankzero.training.saved_state.optimizer_overrides import OptimizerOverrides
 from rankzero.training.saved_state.rank_states import RankStates

@@ -2,24 +2,32 @@
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins import CheckpointIO, LayerSync
+from lightning.pytorch.plugins import AsyncCheckpointIO, CheckpointIO, LayerSync
 from lightning.pytorch.plugins import Precision as PrecisionPlugin
-from lightning.pytorch.plugins.environments import ClusterEnvironment
+from lightning.pytorch.plugins.environments import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    MPIEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.argparse import _defaults_from_env_vars
 
 from rankzero.cli.call_arguments import refuses_wrong_settings
 from rankzero.cli.script_arguments import TRAINER_FLAGS
+from rankzero.messages import RequestError
 
 Plugin = PrecisionPlugin | ClusterEnvironment | CheckpointIO | LayerSync
 # fmt: off
@@ -32,6 +40,9 @@ Precision = (
     | Literal["64", "32", "16", "bf16"]
 )
 # fmt: on
+
+_ENVIRONMENTS = (LightningEnvironment, MPIEnvironment, SLURMEnvironment, TorchElasticEnvironment)
+"""Cluster environments whose launcher Rankzero detects."""
 
 
 class TrainerArguments(pl.Trainer):
@@ -210,3 +221,33 @@ class TrainerArguments(pl.Trainer):
     @abstractmethod
     def _build(self, own_arguments: dict[str, Any], lightning: dict[str, Any]) -> None:
         """Builds the Trainer."""
+
+
+def without_replaced(plugins: Sequence[Any], arguments: dict[str, Any]) -> list[Any]:
+    """Returns the plugins without those whose work Rankzero does, and sets the arguments that they stand for.
+
+    `LightningEnvironment` stands for `launcher="local"`, and `SLURMEnvironment(auto_requeue=False)` for
+    `requeue="never"`.
+
+    Args:
+        plugins: The user's plugins.
+        arguments: Rankzero's arguments of the Trainer by name, which are changed.
+
+    Raises:
+        RequestError: A plugin would replace Rankzero's checkpoints or launchers by code of the user's.
+    """
+    kept = []
+    for plugin in plugins:
+        if type(plugin) is LightningEnvironment and arguments["launcher"] == "auto":
+            arguments["launcher"] = "local"
+        if type(plugin) is SLURMEnvironment and not plugin.auto_requeue:
+            arguments["requeue"] = "never"
+        if type(plugin) in (*_ENVIRONMENTS, TorchCheckpointIO):
+            continue
+        if type(plugin) is AsyncCheckpointIO and type(plugin.checkpoint_io or TorchCheckpointIO()) is TorchCheckpointIO:
+            continue
+        if isinstance(plugin, CheckpointIO | ClusterEnvironment):
+            work = "writes checkpoints" if isinstance(plugin, CheckpointIO) else "detects the launcher"
+            raise RequestError(f"plugins=[{type(plugin).__name__}(...)]", f"Rankzero {work} itself", "no such plugin")
+        kept.append(plugin)
+    return kept

@@ -1,15 +1,16 @@
-"""Assigns a device to each process and chooses the backend through which the processes communicate."""
+"""The device of each process, the backend through which the processes communicate, and copies between devices."""
 
 import os
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
@@ -268,3 +269,79 @@ def synchronize(device: torch.device) -> None:
     """Waits until the device has done all work of this process; does nothing for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns a tensor on a device; a copy to a GPU begins now, and the host does not wait for it."""
+    is_copied_to_gpu = device.type == "cuda" and not tensor.is_cuda
+    return tensor.pin_memory().to(device, non_blocking=True) if is_copied_to_gpu else tensor.to(device)
+
+
+class GatheredRows:
+    """Rows of all ranks that are being gathered in host memory.
+
+    Args:
+        rows: The rows, of shape `(ranks, columns)`; complete once the collective has ended.
+        work: The collective; None without one.
+    """
+
+    def __init__(self, rows: Tensor, work: torch.distributed.Work | None = None) -> None:
+        self._rows, self._work = rows, work
+        self._copied: torch.cuda.Event | None = None
+        if rows.is_cuda:
+            if work is not None:
+                work.wait()  # makes the stream wait, not the host
+            self._rows = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+            self._rows.copy_(rows, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `wait` returns at once."""
+        if self._copied is not None:
+            return bool(self._copied.query())
+        return self._work is None or self._work.is_completed()
+
+    def wait(self) -> Tensor:
+        """Returns the rows, after they have arrived."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        elif self._work is not None:
+            self._work.wait()
+        return self._rows
+
+
+class HostCopy:
+    """One copy of all numbers of a row, which begins now and is read later.
+
+    Reading a number of a GPU waits until the GPU has finished all work before it. Reading them one by one at once would
+    therefore empty the GPU's queue; reading a copy that was begun some steps earlier does not wait.
+
+    Args:
+        values: Values by name. Only floating-point tensors with one element are copied.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+        self._names = [
+            name
+            for name, value in values.items()
+            if isinstance(value, Tensor) and value.is_cuda and value.is_floating_point() and value.numel() == 1
+        ]
+        self._copy: GatheredRows | None = None
+        if self._names:
+            numbers = [self._values[name].detach().reshape(()) for name in self._names]
+            self._copy = GatheredRows(torch.stack(numbers).double().unsqueeze(0))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether `wait` returns at once."""
+        return self._copy is None or self._copy.is_complete
+
+    def wait(self) -> dict[str, Any]:
+        """Returns the values, those of a GPU as numbers, after the copy has arrived."""
+        if self._copy is not None:
+            self._values.update(zip(self._names, self._copy.wait()[0].tolist(), strict=True))
+            self._copy = None
+        return self._values

@@ -16,12 +16,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.devices import WorldInfo, synchronize
+from rankzero.distributed.devices import GatheredRows, WorldInfo, moved, synchronize
 from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import EVEN_SHARE
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.training.strategies import GatheredRows, OneProcess, RunStrategy, moved
+from rankzero.training.strategies import OneProcess, RunStrategy
 
 BUCKET_BYTES = 25 * 2**20
 """Size of the buffers that are averaged at a time; the default of DistributedDataParallel."""

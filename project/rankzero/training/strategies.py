@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from rankzero.distributed.coordination.process_group import init_process_group
+from rankzero.distributed.devices import GatheredRows
 from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.from_directory import with_keys_of
@@ -167,7 +168,7 @@ class RunStrategy(Strategy):
         """
         return 1
 
-    def begin_gather_rows(self, row: Tensor) -> "GatheredRows":
+    def begin_gather_rows(self, row: Tensor) -> GatheredRows:
         """Begins to gather the rows of all ranks, and does not wait for them. All ranks must call.
 
         Args:
@@ -186,82 +187,6 @@ class RunStrategy(Strategy):
     def sum_over_ranks(self, numbers: Sequence[int]) -> list[int]:
         """Returns the sum of each number over all ranks, modulo 2^64. All ranks must call."""
         return list(numbers)
-
-
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns a tensor on a device; a copy to a GPU begins now, and the host does not wait for it."""
-    is_copied_to_gpu = device.type == "cuda" and not tensor.is_cuda
-    return tensor.pin_memory().to(device, non_blocking=True) if is_copied_to_gpu else tensor.to(device)
-
-
-class GatheredRows:
-    """Rows of all ranks that are being gathered in host memory.
-
-    Args:
-        rows: The rows, of shape `(ranks, columns)`; complete once the collective has ended.
-        work: The collective; None without one.
-    """
-
-    def __init__(self, rows: Tensor, work: torch.distributed.Work | None = None) -> None:
-        self._rows, self._work = rows, work
-        self._copied: torch.cuda.Event | None = None
-        if rows.is_cuda:
-            if work is not None:
-                work.wait()  # makes the stream wait, not the host
-            self._rows = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-            self._rows.copy_(rows, non_blocking=True)
-            self._copied = torch.cuda.Event()
-            self._copied.record()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether `wait` returns at once."""
-        if self._copied is not None:
-            return bool(self._copied.query())
-        return self._work is None or self._work.is_completed()
-
-    def wait(self) -> Tensor:
-        """Returns the rows, after they have arrived."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        elif self._work is not None:
-            self._work.wait()
-        return self._rows
-
-
-class HostCopy:
-    """One copy of all numbers of a row, which begins now and is read later.
-
-    Reading a number of a GPU waits until the GPU has finished all work before it. Reading them one by one at once would
-    therefore empty the GPU's queue; reading a copy that was begun some steps earlier does not wait.
-
-    Args:
-        values: Values by name. Only floating-point tensors with one element are copied.
-    """
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = dict(values)
-        self._names = [
-            name
-            for name, value in values.items()
-            if isinstance(value, Tensor) and value.is_cuda and value.is_floating_point() and value.numel() == 1
-        ]
-        self._copy: GatheredRows | None = None
-        if self._names:
-            numbers = [self._values[name].detach().reshape(()) for name in self._names]
-            self._copy = GatheredRows(torch.stack(numbers).double().unsqueeze(0))
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether `wait` returns at once."""
-        return self._copy is None or self._copy.is_complete
-
-    def wait(self) -> dict[str, Any]:
-        """Returns the values, those of a GPU as numbers, after the copy has arrived."""
-        if self._copy is not None:
-            self._values.update(zip(self._names, self._copy.wait()[0].tolist(), strict=True))
-            self._copy = None
-        return self._values
 
 
 def shares_from(loaders: Sequence[object]) -> Callable[[], Share]:

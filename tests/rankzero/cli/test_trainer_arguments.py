@@ -8,9 +8,13 @@ import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+from lightning.pytorch.plugins import AsyncCheckpointIO, DoublePrecision, TorchCheckpointIO
+from lightning.pytorch.plugins.environments import KubeflowEnvironment, LightningEnvironment, SLURMEnvironment
 
 from rankzero import Trainer
 from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, read_arguments
+from rankzero.cli.trainer_arguments import without_replaced
+from rankzero.messages import RequestError
 from running import refusal_of
 
 
@@ -81,3 +85,33 @@ def test_a_wrong_argument_raises_a_request_error_and_lists_may_be_one_value():
     for name, argument in (("keep", 1.5), ("keep", True), ("batch_size", "many"), ("seed", -1)):
         assert refusal_of(read_arguments, {name: argument}).asked.startswith(f"--{name}")
     assert (as_list(None), as_list(1), as_list((1, 2))) == ([], [1], [1, 2])
+
+
+class OwnCheckpointIO(TorchCheckpointIO):
+    pass
+
+
+class OwnEnvironment(LightningEnvironment):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("plugin", "launcher", "requeue"),
+    [
+        (LightningEnvironment(), "local", "auto"),
+        (SLURMEnvironment(), "auto", "auto"),
+        (SLURMEnvironment(auto_requeue=False), "auto", "never"),
+        (AsyncCheckpointIO(TorchCheckpointIO()), "auto", "auto"),
+    ],
+    ids=("local", "slurm", "no_requeue", "async"),
+)
+def test_plugins_whose_work_rankzero_does_set_arguments(plugin, launcher, requeue):
+    precision, arguments = DoublePrecision(), {"launcher": "auto", "requeue": "auto"}
+    assert without_replaced([plugin, precision], arguments) == [precision]
+    assert arguments == {"launcher": launcher, "requeue": requeue}
+
+
+@pytest.mark.parametrize("kind", [OwnCheckpointIO, OwnEnvironment, KubeflowEnvironment])
+def test_plugins_that_replace_checkpoints_or_launchers_are_refused_by_name(kind):
+    with pytest.raises(RequestError, match=kind.__name__):
+        without_replaced([kind()], {"launcher": "auto", "requeue": "auto"})

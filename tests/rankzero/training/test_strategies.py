@@ -5,8 +5,6 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning.pytorch.plugins import AsyncCheckpointIO, DoublePrecision, TorchCheckpointIO
-from lightning.pytorch.plugins.environments import KubeflowEnvironment, LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -16,7 +14,6 @@ from rankzero.sampling.batch_sampler import EVEN_SHARE
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.hooks import LoopCallback
-from rankzero.training.plugins import without_replaced
 from rankzero.training.strategies import OneProcess
 from running import train_in_process
 from stock import SILENT, Loaders, ManualNet, Net, differences, train
@@ -235,33 +232,3 @@ def test_step_in_micro_batches_equals_the_undivided_step(limit, monkeypatch):
     for name, value in undivided.items():
         torch.testing.assert_close(divided[name], value, rtol=1e-5, atol=1e-7)
     assert differences(undivided, weights_after_steps_of_four(monkeypatch)) == []
-
-
-class OwnCheckpointIO(TorchCheckpointIO):
-    pass
-
-
-class OwnEnvironment(LightningEnvironment):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("plugin", "launcher", "requeue"),
-    [
-        (LightningEnvironment(), "local", "auto"),
-        (SLURMEnvironment(), "auto", "auto"),
-        (SLURMEnvironment(auto_requeue=False), "auto", "never"),
-        (AsyncCheckpointIO(TorchCheckpointIO()), "auto", "auto"),
-    ],
-    ids=("local", "slurm", "no_requeue", "async"),
-)
-def test_plugins_whose_work_rankzero_does_set_arguments(plugin, launcher, requeue):
-    precision, arguments = DoublePrecision(), {"launcher": "auto", "requeue": "auto"}
-    assert without_replaced([plugin, precision], arguments) == [precision]
-    assert arguments == {"launcher": launcher, "requeue": requeue}
-
-
-@pytest.mark.parametrize("kind", [OwnCheckpointIO, OwnEnvironment, KubeflowEnvironment])
-def test_plugins_that_replace_checkpoints_or_launchers_are_refused_by_name(kind):
-    with pytest.raises(RequestError, match=kind.__name__):
-        without_replaced([kind()], {"launcher": "auto", "requeue": "auto"})

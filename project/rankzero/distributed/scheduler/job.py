@@ -1,16 +1,20 @@
 """Finds the scheduler job of this process, and when the scheduler terminates it. Does not import torch."""
 
 import calendar
+import math
 import os
 import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import psutil
+
 from rankzero.distributed.environments.launch import Launch, Variables
 from rankzero.distributed.scheduler.durations import parse_duration
 from rankzero.distributed.scheduler.query import run_program
 from rankzero.distributed.timers import TIMERS
+from rankzero.messages import print_error
 
 Warn = Callable[[str], None]
 
@@ -61,6 +65,24 @@ def end_of_allocation(
         return None
     end = _slurm_end(job, warn) if job.scheduler == "slurm" else _pbs_end(job, warn)
     return end if end is not None and end > time.time() else None
+
+
+def attempt_deadline(time_limit: str | None, launch: Launch) -> float:
+    """Returns when this attempt must end: at `time_limit` or at the end of the scheduler's job, whichever is earlier.
+
+    Args:
+        time_limit: Duration since the start of this process, such as `2h`; None for no limit.
+        launch: The rank and the launcher of this process.
+
+    Returns:
+        A time of `time.monotonic`, in seconds; infinity without a limit and on all ranks but zero, which decides.
+    """
+    if launch.rank != 0:
+        return math.inf
+    ends = [end_of_allocation(launch, warn=None if time_limit else print_error) or math.inf]
+    if time_limit:
+        ends.append(psutil.Process().create_time() + parse_duration(time_limit))
+    return min(ends) - time.time() + time.monotonic()
 
 
 def qstat_attributes(job: Job, warn: Warn | None = None) -> dict[str, str]:

@@ -19,6 +19,7 @@ from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.strategies import strategy_of
+from rankzero.training.validations import ValidationSchedule
 
 PAUSE_FACTOR = 100.0
 """Shortest time between two drawings, in durations of a drawing: drawing takes at most 1 % of the time."""
@@ -150,9 +151,8 @@ def _warn(error: Exception) -> None:
 
 def is_last_validation(trainer: Trainer) -> bool:
     """Returns whether no validation will follow the current one in this run, as far as is known (lightning 2.6)."""
-    fit_loop, interval = fit_loop_of(trainer), trainer.val_check_batch
-    loop = fit_loop.epoch_loop
-    batches, max_epochs, epochs = trainer.num_training_batches, trainer.max_epochs, trainer.check_val_every_n_epoch
+    fit_loop, max_epochs, batches = fit_loop_of(trainer), trainer.max_epochs, trainer.num_training_batches
+    loop, schedule = fit_loop.epoch_loop, ValidationSchedule.of(trainer)
     left_in_epoch = 0 if loop.batch_progress.is_last_batch else max(0, batches - loop.batches_done)
     remaining = math.inf
     if max_epochs not in (None, -1):
@@ -163,9 +163,8 @@ def is_last_validation(trainer: Trainer) -> bool:
         remaining = min(remaining, steps * trainer.accumulate_grad_batches)
     if remaining <= 0 or (trainer.should_stop and fit_loop._can_stop_early):
         return True
-    if interval is None or interval == math.inf:  # validations are due at intervals of time, or after unknown batches
-        return False
-    until_next = float(interval)
-    if epochs is not None and left_in_epoch < interval:
-        until_next = left_in_epoch + (epochs - 1) * batches + min(interval, batches)
-    return until_next > remaining
+    if schedule.validation_interval in (None, math.inf) or remaining == math.inf:
+        return False  # validations are due at intervals of time, or after unknown batches
+    done = loop.batches_done
+    earlier_batches = loop.batch_progress.total.processed - done  # type: ignore[attr-defined]
+    return not schedule.count(trainer.current_epoch, earlier_batches, done, done + remaining)

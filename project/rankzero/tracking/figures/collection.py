@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rankzero.distributed.devices import moved
 from rankzero.tracking.figures.class_counts import IGNORED_TARGET, ClassCounts
 from rankzero.tracking.figures.outputs import CLASSIFICATION, REGRESSION, find_images, read_outputs
-from rankzero.training.strategies import RunStrategy, moved
+from rankzero.training.strategies import RunStrategy
 
 MAX_PAIRS = 2_000
 """Largest number of pairs over all ranks."""

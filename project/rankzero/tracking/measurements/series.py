@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankzero.training.strategies import GatheredRows, RunStrategy, moved
+from rankzero.distributed.devices import GatheredRows, moved
+from rankzero.training.strategies import RunStrategy
 
 
 class Series(NamedTuple):

@@ -15,6 +15,7 @@ from rich.measure import Measurement
 from rich.progress import ProgressColumn
 from rich.text import Text
 
+from rankzero.distributed.devices import HostCopy
 from rankzero.messages import encodable, printable_line
 from rankzero.runs.reports.shown_metrics import numbers, unique_metrics
 from rankzero.runs.reports.text import rough_duration
@@ -30,7 +31,6 @@ from rankzero.tracking.progress.fit_progress import (
 )
 from rankzero.training.hooks import TICK_SECONDS
 from rankzero.training.metrics.epoch_averages import unread_progress_bar_metrics
-from rankzero.training.strategies import HostCopy
 
 SEPARATOR = "  "
 MIN_BAR_COLUMNS, MAX_BAR_COLUMNS = 6, 30

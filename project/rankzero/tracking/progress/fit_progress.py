@@ -15,6 +15,7 @@ from rankzero.tracking.progress.time_left import Limits, Pace, Position
 from rankzero.training.callbacks.time_limit import TimeLimit
 from rankzero.training.fit_loop import FitLoop
 from rankzero.training.hooks import LoopCallback
+from rankzero.training.validations import ValidationSchedule
 
 WINDOW_SECONDS = 30.0
 ENTRY_SECONDS = 0.5
@@ -119,14 +120,13 @@ class FitProgress:
     @property
     def _limits(self) -> Limits:
         trainer = self._trainer
-        max_epochs, epoch_batches = trainer.max_epochs, trainer.num_training_batches
+        max_epochs, schedule = trainer.max_epochs, vars(ValidationSchedule.of(trainer))
+        if not isfinite(trainer.num_training_batches):
+            schedule = {**schedule, "epoch_batches": self._epoch_batches}
         return Limits(
+            **schedule,
             epochs=inf if max_epochs is None or max_epochs < 0 else max_epochs,
             steps=inf if trainer.max_steps < 0 else trainer.max_steps,
-            epoch_batches=epoch_batches if isfinite(epoch_batches) else self._epoch_batches,
-            validates=trainer.enable_validation,
-            validation_interval=trainer.val_check_batch,
-            validation_epochs=trainer.check_val_every_n_epoch,
             validation_batches=sum(trainer.num_val_batches),
             seconds=min(self._seconds_to_time_limits()),
         )

@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 
+from rankzero.distributed.devices import HostCopy
 from rankzero.messages import print_line
 from rankzero.runs.reports.shown_metrics import metrics_line, numbers
 from rankzero.runs.reports.text import rough_duration
@@ -21,7 +22,6 @@ from rankzero.tracking.progress.fit_progress import (
     evaluation_label,
     rate_text,
 )
-from rankzero.training.strategies import HostCopy
 
 INTERVAL_SECONDS = 10.0
 """Minimum time between two lines."""

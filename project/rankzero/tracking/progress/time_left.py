@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf, isfinite
 
+from rankzero.training.validations import ValidationSchedule
+
 MIN_SECONDS = 1.0
 """Measured time that an estimate needs."""
 
@@ -22,26 +24,18 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(ValidationSchedule):
     """When a run ends, and when it validates.
 
     Attributes:
         epochs: Number of epochs; infinity without a limit.
         steps: Number of optimizer steps; infinity without a limit.
-        epoch_batches: Number of batches in this epoch and in later ones; infinity if unknown.
-        validates: Whether the run validates at all.
-        validation_interval: Batches between validations; infinity for the end of an epoch, None for intervals of time.
-        validation_epochs: Epochs between epochs with validations; None if `validation_interval` spans epochs.
         validation_batches: Number of batches in a validation; infinity if unknown.
         seconds: Seconds until the time limit; infinity without a limit.
     """
 
     epochs: float = inf
     steps: float = inf
-    epoch_batches: float = inf
-    validates: bool = False
-    validation_interval: float | None = inf
-    validation_epochs: int | None = 1
     validation_batches: float = inf
     seconds: float = inf
 
@@ -173,24 +167,9 @@ class Pace:
 
     def _validations_left(self, position: Position, limits: Limits, batches: float) -> float:
         """Returns the number of validations within the next `batches` batches, with one that is due now."""
-        interval, size = limits.validation_interval, limits.epoch_batches
-        if not limits.validates:
-            return 0.0
-        if interval is None:  # validations are due at intervals of time
+        if limits.validates and limits.validation_interval is None:  # validations are due at intervals of time
             measured_batches = self._counts[Phase.BATCHES]
             return batches * self._counts[Phase.VALIDATION] / measured_batches if measured_batches else 0.0
-        due_now = not position.has_validated
-        if limits.validation_epochs is None:
-            done = position.total_batches
-            return (done + batches) // interval - max(0, done - due_now) // interval
-        if not isfinite(size):
-            return float(due_now and position.batches > 0)
-        interval, every = min(interval, size), limits.validation_epochs
-        epochs, rest = divmod(position.batches + batches, size)
-        last = position.epochs + int(epochs)
-        count = (last // every - position.epochs // every) * (size // interval)
-        if (last + 1) % every == 0:
-            count += rest // interval
-        if (position.epochs + 1) % every == 0:
-            count -= max(0, position.batches - due_now) // interval
-        return max(0.0, count)
+        done, earlier_batches = position.batches, position.total_batches - position.batches
+        start = done if position.has_validated else max(0, done - 1)
+        return limits.count(position.epochs, earlier_batches, start, done + batches)

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from rankzero.distributed.devices import GatheredRows
 from rankzero.distributed.monitoring.activity import CHECKPOINT
 from rankzero.distributed.scheduler.durations import parse_duration
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
@@ -29,7 +30,7 @@ from rankzero.runs.directory import RunDirectory
 from rankzero.training.callbacks.finite_weights import FiniteWeights
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
-from rankzero.training.strategies import GatheredRows, strategy_of
+from rankzero.training.strategies import strategy_of
 
 CLOCK_STEPS = 16
 """Number of steps between two checks of the clock; each check is a gather, which the next step awaits."""

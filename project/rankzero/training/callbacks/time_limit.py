@@ -6,17 +6,14 @@ from collections import deque
 from collections.abc import Sequence
 from enum import IntEnum
 
-import psutil
 from lightning.pytorch import Trainer
 
-from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.scheduler.durations import parse_duration
-from rankzero.distributed.scheduler.job import end_of_allocation
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import TIME_LIMIT_REACHED, Stopped, print_error
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopHooks
+from rankzero.training.validations import ValidationSchedule
 
 MEASURED_STEP = 10
 """Step after which a run with a time limit saves in order to measure a save, whatever `--save_every` specifies."""
@@ -79,24 +76,6 @@ class WallTime:
         if kind is StepKind.VALIDATION:
             return self._step(StepKind.EPOCH) + self.validation_guess
         return self._step(StepKind.PLAIN) if kind is StepKind.EPOCH else 0.0
-
-
-def attempt_deadline(time_limit: str | None, launch: Launch) -> float:
-    """Returns when this attempt must end: at `time_limit` or at the end of the scheduler's job, whichever is earlier.
-
-    Args:
-        time_limit: Duration since the start of this process, such as `2h`; None for no limit.
-        launch: The rank and the launcher of this process.
-
-    Returns:
-        A time of `time.monotonic`, in seconds; infinity without a limit and on all ranks but zero, which decides.
-    """
-    if launch.rank != 0:
-        return math.inf
-    ends = [end_of_allocation(launch, warn=None if time_limit else print_error) or math.inf]
-    if time_limit:
-        ends.append(psutil.Process().create_time() + parse_duration(time_limit))
-    return min(ends) - time.time() + time.monotonic()
 
 
 class TimeLimit(LoopHooks):
@@ -173,35 +152,16 @@ def next_steps(trainer: Trainer) -> list[StepKind]:
     Reserving time for a validation in every step would stop runs earlier. With validations of 5 s and a limit of 60 s,
     runs would take 0.75 times as many steps (`benchmarks/tricks.py --which validation-schedule`).
     """
-    loop, epoch_batches = fit_loop_of(trainer).epoch_loop, trainer.num_training_batches
-    batches_per_step = trainer.accumulate_grad_batches
-    batches_done, kinds = 0 if loop.is_complete else loop.batches_done, []
+    loop, schedule = fit_loop_of(trainer).epoch_loop, ValidationSchedule.of(trainer)
+    batches_per_step, epoch_batches = trainer.accumulate_grad_batches, schedule.epoch_batches
+    done, kinds = 0 if loop.is_complete else loop.batches_done, []
+    earlier_batches = loop.batch_progress.total.ready - done
     for _ in range(2):
-        # The count continues through the next epoch.
-        epoch_start = int(epoch_batches) if batches_done >= epoch_batches else 0
-        steps = (batches_done - epoch_start) // batches_per_step
-        end = epoch_start + int(min(steps * batches_per_step + batches_per_step, epoch_batches))
-        batches = range(batches_done + 1, end + 1)
-        kinds.append(max(_kind(trainer, batch) for batch in batches))
-        batches_done = end
+        epoch_start = int(epoch_batches) if done >= epoch_batches else 0  # the count continues through the next epoch
+        steps = (done - epoch_start) // batches_per_step
+        end = epoch_start + int(min((steps + 1) * batches_per_step, epoch_batches))
+        kind = StepKind.EPOCH if end == epoch_start + epoch_batches else StepKind.PLAIN
+        validates = schedule.count(trainer.current_epoch, earlier_batches, done, end) > 0
+        kinds.append(StepKind.VALIDATION if validates else kind)
+        done = end
     return kinds
-
-
-def _kind(trainer: Trainer, batch: int) -> StepKind:
-    """Returns the kind of a batch, counted from 1 in the current epoch or continued into the next (lightning 2.6)."""
-    loop, epoch_batches = fit_loop_of(trainer).epoch_loop, trainer.num_training_batches
-    validation_batches, validation_epochs = trainer.val_check_batch, trainer.check_val_every_n_epoch
-    is_in_next_epoch, batch_in_epoch = batch > epoch_batches, batch - epoch_batches if batch > epoch_batches else batch
-    kind = StepKind.EPOCH if batch_in_epoch == epoch_batches else StepKind.PLAIN
-    if not trainer.enable_validation or (
-        validation_epochs and (trainer.current_epoch + is_in_next_epoch + 1) % validation_epochs
-    ):
-        return kind
-    if validation_batches is None:  # validations are due at intervals of time
-        return StepKind.VALIDATION
-    if validation_batches == math.inf:
-        return StepKind.VALIDATION if batch_in_epoch == epoch_batches else StepKind.PLAIN
-    if validation_epochs is None:  # validations are due at intervals over all epochs
-        progress = loop.batch_progress
-        batch_in_epoch = batch + progress.total.ready - (0 if loop.is_complete else progress.current.ready)
-    return kind if batch_in_epoch % validation_batches else StepKind.VALIDATION

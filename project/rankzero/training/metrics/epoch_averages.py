@@ -25,8 +25,9 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+from rankzero.distributed.devices import HostCopy
 from rankzero.training.metrics.failing_metrics import TolerantResults
-from rankzero.training.strategies import HostCopy, strategy_of
+from rankzero.training.strategies import strategy_of
 
 GatheredValues = dict[str, dict[str, Any]]
 """Key -> the arguments with which it was logged; except for a torchmetrics metric, also `value` and `weight`."""

@@ -1,0 +1,58 @@
+"""Schedule of the validations in a fit. Does not import torch."""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ValidationSchedule:
+    """When a run validates, as Lightning (2.6) decides it.
+
+    Attributes:
+        epoch_batches: Number of batches in this epoch and in later ones; infinity if unknown.
+        validates: Whether the run validates at all.
+        validation_interval: Batches between validations; infinity for the end of an epoch, None for intervals of time.
+        validation_epochs: Epochs between epochs with validations; None if `validation_interval` spans epochs.
+    """
+
+    epoch_batches: float = inf
+    validates: bool = False
+    validation_interval: float | None = inf
+    validation_epochs: int | None = 1
+
+    @classmethod
+    def of(cls, trainer: Any) -> "ValidationSchedule":
+        """Returns the schedule of a Trainer in a fit."""
+        return cls(
+            trainer.num_training_batches,
+            trainer.enable_validation,
+            trainer.val_check_batch,
+            trainer.check_val_every_n_epoch,
+        )
+
+    def count(self, epochs: int, earlier_batches: int, start: float, end: float) -> float:
+        """Returns the number of validations after batches `start + 1` to `end`; with intervals of time, the most.
+
+        Args:
+            epochs: Number of ended epochs.
+            earlier_batches: Number of batches in these epochs.
+            start: Number of batches done in the current epoch.
+            end: The same at a later time; the count continues through the next epochs.
+        """
+        if not self.validates:
+            return 0.0
+        if self.validation_epochs is None:
+            interval = self.validation_interval or 1
+            return (earlier_batches + end) // interval - (earlier_batches + start) // interval
+        return self._count_until(epochs, end) - self._count_until(epochs, start)
+
+    def _count_until(self, epochs: int, batches: float) -> float:
+        """Returns the number of validations after the first batches of the current epoch."""
+        assert self.validation_epochs is not None
+        interval, every = min(self.validation_interval or 1, self.epoch_batches), self.validation_epochs
+        later, rest = divmod(batches, self.epoch_batches)
+        last = epochs + int(later)
+        full_epochs = last // every - epochs // every
+        count = full_epochs * (self.epoch_batches // interval) if full_epochs else 0.0
+        return count + (rest // interval if (last + 1) % every == 0 else 0.0)
