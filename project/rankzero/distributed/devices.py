@@ -16,6 +16,7 @@ from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.process.limits.cores import cpus_near, format_cpus, parse_cpus
 from rankzero.distributed.process.limits.threads import choose_threads, set_threads
+from rankzero.distributed.torch_inside import onednn_supports_bf16
 from rankzero.messages import RequestError, nearest, print_error
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
@@ -25,6 +26,11 @@ NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
 _CUDA_ERRORS = (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError)
 """What torch raises if CUDA cannot be initialized, or if it has fewer GPUs than the driver lists."""
+
+CPU_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}
+"""Linux's names for bfloat16 arithmetic: on Intel and AMD, on Intel only, on Arm."""
+
+CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
@@ -345,3 +351,16 @@ class HostCopy:
             self._values.update(zip(self._names, self._copy.wait()[0].tolist(), strict=True))
             self._copy = None
         return self._values
+
+
+def computes_in_bf16(accelerator: str) -> bool:
+    """Returns whether the device of this process computes in bfloat16 without emulation."""
+    if accelerator == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return accelerator == "cpu" and bool(CPU_FEATURES & _cpu_features()) and onednn_supports_bf16()
+
+
+def _cpu_features() -> set[str]:
+    """Returns the processor features that the Linux kernel reports; on other systems, an empty set."""
+    lines = CPUINFO.read_text().splitlines() if CPUINFO.is_file() else []
+    return {word for line in lines if line.startswith(("flags", "Features")) for word in line.split()}

@@ -21,13 +21,7 @@ from rankzero.training.hooks import HookBridge, LoopHooks, Subscribers
 
 
 def install(trainer: Trainer, plan: SamplingPlan, activity: Activity | None = None) -> "HookBridge":
-    """Replaces Lightning's loops; returns a callback that calls the new loops' hooks and must be the first one.
-
-    Args:
-        trainer: The Trainer.
-        plan: The order of samples.
-        activity: Receives the phases of training, if another thread observes them.
-    """
+    """Replaces Lightning's loops; returns a callback that calls the new loops' hooks and must be the first one."""
     stock, activity = trainer.fit_loop, activity or Activity()
     loop = FitLoop(trainer, stock.min_epochs, stock.max_epochs)
     loop.epoch_loop = EpochLoop(trainer, stock.epoch_loop.min_steps, stock.epoch_loop.max_steps)

@@ -1,7 +1,6 @@
 """Precision, kernels and memory layout with which `--fast yes` speeds up a step, for the same model and data."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,12 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.torch_inside import onednn_supports_bf16
-
-CPU_FEATURES = {"avx512_bf16", "amx_bf16", "bf16"}
-"""Linux's names for bfloat16 arithmetic: on Intel and AMD, on Intel only, on Arm."""
-
-CPUINFO = Path("/proc/cpuinfo")
+from rankzero.distributed.devices import computes_in_bf16
 
 ONEDNN_BLOCK = 16
 """Number of channels that oneDNN processes together with AVX-512; it is 8 with AVX2."""
@@ -120,16 +114,3 @@ def _is_unsafe(layer: nn.Conv2d | nn.ConvTranspose2d) -> bool:
     channels = layer.out_channels if layer.transposed else layer.in_channels
     is_strided_1x1 = set(layer.kernel_size) == {1} and set(layer.stride) != {1}
     return is_strided_1x1 and channels // layer.groups < ONEDNN_BLOCK
-
-
-def computes_in_bf16(accelerator: str) -> bool:
-    """Returns whether the device of this process computes in bfloat16 without emulation."""
-    if accelerator == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return accelerator == "cpu" and bool(CPU_FEATURES & _cpu_features()) and onednn_supports_bf16()
-
-
-def _cpu_features() -> set[str]:
-    """Returns the processor features that the Linux kernel reports; on other systems, an empty set."""
-    lines = CPUINFO.read_text().splitlines() if CPUINFO.is_file() else []
-    return {word for line in lines if line.startswith(("flags", "Features")) for word in line.split()}

@@ -31,12 +31,7 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class RunStrategy(Strategy):
-    """Base class of Rankzero's strategies, which replace the loaders' order of samples with the run's order.
-
-    Args:
-        plan: The order of samples.
-        arguments: Arguments of the Lightning strategy.
-    """
+    """Base class of Rankzero's strategies, which replace the loaders' order of samples with the run's order."""
 
     def __init__(self, plan: SamplingPlan, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -157,11 +152,7 @@ class RunStrategy(Strategy):
         return [value]
 
     def reduce_in_place(self, values: Tensor, operation: str) -> int:
-        """Reduces each element over ranks, in place. All ranks must call.
-
-        Args:
-            values: The elements to reduce.
-            operation: `sum`, `max` or `min`.
+        """Reduces each element over ranks, in place, by `sum`, `max` or `min`. All ranks must call.
 
         Returns:
             The number of ranks.
@@ -177,11 +168,7 @@ class RunStrategy(Strategy):
         return GatheredRows(row.unsqueeze(0))
 
     def gather_rows(self, row: Tensor) -> Tensor:
-        """Returns the rows of all ranks in host memory, of shape `(ranks, columns)`. All ranks must call.
-
-        Args:
-            row: As in `begin_gather_rows`.
-        """
+        """Returns the rows of all ranks in host memory, of shape `(ranks, columns)`. All ranks must call."""
         return self.begin_gather_rows(row).wait()
 
     def sum_over_ranks(self, numbers: Sequence[int]) -> list[int]:
@@ -216,13 +203,7 @@ def strategy_of(trainer: Trainer) -> RunStrategy:
 
 
 class OneProcess(RunStrategy, SingleDeviceStrategy):
-    """Strategy for a single process on one device.
-
-    Args:
-        plan: The order of samples.
-        group_backend: Backend of a process group of one, which a user's `DistributedSampler` needs; None for no group.
-        arguments: Arguments of `SingleDeviceStrategy`.
-    """
+    """Strategy for a single process on one device, with a process group of one if `group_backend` is set."""
 
     def __init__(self, plan: SamplingPlan, group_backend: str | None = None, **arguments: Any) -> None:
         super().__init__(plan=plan, **arguments)

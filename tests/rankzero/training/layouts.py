@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_modules.resnet import ResidualNetwork
-from rankzero.training.layout import _onednn_computes_in_bf16, apply_layout
+from rankzero.distributed.torch_inside import onednn_supports_bf16
+from rankzero.training.layout import apply_layout
 
 SHAPES = [
     *((10, width, "small", 8) for width in (1, 4, 6, 8, 12, 16)),
@@ -48,7 +49,7 @@ def largest_difference(depth: int, width: int, stem: str, pixels: int) -> float:
 
 def main(threads: str) -> None:
     torch.set_num_threads(int(threads))
-    assert "ONEDNN_MAX_CPU_ISA" not in os.environ or not _onednn_computes_in_bf16()
+    assert "ONEDNN_MAX_CPU_ISA" not in os.environ or not onednn_supports_bf16()
     for shape in SHAPES:
         difference = largest_difference(*shape)
         if not difference < TOLERANCE:

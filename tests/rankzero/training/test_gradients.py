@@ -1,10 +1,7 @@
-from unittest.mock import Mock
-
 import pytest
 import torch
 from torch import nn
 
-from rankzero.training import ddp
 from rankzero.training.ddp import average_gradients
 
 SHAPES = {"on all ranks": (2, 3), "on rank zero": (3,), "scalar": (), "empty": (0,), "channels last": (2, 2, 2, 2)}
@@ -60,29 +57,6 @@ def one_rank_group():
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
-
-
-@pytest.mark.parametrize(
-    ("sizes", "dtypes", "buckets"),
-    [
-        ((1, 1, 1), (), [3]),
-        ((3, 3, 3), (), [6, 3]),  # a bucket is full at 16 bytes, or four float32 values
-        ((4, 1, 1), (), [4, 2]),
-        ((1, 9, 1), (), [10, 1]),
-        ((1,), (torch.float64, torch.float64, torch.float32), [1, 2, 1]),
-    ],
-)
-def test_gradients_of_one_dtype_share_buckets_up_to_a_size_limit(one_rank_group, monkeypatch, sizes, dtypes, buckets):
-    monkeypatch.setattr(ddp, "BUCKET_BYTES", 16)
-    all_reduce = Mock(wraps=torch.distributed.all_reduce)
-    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
-    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
-    parameters += [nn.Parameter(torch.zeros(1, dtype=dtype)) for dtype in dtypes]
-    for number, parameter in enumerate(parameters):
-        parameter.grad = torch.full_like(parameter, number + 1.0)
-    average_gradients(parameters, 1)
-    assert [call.args[0].numel() for call in all_reduce.call_args_list] == [len(parameters), *buckets]
-    assert [parameter.grad.flatten()[0].item() for parameter in parameters] == [*range(1, len(parameters) + 1)]
 
 
 def test_sparse_adam_accepts_averaged_sparse_gradients(one_rank_group):

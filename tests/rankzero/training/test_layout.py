@@ -9,12 +9,13 @@ import torch
 import yaml
 from torch import nn
 
+from rankzero.distributed import devices
+from rankzero.distributed.devices import computes_in_bf16
 from rankzero.training import layout as layout_module
 from rankzero.training.layout import (
     apply_layout,
     choose_layout,
     choose_precision,
-    computes_in_bf16,
     use_fast_kernels,
 )
 from running import evaluate_in_process, fit, fit_in_process, weights
@@ -144,11 +145,11 @@ def test_both_layouts_have_the_same_gradients_and_a_limit_of_onednn_disables_bf1
 def test_bf16_support_of_the_cpu_is_read_from_the_kernel_if_it_reports_features(monkeypatch, tmp_path, line, expected):
     if line is not None:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\nmodel name : bf16\n{line}\n")
-    monkeypatch.setattr(layout_module, "CPUINFO", tmp_path / "cpuinfo")
-    assert layout_module.onednn_supports_bf16() in (True, False)
-    monkeypatch.setattr(layout_module, "onednn_supports_bf16", lambda: True)
+    monkeypatch.setattr(devices, "CPUINFO", tmp_path / "cpuinfo")
+    assert devices.onednn_supports_bf16() in (True, False)
+    monkeypatch.setattr(devices, "onednn_supports_bf16", lambda: True)
     assert computes_in_bf16("cpu") is expected
-    monkeypatch.setattr(layout_module, "onednn_supports_bf16", lambda: False)
+    monkeypatch.setattr(devices, "onednn_supports_bf16", lambda: False)
     assert not computes_in_bf16("cpu")
     assert not computes_in_bf16("mps")
 

@@ -18,10 +18,6 @@ class ReportFailure(LoopCallback):
     """Reports an exception to all ranks at once. Must come before the user's callbacks.
 
     A later callback may wait for the other ranks, as `OnExceptionCheckpoint` does.
-
-    Args:
-        control_channel: Transmits the report.
-        outcome: Receives the error, and whether training began.
     """
 
     def __init__(self, control_channel: ControlChannel, outcome: Outcome) -> None:

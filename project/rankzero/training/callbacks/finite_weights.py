@@ -25,10 +25,6 @@ class FiniteWeights(LoopCallback):
     weights only after a loss that is not finite, in the thread that writes a checkpoint, and at the end. So a step that
     the scaler of 16-mixed skips is no problem. All ranks must have this callback.
 
-    Args:
-        channel: Transmits the request to stop to all ranks.
-        stops: Whether such a run stops.
-
     Attributes:
         problem: Why the run trains nothing, and since which step; None without a problem. Only on rank zero.
     """
@@ -48,14 +44,7 @@ class FiniteWeights(LoopCallback):
         self._ignored = frozenset(_not_finite(_weights(self._module)))  # such as a mask of -inf
 
     def check_interval(self, trainer: Trainer, step: int, loss: float, samples: float) -> None:
-        """Examines the loss of a logging interval. Only rank zero calls this.
-
-        Args:
-            trainer: The Trainer.
-            step: Last step of the interval.
-            loss: Sum of the losses of its samples, over all ranks.
-            samples: Number of these samples.
-        """
+        """Examines the sum of the losses of an interval's samples over all ranks. Only rank zero calls this."""
         if not samples:
             self._check_that_losses_exist(trainer, step, is_over=False)
             return

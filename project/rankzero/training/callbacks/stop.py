@@ -15,11 +15,6 @@ class StopAtSafePoint(LoopHooks):
     """Saves and stops at a safe point that all ranks agreed on.
 
     All ranks must have it, after the checkpoint callback.
-
-    Args:
-        control_channel: Connects the ranks, which agree on a safe point through it.
-        checkpoint_callback: The checkpoint callback; None if checkpoints are disabled.
-        weights: Ends a run whose weights are not finite, in place of the stop.
     """
 
     in_trials = True

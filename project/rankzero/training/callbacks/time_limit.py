@@ -39,9 +39,6 @@ class StepKind(IntEnum):
 class WallTime:
     """Decides from measured durations whether the next steps and a save fit into the time left.
 
-    Args:
-        end: Time of `time.monotonic` at which the limit is reached, in seconds.
-
     Attributes:
         validation_guess: Estimate for a validation before one has been measured, in seconds.
     """
@@ -82,11 +79,6 @@ class TimeLimit(LoopHooks):
     """Measures steps, validations and saves, and stops all ranks before the time limit.
 
     All ranks must have it, after the checkpoint callback.
-
-    Args:
-        control_channel: Transmits the request to stop to all ranks.
-        end: Time of `time.monotonic` at which the limit is reached, see `attempt_deadline`.
-        checkpoint_callback: The checkpoint callback; None if checkpoints are disabled.
     """
 
     def __init__(

@@ -43,9 +43,6 @@ _REDUCTIONS |= {"built-in sum": sum, "built-in max": max, "built-in min": min}
 class Results(TolerantResults):
     """Lightning's result collection for training, with the metrics of an epoch that an earlier attempt began.
 
-    Args:
-        trainer: The trainer.
-
     Attributes:
         resumed_values: The values that the earlier attempt gathered; a key is removed when it is logged again. A
             torchmetrics metric saves its state itself.

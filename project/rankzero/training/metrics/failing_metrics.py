@@ -29,10 +29,6 @@ class TolerantResults(_ResultCollection):
 
     In Lightning (2.6), such an error ends training, although only one value is missing. Here, it ends the run only in
     the validation before training, which exists to find mistakes early. Lost ranks and a lack of memory end it too.
-
-    Args:
-        trainer: The trainer.
-        training: Whether the values are those of training, not of a validation.
     """
 
     def __init__(self, trainer: Trainer, training: bool) -> None:

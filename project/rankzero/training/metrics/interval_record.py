@@ -22,9 +22,6 @@ def batch_size(batch: Any) -> int | None:
 
     This is the length of the first tensor, as in Lightning's `extract_batch_size`, or of the first array. Unlike that
     function, it reads no elements of arrays and no iterators, and raises no errors of user-defined containers.
-
-    Args:
-        batch: A tensor or array of shape `(samples, ...)`, or containers of those.
     """
     first = batch[0] if type(batch) in (list, tuple) and batch else batch
     if type(first) is Tensor and (shape := first.shape):  # most batches, without generators
@@ -50,12 +47,7 @@ def _lengths(batch: Any) -> Iterator[int]:
 
 
 def samples_in(batch: Any, share: Share) -> int:
-    """Returns the number of this rank's samples in a batch.
-
-    Args:
-        batch: The batch.
-        share: This rank's share of the batch; `EVEN_SHARE` if it is unknown.
-    """
+    """Returns the number of this rank's samples in a batch."""
     return share.samples if share is not EVEN_SHARE else batch_size(batch) or 1
 
 
@@ -64,9 +56,6 @@ class IntervalRecord:
 
     Recording costs about 1 us per step on a CPU. On another device it costs one kernel per step; the sum is read at the
     end of the interval, because reading waits for the device. Nothing is recorded before `is_enabled` is set.
-
-    Args:
-        trainer: The trainer.
 
     Attributes:
         is_enabled: Whether steps are recorded.
@@ -97,11 +86,7 @@ class IntervalRecord:
         self.gradient_norm: float | Tensor | None = None
 
     def begin_batch(self, step: int) -> None:
-        """Updates `is_due`.
-
-        Args:
-            step: Number of steps before this batch.
-        """
+        """Updates `is_due`, given the number of steps before this batch."""
         self.is_due = bool(self.interval) and (step + 1) % self.interval == 0
         if step != self._step:
             self._step = step

@@ -10,8 +10,6 @@ from torch import Tensor
 from rankzero.training.lightning_inside import overrides
 from rankzero.training.metrics.epoch_averages import Results
 
-Settings = tuple[Any, ...]
-
 
 class StepLog:
     """Replacement for a module's `log` within `training_step`, for names that Lightning has logged in this epoch.
@@ -19,17 +17,13 @@ class StepLog:
     Lightning (2.6) checks every call again and builds a new description of it. Here, a call with the same settings as
     before updates the metric directly. Lightning handles calls from all other hooks, even through a reference to `log`
     that `training_step` has stored.
-
-    Args:
-        trainer: The trainer.
-        results: Collection that gathers the logged values.
     """
 
     def __init__(self, trainer: Trainer, results: Results) -> None:
         self.module, self.connector = trainer.lightning_module, trainer._logger_connector
         self._module_vars = vars(self.module)
         self.results = results
-        self._metrics: dict[str, tuple[Settings, _ResultMetric]] = {}
+        self._metrics: dict[str, tuple[dict[str, Any], tuple[Any, ...], _ResultMetric]] = {}
         is_compiled = getattr(self.module, "_compiler_ctx", None) is not None
         self._replaces_log = not is_compiled and not overrides(self.module, "log", LightningModule)
 
@@ -44,52 +38,32 @@ class StepLog:
     def __reduce__(self) -> Any:
         return getattr, (self.module, "log")  # a copy of the module gets that copy's `log`
 
-    def __call__(
-        self,
-        name: str,
-        value: Any,
-        prog_bar: bool = False,
-        logger: bool | None = None,
-        on_step: bool | None = None,
-        on_epoch: bool | None = None,
-        reduce_fx: Any = "mean",
-        enable_graph: bool = False,
-        sync_dist: bool = False,
-        sync_dist_group: Any = None,
-        add_dataloader_idx: bool = True,
-        batch_size: int | None = None,
-        metric_attribute: str | None = None,
-        rank_zero_only: bool = False,
-    ) -> None:
+    def __call__(self, name: str, value: Any, *arguments: Any, **settings: Any) -> None:
         """Logs a value; takes the same arguments as `LightningModule.log`."""
-        # fmt: off
-        settings = (
-            prog_bar, logger, on_step, on_epoch, reduce_fx, enable_graph, sync_dist, sync_dist_group,
-            add_dataloader_idx, metric_attribute, rank_zero_only,
-        )
-        # fmt: on
-        if self._module_vars["_current_fx_name"] != "training_step":
-            self._log_with_lightning(name, value, settings, batch_size)
-            return
-        entry = self._metrics.get(name)
-        if entry and entry[0] == settings and self.connector._first_loop_iter is False:
+        batch_size, entry = settings.pop("batch_size", None), self._metrics.get(name)
+        if (
+            entry
+            and entry[0] == settings
+            and entry[1] == arguments
+            and self.connector._first_loop_iter is False
+            and self._module_vars["_current_fx_name"] == "training_step"
+        ):
             number = self._to_tensor(value)
-            if number is not None and number.device == entry[1].value.device:
-                self._update(name, entry[1], number, batch_size)
+            if number is not None and number.device == entry[2].value.device:
+                self._update(entry[2], number, batch_size)
                 return
-        self._log_in_full(name, value, settings, batch_size)
+        self._log_in_full(name, value, arguments, settings, {} if batch_size is None else {"batch_size": batch_size})
 
-    def _log_in_full(self, name: str, value: Any, settings: Settings, batch_size: int | None) -> None:
+    def _log_in_full(self, name: str, value: Any, arguments: Any, settings: Any, size: Any) -> None:
         """Logs through Lightning, and stores the metric if the next call can update it directly."""
-        self._log_with_lightning(name, value, settings, batch_size)
+        LightningModule.log(self.module, name, value, *arguments, **settings, **size)  # type: ignore[misc]
+        if self._module_vars["_current_fx_name"] != "training_step":
+            return
         self._metrics.pop(name, None)
         metric = self.results.get(f"training_step.{name}")
-        if metric is not None and metric.is_tensor and not metric.meta.enable_graph:
-            self._metrics[name] = settings, metric
-
-    def _log_with_lightning(self, name: str, value: Any, settings: Settings, batch_size: int | None) -> None:
-        *plain, attribute, rank_zero_only = settings
-        LightningModule.log(self.module, name, value, *plain, batch_size, attribute, rank_zero_only)  # type: ignore[call-arg]
+        has_size = len(arguments) > 9  # a batch size without a keyword
+        if metric is not None and metric.is_tensor and not metric.meta.enable_graph and not has_size:
+            self._metrics[name] = settings, arguments, metric
 
     def _to_tensor(self, value: Any) -> Tensor | None:
         """Returns a value as Lightning stores it, or None if only Lightning's own `log` can convert it."""
@@ -103,7 +77,7 @@ class StepLog:
             return torch.full((), value, device=self.module.device, dtype=_default_dtype())
         return None
 
-    def _update(self, name: str, metric: _ResultMetric, value: Tensor, batch_size: int | None) -> None:
+    def _update(self, metric: _ResultMetric, value: Tensor, batch_size: int | None) -> None:
         """Updates a metric as `_ResultMetric.update` does.
 
         The attributes are set in the metric's `__dict__`: `_ResultMetric.__setattr__` does the same, more slowly.
