@@ -3,7 +3,8 @@
 import copy
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from functools import lru_cache, partial
 from itertools import chain, islice, repeat
 from typing import Any
@@ -29,6 +30,8 @@ AHEAD_BYTES, AHEAD_BYTES_ON_DEVICE = 2**18, 2**23
 """Approximate limits (bytes) for small batches that are read together: a processor's nearest caches, and little memory
 of a GPU."""
 
+_MAX_ITEMS = 100
+"""Number of items of a container that are searched; a list of a million numbers contains no tensor."""
 
 _OWN = (
     *("user_loader", "_reader", "_broadcast", "_shares", "_reading", "_to_device"),
@@ -312,3 +315,37 @@ def empty_batch_like(batch: Any) -> Any:
             return type(batch)(map(empty_batch_like, batch))
         return type(batch)()
     return None
+
+
+def batch_size(batch: Any) -> int | None:
+    """Returns the number of samples in a batch, or None if it is unknown.
+
+    This is the length of the first tensor, as in Lightning's `extract_batch_size`, or of the first array. Unlike that
+    function, it reads no elements of arrays and no iterators, and raises no errors of user-defined containers.
+    """
+    first = batch[0] if type(batch) in (list, tuple) and batch else batch
+    if type(first) is Tensor and (shape := first.shape):  # most batches, without generators
+        return shape[0] or 1
+    try:
+        return next(_lengths(batch), None)
+    except Exception:
+        return None
+
+
+def _lengths(batch: Any) -> Iterator[int]:
+    if isinstance(batch, Tensor) or isinstance(getattr(batch, "shape", None), tuple):
+        yield (batch.shape[0] if len(batch.shape) else 1) or 1
+    elif isinstance(batch, Mapping):
+        for value in islice(batch.values(), _MAX_ITEMS):
+            yield from _lengths(value)
+    elif is_dataclass(batch) and not isinstance(batch, type):
+        for field in fields(batch):
+            yield from _lengths(getattr(batch, field.name))
+    elif isinstance(batch, Iterable) and not isinstance(batch, str | bytes | Iterator):
+        for item in islice(batch, _MAX_ITEMS):
+            yield from _lengths(item)
+
+
+def samples_in(batch: Any, share: Share) -> int:
+    """Returns the number of this rank's samples in a batch."""
+    return share.samples if share is not EVEN_SHARE else batch_size(batch) or 1

@@ -39,12 +39,8 @@ def strategy_for(
 ) -> RunStrategy:
     """Returns the strategy that reads the samples in the order of the plan.
 
-    Args:
-        requested: The Trainer's `strategy`: a name, or a `DDPStrategy` whose settings are kept.
-        world: Devices, backend and number of processes.
-        coordinator: Exchanges objects between ranks and creates the process group.
-        plan: The order of samples.
-        is_fast: `--fast yes`: whether gradients are views of the memory that is reduced, see `DataParallel` too.
+    `requested` is the Trainer's `strategy`: a name, or a `DDPStrategy` whose settings are kept. With `--fast yes`,
+    gradients are views of the memory that is reduced.
 
     Raises:
         RequestError: The strategy is not known to keep the order of samples, or it sets an unsupported option.
@@ -95,12 +91,8 @@ def _check_settings(requested: DDPStrategy, backend: str) -> None:
 class DataParallel(RunStrategy, DDPStrategy):
     """Strategy with one process per device, whose gradients DistributedDataParallel averages.
 
-    Args:
-        plan: The order of samples.
-        coordinator: Exchanges objects between ranks and creates the process group.
-        is_fast: Whether buffers of batch norm, which training does not read, are copied to all ranks only where they
-            may be read, not in every step.
-        arguments: Arguments of `DDPStrategy`.
+    With `is_fast`, buffers of batch norm, which training does not read, are copied to all ranks only where they may be
+    read, not in every step.
     """
 
     def __init__(self, plan: SamplingPlan, coordinator: Coordinator, is_fast: bool = False, **arguments: Any) -> None:
@@ -314,10 +306,6 @@ def average_gradients(parameters: Iterable[Parameter], world_size: int) -> None:
 
     A gradient that is missing on every rank stays missing, so the optimizer skips the parameter as it would in one
     process. A gradient that is sparse on some rank becomes sparse on all ranks, without the rows that are 0.
-
-    Args:
-        parameters: The model's parameters, in the same order on every rank.
-        world_size: Number of processes.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:

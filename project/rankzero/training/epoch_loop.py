@@ -5,6 +5,7 @@ A step ends after its validation, its logging and its schedules. At that point a
 """
 
 from contextlib import AbstractContextManager
+from math import inf
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -20,6 +21,7 @@ from rankzero.training.loop import TrainingLoop
 from rankzero.training.metrics.epoch_averages import Results
 from rankzero.training.metrics.interval_record import IntervalRecord
 from rankzero.training.strategies import RunStrategy
+from rankzero.training.validations import ValidationSchedule
 
 
 class EpochLoop(_TrainingEpochLoop):
@@ -46,7 +48,8 @@ class EpochLoop(_TrainingEpochLoop):
         self._counted_batches: int | None = None
         """Batches of this epoch whose steps Lightning has counted; None before the loop runs."""
         self._resumes_with_uncounted_step: bool | None = None
-        self._validates = False
+        self._next_validation = inf
+        """Number of batches of this epoch after which a validation may be due; infinity for none in this epoch."""
         self._metrics_are_current = True
         self._reported: set[str] = set()
 
@@ -125,7 +128,7 @@ class EpochLoop(_TrainingEpochLoop):
         records, self.record.is_enabled = self.record.is_enabled, self.record.is_enabled and not is_trial
         if isinstance(self.trainer.strategy, RunStrategy):
             self.trainer.strategy.synchronize_new_parameters()
-        self._validates = self._should_check_val_epoch()
+        self._find_next_validation(max(0, self.batches_done - 1))  # Lightning may resume before a validation
         self._training_loop = self._training_loop_or_none(data_fetcher)
         try:
             while not (self.may_be_done and self.done):
@@ -170,6 +173,7 @@ class EpochLoop(_TrainingEpochLoop):
             self.flush_metrics()
         if training_loop is None or may_validate:
             super().on_advance_end(data_fetcher)
+            self._find_next_validation(self.batch_progress.current.ready)
             if self.has_validated:
                 self.share_stop()
         else:
@@ -236,15 +240,17 @@ class EpochLoop(_TrainingEpochLoop):
     @property
     def _may_validate(self) -> bool:
         """Whether a validation may be due after the last batch; a cheap check before Lightning's own."""
-        trainer, progress, interval = self.trainer, self.batch_progress, self.trainer.val_check_batch
-        if trainer.should_stop:
-            return True
-        if not self._validates:
-            return False
-        if interval is None or interval == float("inf") or progress.is_last_batch:
-            return True
-        counts = progress.total if trainer.check_val_every_n_epoch is None else progress.current
-        return counts.ready % interval == 0
+        progress: Any = self.batch_progress
+        return (
+            self.trainer.should_stop
+            or progress.current.ready >= self._next_validation
+            or (progress.is_last_batch and self._next_validation != inf)
+        )
+
+    def _find_next_validation(self, batches: int) -> None:
+        counts: Any = self.batch_progress
+        earlier_batches, schedule = counts.total.ready - counts.current.ready, ValidationSchedule.of(self.trainer)
+        self._next_validation = schedule.next_after(self.trainer.current_epoch, earlier_batches, batches)
 
     def _training_loop_or_none(self, data_fetcher: _DataFetcher) -> TrainingLoop | None:
         """Returns the training loop, or None if Lightning's own loop must train; prints each new reason for that."""

@@ -25,11 +25,6 @@ def choose_precision(accelerator: str, supports_bf16: bool, requested: object) -
     `torch.compile` is not used: it takes a minute at each start, and hardly sped up a few steps of a ResNet-18 on the
     CPU.
 
-    Args:
-        accelerator: `cuda`, `mps` or `cpu`.
-        supports_bf16: Whether all processes compute in bfloat16 without emulation.
-        requested: The requested precision, which is kept; None if no precision was requested.
-
     Returns:
         The precision as an argument of the Trainer, and the reason as text.
     """
@@ -43,11 +38,7 @@ def choose_precision(accelerator: str, supports_bf16: bool, requested: object) -
 def use_fast_kernels(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Lets CUDA multiply matrices of 32 bits in TF32, and cuDNN measure its kernels if a run need not be deterministic.
 
-    Args:
-        settings: Arguments of Lightning's Trainer.
-
-    Returns:
-        The arguments, with `benchmark`.
+    Takes Lightning's arguments of the Trainer, and returns them with `benchmark`.
     """
     if torch.get_float32_matmul_precision() == "highest":
         torch.set_float32_matmul_precision("high")
@@ -58,11 +49,7 @@ def use_fast_kernels(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def apply_layout(model: nn.Module, accelerator: str) -> str:
-    """Converts the model's weights to the fastest memory layout; activations take the same layout.
-
-    Returns:
-        The layout and the reason, as text.
-    """
+    """Converts the weights to the fastest memory layout, as of the activations; returns it and the reason as text."""
     channels_last, description = choose_layout(model, accelerator)
     if channels_last:
         model.to(memory_format=torch.channels_last)

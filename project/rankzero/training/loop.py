@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rankzero.distributed.monitoring.activity import BACKWARD, FORWARD, HOOK, OPTIMIZER
 from rankzero.distributed.torch_inside import backward, stepper, zero_gradients
+from rankzero.sampling.loader import samples_in
 from rankzero.training.hooks import TICK_SECONDS, BatchHooks, Subscribers
 from rankzero.training.lightning_inside import (
     Closure,
@@ -28,7 +29,6 @@ from rankzero.training.lightning_inside import (
     overrides,
 )
 from rankzero.training.metrics.epoch_averages import Results
-from rankzero.training.metrics.interval_record import samples_in
 from rankzero.training.metrics.step_log import StepLog
 from rankzero.training.strategies import OneProcess, RunStrategy, shares_from
 

@@ -160,16 +160,8 @@ class RunStrategy(Strategy):
         return 1
 
     def begin_gather_rows(self, row: Tensor) -> GatheredRows:
-        """Begins to gather the rows of all ranks, and does not wait for them. All ranks must call.
-
-        Args:
-            row: This rank's row, of shape `(columns,)`, which has the same length on all ranks.
-        """
+        """Begins to gather the rows of all ranks, which have the same length. All ranks must call."""
         return GatheredRows(row.unsqueeze(0))
-
-    def gather_rows(self, row: Tensor) -> Tensor:
-        """Returns the rows of all ranks in host memory, of shape `(ranks, columns)`. All ranks must call."""
-        return self.begin_gather_rows(row).wait()
 
     def sum_over_ranks(self, numbers: Sequence[int]) -> list[int]:
         """Returns the sum of each number over all ranks, modulo 2^64. All ranks must call."""

@@ -47,6 +47,18 @@ class ValidationSchedule:
             return (earlier_batches + end) // interval - (earlier_batches + start) // interval
         return self._count_until(epochs, end) - self._count_until(epochs, start)
 
+    def next_after(self, epochs: int, earlier_batches: int, done: int) -> float:
+        """Returns after which batch of the current epoch the next validation may be due; infinity for none in it.
+
+        A validation at the end of an epoch may come earlier, because the number of batches may be unknown.
+        """
+        if not self.validates or (self.validation_epochs and (epochs + 1) % self.validation_epochs):
+            return inf
+        if self.validation_interval is None or self.validation_interval == inf:
+            return done + 1
+        batches = done if self.validation_epochs else earlier_batches + done
+        return done + self.validation_interval - batches % self.validation_interval
+
     def _count_until(self, epochs: int, batches: float) -> float:
         """Returns the number of validations after the first batches of the current epoch."""
         assert self.validation_epochs is not None

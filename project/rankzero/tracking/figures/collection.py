@@ -68,7 +68,7 @@ class PairSelection:
     @staticmethod
     def gather(strategy: RunStrategy, row: Tensor) -> Pairs:
         """Returns the pairs of all ranks. All ranks must call."""
-        rows = strategy.gather_rows(row)
+        rows = strategy.begin_gather_rows(row).wait()
         parts = [row[2:].view(2, -1)[:, : int(row[1])] for row in rows]
         predicted, true = torch.cat(parts, 1)[:, :MAX_PAIRS]
         return Pairs(predicted, true, int(rows[:, 0].sum()))
@@ -142,7 +142,7 @@ class WorstSamples:
 
     def gather(self, strategy: RunStrategy, rank: int, shape: tuple[int, int, int]) -> list[WorstSample]:
         """Returns the worst samples of all ranks, the worst one first. All ranks must call."""
-        rows = strategy.gather_rows(self.row()).view(-1, MAX_SAMPLES, 3).tolist()
+        rows = strategy.begin_gather_rows(self.row()).wait().view(-1, MAX_SAMPLES, 3).tolist()
         found = [(*values, owner, number) for owner, row in enumerate(rows) for number, values in enumerate(row)]
         winners = sorted((entry for entry in found if entry[0] >= 0), key=lambda entry: -entry[0])[:MAX_SAMPLES]
         images = torch.zeros(len(winners), *shape)
@@ -251,7 +251,7 @@ class Collection:
             logging.getLogger("rankzero").warning("figures: %r", self.error)
         classes = self._counts.classes if self._counts else 0
         status = [int(self.error is not None), self._kind, classes, *self._worst.shape]
-        rows = strategy.gather_rows(torch.tensor(status)).tolist()
+        rows = strategy.begin_gather_rows(torch.tensor(status)).wait().tolist()
         failed = [rank for rank, row in enumerate(rows) if row[0]]
         if failed:
             reason = repr(self.error) if self.rank == failed[0] else f"see logs/rank-{failed[0]:03d}.log"

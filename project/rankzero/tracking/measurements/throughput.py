@@ -9,10 +9,10 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from rankzero.sampling.batch_sampler import EVEN_SHARE
+from rankzero.sampling.loader import batch_size
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
-from rankzero.training.metrics.interval_record import batch_size
 
 
 class Throughput(LoopCallback):

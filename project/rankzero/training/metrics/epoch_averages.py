@@ -6,6 +6,7 @@ ranks exchange all gathered values once, at the end of an epoch. Sums and counts
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -32,10 +33,7 @@ from rankzero.training.strategies import strategy_of
 GatheredValues = dict[str, dict[str, Any]]
 """Key -> the arguments with which it was logged; except for a torchmetrics metric, also `value` and `weight`."""
 
-_LOG_SETTINGS = (
-    *("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph"),
-    *("add_dataloader_idx", "dataloader_idx", "metric_attribute"),
-)
+_LOG_SETTINGS = tuple(field.name for field in fields(_Metadata) if field.name not in ("reduce_fx", "_sync"))
 _REDUCTIONS: dict[str, Any] = {"mean": torch.mean, "sum": torch.sum, "max": torch.max, "min": torch.min}
 _REDUCTIONS |= {"built-in sum": sum, "built-in max": max, "built-in min": min}
 

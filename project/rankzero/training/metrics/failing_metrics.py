@@ -12,7 +12,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from rankzero.messages import is_peer_failure
-from rankzero.training.strategies import strategy_of
 
 
 def _is_fatal(error: Exception) -> bool:
@@ -64,9 +63,8 @@ class TolerantResults(_ResultCollection):
         agrees = self._trainer.world_size > 1 and not metric.meta.sync.rank_zero_only
         if not agrees or not getattr(metric.value, "sync_on_compute", False):
             return error is not None
-        flag = torch.tensor(float(error is not None), device=self._trainer.strategy.root_device)
-        strategy_of(self._trainer).reduce_in_place(flag, "max")
-        return bool(flag)
+        has_failed: bool = self._trainer.strategy.reduce_boolean_decision(error is not None, all=False)
+        return has_failed
 
     def metrics(self, on_step: bool) -> Any:
         """Returns the values as Lightning does, those of the progress bar on a GPU as tensors, without waiting."""

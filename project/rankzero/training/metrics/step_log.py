@@ -38,9 +38,9 @@ class StepLog:
     def __reduce__(self) -> Any:
         return getattr, (self.module, "log")  # a copy of the module gets that copy's `log`
 
-    def __call__(self, name: str, value: Any, *arguments: Any, **settings: Any) -> None:
+    def __call__(self, name: str, value: Any, *arguments: Any, batch_size: int | None = None, **settings: Any) -> None:
         """Logs a value; takes the same arguments as `LightningModule.log`."""
-        batch_size, entry = settings.pop("batch_size", None), self._metrics.get(name)
+        entry = self._metrics.get(name)
         if (
             entry
             and entry[0] == settings
