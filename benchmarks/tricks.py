@@ -59,17 +59,17 @@ class CountWithout(Callback):
 
 
 def replace_optimizer_step() -> None:
-    """Replaces `fast_step` with `optimizer.step`, which includes torch's wrapper."""
-    from rankzero.training import step
+    """Replaces `stepper` with `optimizer.step`, which includes torch's wrapper."""
+    from rankzero.training import loop
 
-    step.fast_step = lambda optimizer: lambda closure: optimizer.step(closure=closure)  # type: ignore[attr-defined]
+    loop.stepper = lambda optimizer: lambda closure: optimizer.step(closure=closure)
 
 
 def replace_backward() -> None:
-    """Replaces `fast_backward` with `Tensor.backward`."""
-    from rankzero.training import step
+    """Replaces `torch_inside.backward` with `Tensor.backward`."""
+    from rankzero.training import loop
 
-    step.fast_backward = lambda loss: loss.backward()  # type: ignore[attr-defined]
+    loop.backward = lambda loss: loss.backward()
 
 
 def replace_validation_schedule() -> None:
