@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rankzero.distributed.process import at_exit, lightning_names
 from rankzero.distributed.process.spawn import START_FOLDER as _START_FOLDER  # noqa: F401  (recorded by this import)
-from rankzero.runs.checkpoints import from_directory
+from rankzero.training.saved_state import from_directory
 
 if TYPE_CHECKING:
     from rankzero.messages import Stopped

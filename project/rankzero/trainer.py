@@ -17,6 +17,7 @@ from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
 from rankzero.distributed.scheduler.job import attempt_deadline
 from rankzero.distributed.session import Session
+from rankzero.distributed.torch_inside import missing
 from rankzero.messages import is_quiet, print_notice, set_quiet, set_spelling
 from rankzero.preflight.all_checks import PlannedRun, check_before_fit
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
@@ -41,6 +42,7 @@ from rankzero.training.callbacks.sample_ledger import SampleLedger
 from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
 from rankzero.training.callbacks.time_limit import TimeLimit
 from rankzero.training.ddp import strategy_for
+from rankzero.training.lightning_inside import LOOP, check_release
 from rankzero.training.metrics import epoch_averages
 from rankzero.training.prediction_loop import PredictionLoop
 from rankzero.training.saved_state.checkpoint_choice import ChosenCheckpoint, as_given
@@ -68,6 +70,7 @@ class Trainer(TrainerArguments):
 
     def _build(self, own_arguments: dict[str, Any], lightning: dict[str, Any]) -> None:
         """Joins the session, chooses the run's directory and builds plan, callbacks, plugins and loops."""
+        check_release()
         if Session.current is None:
             set_spelling(as_arguments)
         arguments = read_arguments(own_arguments)
@@ -85,6 +88,8 @@ class Trainer(TrainerArguments):
         user_callbacks = as_list(lightning.get("callbacks"))
         set_quiet(arguments["quiet"] == "yes")
         lightning = without_progress(lightning, user_callbacks) if is_quiet() else lightning
+        for feature in missing.keys() - {LOOP} if not launch.rank else ():
+            print_notice(f"without {feature}: {missing[feature]}")
         if arguments["seed"] is not None:
             seed_everything(arguments["seed"], verbose=False)
         own = [global_seed(), arguments["fast"] == "yes", arguments["preflight"]]

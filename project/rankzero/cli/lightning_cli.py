@@ -17,6 +17,7 @@ from rankzero.cli.parser import HelpFormatter, RankzeroParser, reader, without_e
 from rankzero.cli.script_arguments import TRAINER_FLAGS
 from rankzero.messages import RequestError
 from rankzero.runs.stored_config import SINGLE_START_ARGUMENTS, Config, flattened, without_objects
+from rankzero.training.lightning_inside import add_configure_optimizers
 
 LINKED_ARGUMENTS = ("in_features", "out_features", "in_channels", "image_size", "num_classes")
 """Arguments of the model that default to the data module's attributes of the same names."""
@@ -86,7 +87,7 @@ class RankzeroCLI(LightningCLI):
         if lacks_loaders and "train_dataloader" not in vars(self.model):
             raise self._no_data_error(model_class)
         self.datamodule = data
-        self._add_configure_optimizers_method_to_model(None)
+        add_configure_optimizers(self)
 
     def _no_data_error(self, model_class: Any) -> RequestError:
         """Returns the error for a model that is not included and has no training loaders of its own."""

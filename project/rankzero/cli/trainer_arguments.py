@@ -23,11 +23,11 @@ from lightning.pytorch.plugins.environments import (
 )
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
-from lightning.pytorch.utilities.argparse import _defaults_from_env_vars
 
 from rankzero.cli.call_arguments import refuses_wrong_settings
 from rankzero.cli.script_arguments import TRAINER_FLAGS
 from rankzero.messages import RequestError
+from rankzero.training.lightning_inside import defaults_from_variables
 
 Plugin = PrecisionPlugin | ClusterEnvironment | CheckpointIO | LayerSync
 # fmt: off
@@ -49,7 +49,7 @@ class TrainerArguments(pl.Trainer):
     """Base class of `rankzero.Trainer`, which states its arguments for editors, `help` and LightningCLI."""
 
     @refuses_wrong_settings
-    @_defaults_from_env_vars
+    @defaults_from_variables
     def __init__(
         self,
         *,

@@ -104,6 +104,11 @@ def zero_gradients(optimizer: Optimizer) -> None:
 _zero_grad = Optimizer.zero_grad
 
 
+def set_last_rates(schedule: Any) -> None:
+    """Sets the learning rates that a schedule returns as its last ones to those of its optimizer."""
+    schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
+
+
 def is_profiling() -> bool:
     """Returns whether a profiler of torch is running."""
     return bool(is_profiled and is_profiled())

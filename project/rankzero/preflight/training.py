@@ -21,7 +21,6 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
-from lightning.pytorch.utilities.exceptions import _TunerExitException
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import DataLoader
 
@@ -35,6 +34,7 @@ from rankzero.sampling import generators
 from rankzero.sampling.fingerprint import differences_between_ranks
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.callbacks.stop import NoSignalConnector
+from rankzero.training.lightning_inside import TunerExit
 
 STEPS, SECONDS = 30, 1.0
 """A trial runs at least this many steps and seconds, unless its run is shorter or its steps are slow."""
@@ -255,7 +255,7 @@ class _StepTimer(Callback):
         is_measured = steps >= STEPS and seconds >= SECONDS
         is_slow = steps >= SLOW_STEPS and seconds >= SLOW_SECONDS
         if is_measured or is_slow or steps == self.max_steps or trainer.global_step == trainer.max_steps:
-            raise _TunerExitException  # ends `fit` without the hooks of the end of an epoch
+            raise TunerExit  # ends `fit` without the hooks of the end of an epoch
 
     def _now(self) -> float:
         synchronize(self.device)

@@ -139,7 +139,8 @@ def computed_metrics_of(trainer: Trainer) -> dict[str, float | None]:
 
     `metrics_of` may communicate with other ranks or wait for an accelerator; if a rank is lost, neither may ever end.
     """
-    metrics: dict[str, Any] = dict(trainer._logger_connector._callback_metrics)  # the main thread may change it
+    # A copy: the main thread may change them.
+    metrics: dict[str, Any] = dict(trainer.fit_loop.computed_metrics)  # type: ignore[attr-defined]
     on_device = {name for name, value in metrics.items() if isinstance(value, Tensor) and value.device.type != "cpu"}
     return finite_or_none(numbers({name: metrics[name] for name in sorted(metrics.keys() - on_device)}))
 

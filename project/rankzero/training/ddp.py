@@ -6,22 +6,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.nn import Parameter
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import GatheredRows, WorldInfo, moved, synchronize
+from rankzero.distributed.torch_inside import synchronize_buffers
 from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import EVEN_SHARE
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.training.strategies import OneProcess, RunStrategy
+from rankzero.training.lightning_inside import ddp_arguments, evaluated_loader
+from rankzero.training.saved_state.rank_states import load_generators, save_generators
+from rankzero.training.strategies import BATCH_NORMS, OneProcess, RunStrategy
 
 MISSING, DENSE, SPARSE = 0, 1, 2
 """Kinds of gradients; the highest kind among the ranks is used on all ranks."""
@@ -47,13 +48,10 @@ def strategy_for(
     """
     settings: dict[str, Any] = {"process_group_backend": world.backend}
     settings |= {"gradient_as_bucket_view": True} if is_fast else {}
-    if type(requested) is DDPStrategy and not requested._model_averaging_period:
-        hook_settings = {
-            name: getattr(requested, f"_{name}") for name in ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper")
-        }
-        settings |= {**hook_settings, **requested._ddp_kwargs, "timeout": requested._timeout}
-        settings["precision_plugin"] = requested._precision_plugin
-        _check_settings(requested, world.backend)
+    given = ddp_arguments(requested) if type(requested) is DDPStrategy else {}
+    if given and not given.pop("model_averaging_period"):
+        _check_settings(given, world.backend)
+        settings |= given | {"process_group_backend": world.backend}
     elif isinstance(requested, str) and requested.lower() in FIND_UNUSED_PARAMETERS:
         settings["find_unused_parameters"] = FIND_UNUSED_PARAMETERS[requested.lower()]
     else:
@@ -69,17 +67,17 @@ def strategy_for(
     return DataParallel(plan, coordinator, is_fast, **settings)
 
 
-def _check_settings(requested: DDPStrategy, backend: str) -> None:
+def _check_settings(given: dict[str, Any], backend: str) -> None:
     """Raises an error if a user's strategy sets an option that Rankzero decides itself.
 
     Raises:
         RequestError: Such an option differs from its default.
     """
     checks = {
-        "checkpoint_io": (requested._checkpoint_io is None, "checkpoints are written by rankzero"),
-        "start_method": (requested._start_method == "popen", "processes are started by a launcher, or by devices=N"),
+        "checkpoint_io": (given["checkpoint_io"] is None, "checkpoints are written by rankzero"),
+        "start_method": (given["start_method"] == "popen", "processes are started by a launcher, or by devices=N"),
         "process_group_backend": (
-            requested._process_group_backend in (None, backend),
+            given["process_group_backend"] in (None, backend),
             f"processes communicate by {backend} on these devices; another one is selected by --backend",
         ),
     }
@@ -143,10 +141,11 @@ class DataParallel(RunStrategy, DDPStrategy):
         Lightning (2.6) reseeds all generators here, but not in a single process. A random split drawn in `setup` would
         then depend on the number of processes. Instead, all ranks continue with rank zero's CPU generators.
         """
-        self.coordinator.init_process_group(self._get_process_group_backend(), self.root_device, self._timeout)
-        generator_states = _collect_rng_states(include_cuda=False)
+        given = ddp_arguments(self)
+        self.coordinator.init_process_group(given["process_group_backend"], self.root_device, given["timeout"])
+        generator_states = save_generators(torch.device("cpu"))
         super().setup_distributed()
-        _set_rng_states(self.broadcast(generator_states))
+        load_generators(self.broadcast(generator_states), torch.device("cpu"))
 
     def gather(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.coordinator.launch.world_size
@@ -164,7 +163,7 @@ class DataParallel(RunStrategy, DDPStrategy):
 
     def begin_gather_rows(self, row: Tensor) -> GatheredRows:
         ranks = self.coordinator.launch.world_size
-        row = moved(row, self.root_device if self._process_group_backend == "nccl" else torch.device("cpu"))
+        row = moved(row, self.root_device if self.process_group_backend == "nccl" else torch.device("cpu"))
         rows = row.new_empty(ranks * len(row))
         work = torch.distributed.all_gather_into_tensor(rows, row, async_op=True)
         return GatheredRows(rows.view(ranks, len(row)), work)
@@ -197,7 +196,8 @@ class DataParallel(RunStrategy, DDPStrategy):
     def post_backward(self, closure_loss: Tensor) -> None:
         """Averages the gradients of steps that bypass DistributedDataParallel. All ranks must call."""
         super().post_backward(closure_loss)
-        if self.share.has_empty_rank and not self._module.trainer.fit_loop._should_accumulate():
+        epoch_loop: Any = self._module.trainer.fit_loop.epoch_loop
+        if self.share.has_empty_rank and not epoch_loop.should_accumulate():
             average_gradients(self._module.parameters(), self.coordinator.launch.world_size)
 
     def on_validation_start(self) -> None:
@@ -213,7 +213,7 @@ class DataParallel(RunStrategy, DDPStrategy):
         """Copies rank zero's buffers (such as running means of batch norm) to every rank. All ranks must call."""
         model = self.model
         if isinstance(model, DistributedDataParallel) and (self._defers_buffers or model.will_sync_module_buffers()):
-            model._sync_buffers()
+            synchronize_buffers(model)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module itself: DistributedDataParallel's forward would broadcast buffers in evaluation too."""
@@ -235,10 +235,7 @@ class DataParallel(RunStrategy, DDPStrategy):
             return self._run_step(loaders[args[-1] if len(loaders) > 1 else 0], self._module.predict_step, *args)
 
     def _evaluate(self, step: Any, *args: Any) -> Any:
-        trainer = self._module.trainer
-        combined, results = trainer._evaluation_loop._combined_loader, trainer._results
-        assert combined is not None and results is not None
-        return self._run_step(combined.flattened[results.dataloader_idx or 0], step, *args)
+        return self._run_step(evaluated_loader(self._module.trainer), step, *args)
 
     def _run_step(self, loader: object, step: Any, *args: Any) -> Any:
         """Runs an evaluation or prediction step; returns None if this rank has no sample in the loader's next batch."""
@@ -293,7 +290,7 @@ def _is_mean(reduce_op: Any) -> bool:
 
 def _has_only_means(module: LightningModule) -> bool:
     """Returns whether all buffers belong to batch norm, which reads them only in evaluation."""
-    return all(isinstance(owner, _BatchNorm) for owner in module.modules() if [*owner.buffers(recurse=False)])
+    return all(isinstance(owner, BATCH_NORMS) for owner in module.modules() if [*owner.buffers(recurse=False)])
 
 
 def _trainable_ids(module: LightningModule) -> set[int]:

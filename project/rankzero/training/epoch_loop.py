@@ -9,12 +9,12 @@ from math import inf
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.utilities.rank_zero import WarningCache
 
 from rankzero.distributed.monitoring.activity import Activity
 from rankzero.messages import print_notice
 from rankzero.sampling.plan import SamplingPlan
+from rankzero.training import lightning_inside as stock
 from rankzero.training.hooks import Subscribers
 from rankzero.training.lightning_inside import fallback_reason
 from rankzero.training.loop import TrainingLoop
@@ -24,7 +24,7 @@ from rankzero.training.strategies import RunStrategy
 from rankzero.training.validations import ValidationSchedule
 
 
-class EpochLoop(_TrainingEpochLoop):
+class EpochLoop(stock.EpochLoop):
     """Loop over the batches of an epoch."""
 
     plan: SamplingPlan
@@ -52,6 +52,7 @@ class EpochLoop(_TrainingEpochLoop):
         """Number of batches of this epoch after which a validation may be due; infinity for none in this epoch."""
         self._metrics_are_current = True
         self._reported: set[str] = set()
+        self.warning_cache = WarningCache()
 
     @property
     def global_step(self) -> int:
@@ -91,7 +92,7 @@ class EpochLoop(_TrainingEpochLoop):
     @property
     def is_complete(self) -> bool:
         """True from the last batch of the epoch on."""
-        return self._num_ready_batches_reached()
+        return self.has_read_all_batches()
 
     def reset(self) -> None:
         """Sets the counters to the position of the checkpoint, or to the beginning of an epoch."""
@@ -117,7 +118,7 @@ class EpochLoop(_TrainingEpochLoop):
         vars(counts).update(ready=batches_done, started=batches_done, processed=batches_done, completed=batches_done)
         self.batch_progress.is_last_batch = batches_done >= self.trainer.num_training_batches
 
-    def run(self, data_fetcher: _DataFetcher) -> None:
+    def run(self, data_fetcher: Any) -> None:
         self.reset()
         self._skipped_batches, self._counted_batches = 0, self.batches_done
         self.on_run_start(data_fetcher)
@@ -137,7 +138,7 @@ class EpochLoop(_TrainingEpochLoop):
                     self.on_advance_end(data_fetcher)
                 except StopIteration as error:
                     counts: Any = self.batch_progress.current
-                    if counts.started > counts.processed and not isinstance(data_fetcher, _DataLoaderIterDataFetcher):
+                    if counts.started > counts.processed and not stock.passes_iterator(data_fetcher):
                         problem = "StopIteration in a training step would end the epoch and leave samples out"
                         raise RuntimeError(problem) from error
                     if self.agreements:
@@ -153,7 +154,7 @@ class EpochLoop(_TrainingEpochLoop):
             self._training_loop = None
             self.record.is_enabled = records
 
-    def advance(self, data_fetcher: _DataFetcher) -> None:
+    def advance(self, data_fetcher: Any) -> None:
         if self.around_next_batch is not None and self.record.is_enabled:  # it is disabled in a finder's trial
             context, self.around_next_batch = self.around_next_batch, None
             with context:
@@ -167,7 +168,7 @@ class EpochLoop(_TrainingEpochLoop):
             self.activity.begin_batch(self.global_step)
             super().advance(data_fetcher)
 
-    def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
+    def on_advance_end(self, data_fetcher: Any) -> None:
         training_loop = self._training_loop
         if may_validate := self._may_validate:
             self.flush_metrics()
@@ -179,7 +180,7 @@ class EpochLoop(_TrainingEpochLoop):
         else:
             self._end_step()
         self._counted_batches = self.batch_progress.current.processed  # type: ignore[attr-defined]
-        if self.trainer.accumulate_grad_batches > 1 and self._should_accumulate():
+        if self.trainer.accumulate_grad_batches > 1 and self.should_accumulate():
             return
         trainer = self.trainer
         for method in self.subscribers.methods["on_step_done"]:
@@ -193,7 +194,7 @@ class EpochLoop(_TrainingEpochLoop):
         """Finishes a batch after which no validation is due: steps plateau schedulers and counts the optimizer step."""
         if any(config.reduce_on_plateau for config in self.trainer.strategy.lr_scheduler_configs):
             self.update_lr_schedulers("step", update_plateau_schedulers=True)
-        if self.trainer.accumulate_grad_batches <= 1 or not self._should_accumulate():
+        if self.trainer.accumulate_grad_batches <= 1 or not self.should_accumulate():
             self._batches_that_stepped += 1
 
     def reach_safe_point(self) -> None:
@@ -209,7 +210,7 @@ class EpochLoop(_TrainingEpochLoop):
     def _on_after_fetch(self) -> None:
         super()._on_after_fetch()
         if self.agreements:
-            self.agreements.check_data_end(self.trainer.fit_loop._data_fetcher)
+            self.agreements.check_data_end(stock.data_fetcher_of(self.trainer))
 
     def flush_metrics(self) -> None:
         """Updates the metrics that the Trainer shows with those of the last batch."""
@@ -219,10 +220,9 @@ class EpochLoop(_TrainingEpochLoop):
     def update_trainer_metrics(self) -> Any:
         """Copies the last batch's metrics to those that the Trainer shows, and returns them."""
         self._metrics_are_current = True
-        metrics, connector = self.results.metrics(on_step=True), self.trainer._logger_connector
-        connector._progress_bar_metrics.update(metrics["pbar"])
-        connector._callback_metrics.update(metrics["callback"])
-        connector._logged_metrics.update(metrics["log"])
+        metrics = self.results.metrics(on_step=True)
+        for kind, shown in stock.shown_metrics(self.trainer).items():
+            shown.update(metrics[kind])
         return metrics
 
     @property
@@ -252,7 +252,7 @@ class EpochLoop(_TrainingEpochLoop):
         earlier_batches, schedule = counts.total.ready - counts.current.ready, ValidationSchedule.of(self.trainer)
         self._next_validation = schedule.next_after(self.trainer.current_epoch, earlier_batches, batches)
 
-    def _training_loop_or_none(self, data_fetcher: _DataFetcher) -> TrainingLoop | None:
+    def _training_loop_or_none(self, data_fetcher: Any) -> TrainingLoop | None:
         """Returns the training loop, or None if Lightning's own loop must train; prints each new reason for that."""
         reason = fallback_reason(self.trainer, data_fetcher)
         if reason and reason not in self._reported:
@@ -261,7 +261,7 @@ class EpochLoop(_TrainingEpochLoop):
                 print_notice(f"using Lightning's slower training loop: {reason}")
         return None if reason else TrainingLoop(self, self.subscribers, data_fetcher)
 
-    def _should_check_val_fx(self, data_fetcher: _DataFetcher) -> bool:
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         validates = bool(super()._should_check_val_fx(data_fetcher))
         self.has_validated |= validates
         return validates

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.loops.fit_loop import RestartStage, _FitLoop, _set_sampler_epoch
-from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.loops.fit_loop import RestartStage
 
 from rankzero.distributed.monitoring.activity import HOOK, Activity
 from rankzero.sampling.batch_sampler import ElasticBatchSampler, Position
 from rankzero.sampling.plan import SamplingPlan
+from rankzero.training import lightning_inside as stock
 from rankzero.training.epoch_loop import EpochLoop
 from rankzero.training.hooks import HookBridge, LoopHooks, Subscribers
 
@@ -38,7 +38,7 @@ def fit_loop_of(trainer: Trainer) -> "FitLoop":
     return trainer.fit_loop
 
 
-class FitLoop(_FitLoop):
+class FitLoop(stock.FitLoop):
     """Loop over epochs."""
 
     plan: SamplingPlan
@@ -59,6 +59,11 @@ class FitLoop(_FitLoop):
     def call(self, hook: str, *arguments: Any) -> None:
         """Calls one hook of `LoopHooks` for all subscribers."""
         self.epoch_loop.subscribers.call(hook, *arguments)
+
+    @property
+    def computed_metrics(self) -> dict[str, Any]:
+        """The Trainer's metrics, as far as they are computed."""
+        return stock.shown_metrics(self.trainer)["callback"]
 
     @property
     def epochs_done(self) -> int:
@@ -128,11 +133,11 @@ class FitLoop(_FitLoop):
             if subscribers is not None:
                 self.epoch_loop.subscribers = subscribers
 
-    def _end_restart(self, loop: _Loop) -> None:
+    def _end_restart(self, loop: stock.Loop) -> None:
         """Marks a loop and its inner loops as not restarting, as they are after training."""
         loop.on_iteration_done()
         for inner in vars(loop).values():
-            if isinstance(inner, _Loop):
+            if isinstance(inner, stock.Loop):
                 self._end_restart(inner)
 
     def setup_data(self) -> None:
@@ -144,7 +149,10 @@ class FitLoop(_FitLoop):
             self.plan.loads_training = False
         if self._combined_loader not in (None, previous_loader) and not self.plan.start_positions:
             for loader in self._combined_loader.flattened:  # a finder in an epoch's first hook recreates the loaders
-                _set_sampler_epoch(loader, self.epochs_done)
+                inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+                for sampler in (getattr(loader, "sampler", None), inner):
+                    if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+                        set_epoch(self.epochs_done)
 
     @property
     def _resumed_order(self) -> ElasticBatchSampler | None:

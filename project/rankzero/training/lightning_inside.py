@@ -1,26 +1,126 @@
-"""Private parts of Lightning (2.6.6) that the training loop replaces, and when it may."""
+"""The private names of Lightning (2.6.6) and torchmetrics (1.9) that Rankzero uses, and when its loop may train."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.core.optimizer import LightningOptimizer, do_nothing_closure
-from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher, _PrefetchDataFetcher
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelPruning, StochasticWeightAveraging
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
-from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior as block_synchronization
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.trainer.call import _call_strategy_hook as call_strategy_hook
-from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
+from lightning.pytorch.utilities.parsing import lightning_hasattr
 from torch import Tensor
+from torchmetrics import Metric
 
-__all__ = ["Closure", "ClosureResult", "Precision", "block_synchronization", "call_strategy_hook"]
+from rankzero.distributed.torch_inside import missing, names_for
+from rankzero.messages import RequestError
 
 TESTED_VERSIONS = ("2.6.6",)
 """Releases of Lightning with which the training loop is tested; with others, Lightning's own loop trains."""
+
+TRAINING, LOOP, VARIABLES = "training", "Rankzero's training loop", "the variables PL_TRAINER_*"
+"""Features that private names are needed for."""
+
+with names_for(TRAINING):
+    from lightning.pytorch.loops.fit_loop import _FitLoop
+    from lightning.pytorch.loops.loop import _Loop as Loop
+    from lightning.pytorch.loops.prediction_loop import _PredictionLoop as PredictionLoop
+    from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+    from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper as IndexBatchSampler
+    from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector as CheckpointConnector
+    from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector as LoggerConnector
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata as Metadata
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric as ResultMetric
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _Sync as Sync
+    from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector as SignalConnector
+    from lightning.pytorch.utilities.exceptions import _TunerExitException as TunerExit
+
+    class FitLoop(_FitLoop):
+        """Lightning's loop over epochs."""
+
+        @property
+        def can_stop_early(self) -> bool:
+            """True once `min_epochs` and `min_steps` are reached."""
+            return self._can_stop_early
+
+    class EpochLoop(_TrainingEpochLoop):
+        """Lightning's loop over batches."""
+
+        should_accumulate = _TrainingEpochLoop._should_accumulate
+        has_read_all_batches = _TrainingEpochLoop._num_ready_batches_reached
+        step_arguments = _TrainingEpochLoop._build_kwargs
+
+    class ResultCollection(_ResultCollection):
+        """Lightning's collection of logged values."""
+
+        extract_batch_size = _ResultCollection._extract_batch_size
+        forked_name = _ResultCollection._forked_name
+
+
+with names_for(LOOP):
+    from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher, _PrefetchDataFetcher
+    from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
+
+with names_for(VARIABLES):
+    from lightning.pytorch.utilities.argparse import _defaults_from_env_vars
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Returns a class in place of a missing one, so that the modules that extend it can be imported."""
+        if TRAINING not in missing or name.startswith("_"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return type(name, (), {})
+
+
+def check_release() -> None:
+    """Checks that this release of Lightning has the classes that Rankzero extends.
+
+    Raises:
+        RequestError: One of them is missing.
+    """
+    if TRAINING in missing:
+        tested = f"Rankzero is tested with lightning {', '.join(TESTED_VERSIONS)}"
+        found = f"{missing[TRAINING]}; {tested}"
+        raise RequestError(f"lightning {lightning.__version__}", found, 'pip install "lightning>=2.6.6,<2.7"')
+
+
+def defaults_from_variables(function: Any) -> Any:
+    """Decorates a Trainer's `__init__` to read the variables `PL_TRAINER_*`, as Lightning's Trainer does."""
+    return function if VARIABLES in missing else _defaults_from_env_vars(function)
+
+
+# fmt: off
+__all__ = [
+    "CheckpointConnector",
+    "Closure",
+    "ClosureResult",
+    "EpochLoop",
+    "FitLoop",
+    "IndexBatchSampler",
+    "LoggerConnector",
+    "Loop",
+    "Metadata",
+    "Precision",
+    "PredictionLoop",
+    "ResultCollection",
+    "ResultMetric",
+    "SignalConnector",
+    "Sync",
+    "TunerExit",
+]
+# fmt: on
+
+FIRST_BATCH = "_first_loop_iter"
+"""Attribute of the logger connector: whether the batch is the first one of the epoch; None before it."""
 
 BATCH_HOOKS = (
     "on_train_batch_start",
@@ -78,9 +178,11 @@ def fallback_reason(trainer: Trainer, data_fetcher: Any) -> str | None:
     module = trainer.lightning_module
     if lightning.__version__ not in TESTED_VERSIONS:
         return f"Rankzero's loop is not tested with lightning {lightning.__version__}"
+    if LOOP in missing:
+        return missing[LOOP]
     if not module.automatic_optimization:
         return f"{type(module).__name__} uses manual optimization"
-    if isinstance(data_fetcher, _DataLoaderIterDataFetcher):
+    if passes_iterator(data_fetcher):
         return "training_step takes dataloader_iter"
     if trainer.fit_loop._skip_backward:
         return "StochasticWeightAveraging updates batch norm without backward passes"
@@ -102,7 +204,6 @@ def has_stock_optimizer_step(trainer: Trainer) -> bool:
         and len(optimizers) == 1
         and type(optimizers[0]).step is LightningOptimizer.step
         and "step" not in vars(optimizers[0])
-        and optimizers[0]._on_before_step is optimizers[0]._on_after_step is do_nothing_closure
         and optimizers[0]._optimizer is trainer.optimizers[0]
     )
 
@@ -150,9 +251,143 @@ def direct_fetch(data_fetcher: Any) -> Callable[[], Any]:
         except StopIteration:
             data_fetcher.done = cycle._consumed[0] = True
             raise
-        cycle._idx += 1
         data_fetcher.fetched += 1
         data_fetcher.done = data_fetcher.fetched >= length
         return batch
 
     return fetch
+
+
+def passes_iterator(data_fetcher: Any) -> bool:
+    """Returns whether `training_step` takes the iterator of the loader."""
+    return LOOP not in missing and isinstance(data_fetcher, _DataLoaderIterDataFetcher)
+
+
+def data_fetcher_of(trainer: Trainer) -> Any:
+    """Returns the source of the training batches."""
+    return trainer.fit_loop._data_fetcher
+
+
+def evaluated_loader(trainer: Trainer) -> Any:
+    """Returns the loader of the current evaluation batch."""
+    combined, results = trainer._evaluation_loop._combined_loader, trainer._results
+    assert combined is not None and results is not None
+    return combined.flattened[results.dataloader_idx or 0]
+
+
+def transferred(trainer: Trainer, batch: Any) -> Any:
+    """Returns a batch that the precision, the hooks of the module and the strategy have converted and moved."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
+def block_synchronization(strategy: Strategy) -> AbstractContextManager[None]:
+    """Returns a context in which a backward pass does not average gradients over ranks."""
+    return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
+
+
+def gradient_clipper(precision: Precision) -> Callable[..., None]:
+    """Returns the method that calls `configure_gradient_clipping`."""
+    return precision._clip_gradients
+
+
+def logger_connector(trainer: Trainer) -> Any:
+    """Returns the part of the Trainer that passes logged values to loggers."""
+    return trainer._logger_connector
+
+
+def replace_logger_connector(trainer: Trainer, connector: Any) -> None:
+    """Makes the Trainer pass logged values to another connector."""
+    trainer._logger_connector = connector
+
+
+def shown_metrics(trainer: Trainer) -> dict[str, dict[str, Any]]:
+    """Returns the metrics that the Trainer shows by kind, as far as they are computed."""
+    connector = trainer._logger_connector
+    metrics = connector._callback_metrics, connector._logged_metrics, connector._progress_bar_metrics
+    return dict(zip(("callback", "log", "pbar"), metrics, strict=True))
+
+
+@contextmanager
+def prepared_by(trainer: Trainer, prepare: Callable[..., object]) -> Iterator[None]:
+    """Makes the Trainer prepare loaders with a function within the block."""
+    trainer._data_connector._prepare_dataloader = prepare  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del trainer._data_connector._prepare_dataloader
+
+
+def ddp_arguments(strategy: DDPStrategy) -> dict[str, Any]:
+    """Returns the arguments with which a strategy was created."""
+    names = [
+        *("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper", "model_averaging_period", "timeout"),
+        *("precision_plugin", "checkpoint_io", "start_method", "process_group_backend"),
+    ]
+    return {name: getattr(strategy, f"_{name}") for name in names} | strategy._ddp_kwargs
+
+
+def names_set_by(callback: Callback, module: LightningModule) -> list[str]:
+    """Returns the names of the module's attributes that a batch size or learning rate finder sets."""
+    if isinstance(callback, BatchSizeFinder):
+        return [callback._batch_arg_name]
+    if isinstance(callback, LearningRateFinder) and callback._update_attr:
+        names = (callback._attr_name,) if callback._attr_name else ("lr", "learning_rate")
+        return [name for name in names if lightning_hasattr(module, name)][:1]
+    return []
+
+
+def batches_per_step_of(callback: StochasticWeightAveraging) -> int | None:
+    """Returns the Trainer's batches per step, which the callback replaces in its last epoch; None before."""
+    return getattr(callback, "_accumulate_grad_batches", None)
+
+
+def has_loaded_schedule(callback: StochasticWeightAveraging) -> bool:
+    """Returns whether a checkpoint contained the state of the callback's schedule."""
+    return callback._scheduler_state is not None
+
+
+def pruning_copies(callback: ModelPruning) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yields the index of each pruned parameter, the parameter, and the callback's copy of its initial value."""
+    for layer in (callback._original_layers or {}).values():
+        for number, name in layer["names"]:
+            module, _ = callback._parameters_to_prune[number]
+            yield number, getattr(module, f"{name}_orig", getattr(module, name)), getattr(layer["data"], name)
+
+
+def set_update_count(metric: Metric, count: int) -> None:
+    """Sets how often a metric was updated, by which torchmetrics weights some states."""
+    metric._update_count = count
+
+
+def replace_load_state(saving_module: Any, convert: Callable[[Any, Any], Any]) -> None:
+    """Makes `load_from_checkpoint` pass each state dict through `convert(module, state)`."""
+    stock_load_state = getattr(saving_module, "_load_state", None)
+    if stock_load_state is None or hasattr(stock_load_state, "converts"):
+        return
+
+    def load_state(cls: Any, checkpoint: Any, *arguments: Any, **options: Any) -> Any:
+        load_state_dict = cls.load_state_dict
+
+        def load_converted(self: Any, state: Any, *arguments: Any, **options: Any) -> Any:
+            state = convert(self, state) if hasattr(self, "named_modules") else state
+            return load_state_dict(self, state, *arguments, **options)
+
+        is_own = "load_state_dict" in vars(cls)
+        cls.load_state_dict = load_converted
+        try:
+            return stock_load_state(cls, checkpoint, *arguments, **options)
+        finally:
+            if is_own:
+                cls.load_state_dict = load_state_dict
+            else:
+                del cls.load_state_dict
+
+    load_state.converts = True  # type: ignore[attr-defined]
+    saving_module._load_state = load_state
+
+
+def add_configure_optimizers(cli: Any) -> None:
+    """Adds the optimizer of a LightningCLI's command line to its model."""
+    cli._add_configure_optimizers_method_to_model(None)

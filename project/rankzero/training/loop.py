@@ -17,16 +17,19 @@ from rankzero.distributed.torch_inside import backward, stepper, zero_gradients
 from rankzero.sampling.loader import samples_in
 from rankzero.training.hooks import TICK_SECONDS, BatchHooks, Subscribers
 from rankzero.training.lightning_inside import (
+    FIRST_BATCH,
     Closure,
     ClosureResult,
     Precision,
     block_synchronization,
-    call_strategy_hook,
     direct_fetch,
+    gradient_clipper,
     has_stock_optimizer_step,
     is_plain,
+    logger_connector,
     needs_transfer,
     overrides,
+    transferred,
 )
 from rankzero.training.metrics.epoch_averages import Results
 from rankzero.training.metrics.step_log import StepLog
@@ -50,7 +53,8 @@ class TrainingLoop:
         self.module: LightningModule = trainer.lightning_module
         self._module_vars = vars(self.module)
         self.strategy = cast(RunStrategy, trainer.strategy)
-        self.connector, self.results = trainer._logger_connector, cast(Results, loop.results)
+        self.connector, self.results = logger_connector(trainer), cast(Results, loop.results)
+        self._connector_vars = vars(self.connector)
         self.activity, self.record, self.progress = loop.activity, loop.record, loop.batch_progress
         self.log = StepLog(trainer, self.results)
         methods = subscribers.methods
@@ -75,7 +79,8 @@ class TrainingLoop:
         # DDP and mixed precision run `training_step` through the strategy.
         is_bare = type(self.strategy) is OneProcess and type(trainer.precision_plugin) is Precision
         self._takes_step = module if is_bare and self.strategy.model is module else self.strategy
-        self._takes_batch_idx = "batch_idx" in self.loop._build_kwargs(OrderedDict(), None, 0)
+        self._takes_batch_idx = "batch_idx" in self.loop.step_arguments(OrderedDict(), None, 0)
+        self._clip_gradients = gradient_clipper(trainer.precision_plugin)
         self._clips = overrides(module, "configure_gradient_clipping", LightningModule)
         self._overrides_schedules = overrides(module, "lr_scheduler_step", LightningModule)
 
@@ -92,19 +97,17 @@ class TrainingLoop:
             self._find_methods()
         progress.is_last_batch = self.data_fetcher.done
         if self._needs_transfer or not is_plain(batch, self._device):
-            batch = trainer.precision_plugin.convert_input(batch)
-            batch = self.module._on_before_batch_transfer(batch, dataloader_idx=0)
-            batch = call_strategy_hook(trainer, "batch_to_device", batch, dataloader_idx=0)
+            batch = transferred(trainer, batch)
         batch_idx = progress.current.ready
         progress.increment_ready()
-        self.connector._first_loop_iter = self.connector._first_loop_iter is None
+        self._connector_vars[FIRST_BATCH] = self._connector_vars[FIRST_BATCH] is None
         self.results.batch, self.results.batch_size, self.results.dataloader_idx = batch, None, None
         if batch is not None:
             self._begin(batch, batch_idx)
-        self._accumulates = trainer.accumulate_grad_batches > 1 and self.loop._should_accumulate()
+        self._accumulates = trainer.accumulate_grad_batches > 1 and self.loop.should_accumulate()
         if batch is None:
             outputs = None
-            self.loop._warning_cache.warn(
+            self.loop.warning_cache.warn(
                 "train_dataloader yielded None. If this was on purpose, ignore this warning..."
             )
         else:
@@ -134,7 +137,7 @@ class TrainingLoop:
             self.progress.increment_by(0, is_last_batch=True)
             self.progress.increment_processed()
             self.loop.update_lr_schedulers("step", update_plateau_schedulers=False)
-            if self.loop._num_ready_batches_reached():
+            if self.loop.has_read_all_batches():
                 self.loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
             raise StopIteration
 
@@ -161,7 +164,7 @@ class TrainingLoop:
     def _optimize_by_lightning(self, batch: Any, batch_idx: int) -> Any:
         """Takes the optimizer step as Lightning does, because user code overrides a part of it."""
         self.activity.enter(FORWARD)
-        arguments = self.loop._build_kwargs(OrderedDict(), batch, batch_idx)
+        arguments = self.loop.step_arguments(OrderedDict(), batch, batch_idx)
         if self.module.automatic_optimization:
             outputs = self.loop.automatic_optimization.run(self.trainer.optimizers[0], batch_idx, arguments)
         else:
@@ -177,7 +180,7 @@ class TrainingLoop:
             self.record.measure_gradients(self._optimizer)
         self.hooks.call("on_before_optimizer_step", self._optimizer)
         if self._clips or self.trainer.gradient_clip_val:
-            self.trainer.precision_plugin._clip_gradients(
+            self._clip_gradients(
                 self.module,
                 self._optimizer,
                 self.trainer.gradient_clip_val,

@@ -1,24 +1,20 @@
 """Prediction in the run's order of samples, including a short last batch."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.loops.prediction_loop import _PredictionLoop
-from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from rankzero.sampling.batch_sampler import EvaluationBatchSampler
 from rankzero.sampling.loader import ManagedLoader
+from rankzero.training import lightning_inside as stock
 
 
-class PredictionLoop(_PredictionLoop):
+class PredictionLoop(stock.PredictionLoop):
     """Lightning's loop, but it keeps a short last batch and passes each batch's samples to a BasePredictionWriter."""
 
     def setup_data(self) -> None:
-        with _complete_last_batch(self.trainer):
+        with stock.prepared_by(self.trainer, _with_last_batch):
             super().setup_data()
         if self._combined_loader is not None:
             for loader in self._combined_loader.flattened:
@@ -31,21 +27,11 @@ class PredictionLoop(_PredictionLoop):
         return super()._get_batch_indices(dataloader)
 
 
-@contextmanager
-def _complete_last_batch(trainer: Trainer) -> Iterator[None]:
-    """Makes prediction keep a short last batch even if the loader drops it, as Lightning does.
+def _with_last_batch(dataloader: object, *arguments: Any, **settings: Any) -> object:
+    """Returns a copy of the user's loader that keeps the last batch; the strategy then sets the order of samples.
 
     Lightning (2.6) creates a new DataLoader for this, which fails if the batch size is a positional argument.
     """
-    trainer._data_connector._prepare_dataloader = _with_last_batch  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del trainer._data_connector._prepare_dataloader
-
-
-def _with_last_batch(dataloader: object, *arguments: Any, **settings: Any) -> object:
-    """Returns a copy of the user's loader that keeps the last batch; the strategy then sets the order of samples."""
     if not isinstance(dataloader, DataLoader) or type(dataloader.batch_sampler) is not BatchSampler:
         return dataloader
     loader, batch_sampler = copy.copy(dataloader), dataloader.batch_sampler
@@ -62,4 +48,4 @@ def _record_batch_samples(loader: object) -> None:
         and isinstance(loader.batch_sampler, Sampler)
         and not isinstance(loader.dataset, IterableDataset)  # its samples have no numbers
     ):
-        vars(loader)["batch_sampler"] = _IndexBatchSamplerWrapper(loader.batch_sampler)  # type: ignore[arg-type]
+        vars(loader)["batch_sampler"] = stock.IndexBatchSampler(loader.batch_sampler)  # type: ignore[arg-type]

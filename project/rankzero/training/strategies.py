@@ -15,12 +15,12 @@ from rankzero.distributed.coordination.process_group import init_process_group
 from rankzero.distributed.devices import GatheredRows
 from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import RequestError
-from rankzero.runs.checkpoints.from_directory import with_keys_of
 from rankzero.sampling.batch_sampler import EVEN_SHARE, ElasticBatchSampler, Share
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.hooks import LoopHooks
 from rankzero.training.lightning_inside import overrides
+from rankzero.training.saved_state.from_directory import with_keys_of
 from rankzero.training.saved_state.parameter_groups import add_missing_groups
 from rankzero.training.saved_state.pruning import pruned_parameters, without_pruning
 

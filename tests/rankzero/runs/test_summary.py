@@ -97,7 +97,7 @@ class LogsMetric(BoringModel):
 
 def test_only_metrics_in_memory_are_read_if_computing_could_wait_for_a_lost_rank_or_for_an_accelerator(monkeypatch):
     model = LogsMetric()
-    train_in_process(model=model, max_epochs=1, limit_train_batches=3, limit_val_batches=0)
+    train_in_process(model=model, loops=True, max_epochs=1, limit_train_batches=3, limit_val_batches=0)
     assert (model.before, model.after) == (({}, 0), ({"metric": 2.0}, 1))
     on_device = {"number": 2, "here": torch.tensor(1.5), "there": torch.tensor(1.5, device="meta")}
     monkeypatch.setattr(model.trainer._logger_connector, "_callback_metrics", on_device)

@@ -161,7 +161,7 @@ def is_last_validation(trainer: Trainer) -> bool:
     if trainer.max_steps != -1:
         steps = max(0, trainer.max_steps - trainer.global_step)
         remaining = min(remaining, steps * trainer.accumulate_grad_batches)
-    if remaining <= 0 or (trainer.should_stop and fit_loop._can_stop_early):
+    if remaining <= 0 or (trainer.should_stop and fit_loop.can_stop_early):
         return True
     if schedule.validation_interval in (None, math.inf) or remaining == math.inf:
         return False  # validations are due at intervals of time, or after unknown batches

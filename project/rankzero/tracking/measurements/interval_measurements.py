@@ -38,6 +38,7 @@ from rankzero.training.callbacks.finite_weights import FiniteWeights
 from rankzero.training.epoch_loop import EpochLoop
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
+from rankzero.training.lightning_inside import shown_metrics
 from rankzero.training.metrics.epoch_averages import logger_connector_of
 from rankzero.training.strategies import strategy_of
 
@@ -168,7 +169,7 @@ class IntervalMeasurements(LoopCallback):
                 own_values = (
                     own_values | self._speed(trainer) | self._position(trainer) | self._guarded(self._checkpoint)
                 )
-            tags_of_module = frozenset(trainer._logger_connector._logged_metrics)
+            tags_of_module = frozenset(shown_metrics(trainer)["log"])
             self._interval = _Interval(
                 step=epoch_loop._batches_that_stepped,
                 loss_tag=_loss_tag(epoch_loop, tags_of_module),

@@ -1,7 +1,6 @@
 """Stops a run at a safe point: after the same step on all ranks, with a checkpoint saved."""
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import Stopped
@@ -9,6 +8,7 @@ from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.finite_weights import FiniteWeights
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopHooks
+from rankzero.training.lightning_inside import SignalConnector
 
 
 class StopAtSafePoint(LoopHooks):
@@ -40,7 +40,7 @@ class StopAtSafePoint(LoopHooks):
         raise Stopped(reason)
 
 
-class NoSignalConnector(_SignalConnector):
+class NoSignalConnector(SignalConnector):
     """Replacement for the Trainer's signal connector (lightning 2.6).
 
     Lightning's handler of SIGTERM calls a collective, so a signal to one of two ranks blocks both.

@@ -6,20 +6,12 @@ ranks exchange all gathered values once, at the end of an epoch. Sums and counts
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
-from lightning.pytorch.trainer.connectors.logger_connector.result import (
-    _Metadata,
-    _ResultCollection,
-    _ResultMetric,
-    _Sync,
-)
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
@@ -27,13 +19,17 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from rankzero.distributed.devices import HostCopy
+from rankzero.training import lightning_inside as stock
 from rankzero.training.metrics.failing_metrics import TolerantResults
 from rankzero.training.strategies import strategy_of
 
 GatheredValues = dict[str, dict[str, Any]]
 """Key -> the arguments with which it was logged; except for a torchmetrics metric, also `value` and `weight`."""
 
-_LOG_SETTINGS = tuple(field.name for field in fields(_Metadata) if field.name not in ("reduce_fx", "_sync"))
+_LOG_SETTINGS = (
+    *("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph"),
+    *("add_dataloader_idx", "dataloader_idx", "metric_attribute"),
+)
 _REDUCTIONS: dict[str, Any] = {"mean": torch.mean, "sum": torch.sum, "max": torch.max, "min": torch.min}
 _REDUCTIONS |= {"built-in sum": sum, "built-in max": max, "built-in min": min}
 
@@ -69,7 +65,7 @@ class Results(TolerantResults):
             metric.cumulated_batch_size = metric.cumulated_batch_size + entry["weight"].to(metric.value.device)
 
 
-class LoggerConnector(_LoggerConnector):
+class LoggerConnector(stock.LoggerConnector):
     """Lightning's logger connector with metrics that are exact over ranks.
 
     Args:
@@ -102,9 +98,9 @@ class LoggerConnector(_LoggerConnector):
         self.deliver_row()
         if not trainer.loggers or not metrics:
             return
-        self._logged_metrics.update(metrics)
+        stock.shown_metrics(trainer)["log"].update(metrics)
         row, epoch, loggers = HostCopy(metrics), trainer.current_epoch, list(trainer.loggers)
-        is_of_step = step is None and self._first_loop_iter is not None
+        is_of_step = step is None and vars(self)[stock.FIRST_BATCH] is not None
         next_step = loop._batches_that_stepped
         holds = self.holds_rows and is_of_step and loop.record.is_due and loop.record.is_enabled  # type: ignore[attr-defined]
         if trainer.state.fn is TrainerFn.FITTING and not trainer.fit_loop.is_trial:  # type: ignore[attr-defined]
@@ -153,7 +149,7 @@ class LoggerConnector(_LoggerConnector):
         """Logs a step's metrics; called by Lightning's own loop. All ranks must call."""
         super().update_train_step_metrics()
         results, loop = self.trainer._results, self.trainer.fit_loop
-        if isinstance(results, Results) and not loop._should_accumulate() and loop.epoch_loop.record.is_due:  # type: ignore[attr-defined]
+        if isinstance(results, Results) and not loop.epoch_loop.should_accumulate() and loop.epoch_loop.record.is_due:  # type: ignore[attr-defined]
             loop.call("on_interval_end")  # type: ignore[attr-defined]
 
     def epoch_end_reached(self) -> None:
@@ -179,23 +175,24 @@ class LoggerConnector(_LoggerConnector):
 
 def unread_progress_bar_metrics(trainer: Trainer) -> dict[str, Any]:
     """Returns the values that the progress bar shows; on a GPU, values since the last read are tensors."""
-    metrics: dict[str, Any] = _LoggerConnector.progress_bar_metrics.fget(trainer._logger_connector)  # type: ignore[attr-defined]
+    metrics: dict[str, Any] = stock.LoggerConnector.progress_bar_metrics.fget(stock.logger_connector(trainer))  # type: ignore[attr-defined]
     return metrics
 
 
 def logger_connector_of(trainer: Trainer) -> LoggerConnector:
     """Returns the Trainer's logger connector, which `install` has replaced."""
-    assert isinstance(trainer._logger_connector, LoggerConnector)
-    return trainer._logger_connector
+    connector = stock.logger_connector(trainer)
+    assert isinstance(connector, LoggerConnector)
+    return connector
 
 
 def install(trainer: Trainer, run_logger: Logger | None = None) -> None:
     """Replaces Lightning's logger connector, and the results of the validation in `fit`."""
-    trainer._logger_connector = LoggerConnector(trainer, run_logger)
+    stock.replace_logger_connector(trainer, LoggerConnector(trainer, run_logger))
     trainer.fit_loop.epoch_loop.val_loop._results = TolerantResults(trainer, training=False)
 
 
-def gathered_values(results: _ResultCollection) -> GatheredValues:
+def gathered_values(results: Any) -> GatheredValues:
     """Returns the values that this rank has gathered for the reduction at the epoch's end, including resumed ones."""
     local_values = {
         key: _description(metric)
@@ -233,7 +230,7 @@ def _combine_over_ranks(trainer: Trainer) -> None:
         if metric is None or metric.has_reset:
             metric = results[key] = _restored_metric(entry, trainer)
         if not metric.is_tensor:
-            compute = results.compute if isinstance(results, TolerantResults) else _ResultMetric.compute
+            compute = results.compute if isinstance(results, TolerantResults) else stock.ResultMetric.compute
             compute(metric)  # torchmetrics reduces over ranks itself
             continue
         value = entry["exact"] / entry["weight"] if metric.meta.is_mean_reduction else entry["exact"]
@@ -255,7 +252,7 @@ def _gather_states(state: Tensor, group: Any = None) -> list[Tensor]:
     return states
 
 
-def _description(metric: _ResultMetric) -> dict[str, Any]:
+def _description(metric: stock.ResultMetric) -> dict[str, Any]:
     meta = metric.meta
     names = {function: name for name, function in _REDUCTIONS.items()}
     description = {name: getattr(meta, name) for name in _LOG_SETTINGS}
@@ -266,14 +263,14 @@ def _description(metric: _ResultMetric) -> dict[str, Any]:
     return description
 
 
-def _restored_metric(description: Mapping[str, Any], trainer: Trainer) -> _ResultMetric:
+def _restored_metric(description: Mapping[str, Any], trainer: Trainer) -> stock.ResultMetric:
     """Returns a new metric with the described settings, as if this rank had logged it."""
-    meta = _Metadata(
+    meta = stock.Metadata(
         **{name: description[name] for name in _LOG_SETTINGS},
         reduce_fx=_REDUCTIONS[description["reduction"]],
     )
-    meta.sync = _Sync(_should=description["sync"], fn=trainer.strategy.reduce)
-    metric = _ResultMetric(meta, is_tensor="value" in description).to(trainer.strategy.root_device)
+    meta.sync = stock.Sync(_should=description["sync"], fn=trainer.strategy.reduce)
+    metric = stock.ResultMetric(meta, is_tensor="value" in description).to(trainer.strategy.root_device)
     if not metric.is_tensor:
         metric.value = trainer.lightning_module.get_submodule(description["metric_attribute"])
     return metric

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from rankzero.messages import is_peer_failure
+from rankzero.training.lightning_inside import ResultCollection, ResultMetric
 
 
 def _is_fatal(error: Exception) -> bool:
@@ -23,7 +23,7 @@ def _is_fatal(error: Exception) -> bool:
     )
 
 
-class TolerantResults(_ResultCollection):
+class TolerantResults(ResultCollection):
     """Lightning's result collection, in which a torchmetrics metric whose `compute` raises an error is NaN.
 
     In Lightning (2.6), such an error ends training, although only one value is missing. Here, it ends the run only in
@@ -35,7 +35,7 @@ class TolerantResults(_ResultCollection):
         self._trainer = trainer
         self._failed_names: set[str] = set()
 
-    def compute(self, metric: _ResultMetric) -> None:
+    def compute(self, metric: ResultMetric) -> None:
         """Computes a torchmetrics metric over all ranks. All ranks must call."""
         error: Exception | None = None
         try:
@@ -58,7 +58,7 @@ class TolerantResults(_ResultCollection):
                 f"{cause}"
             )
 
-    def _has_failed_on_a_rank(self, metric: _ResultMetric, error: Exception | None) -> bool:
+    def _has_failed_on_a_rank(self, metric: ResultMetric, error: Exception | None) -> bool:
         """Returns whether `compute` has failed, on any rank if ranks have to agree on the value of the metric."""
         agrees = self._trainer.world_size > 1 and not metric.meta.sync.rank_zero_only
         if not agrees or not getattr(metric.value, "sync_on_compute", False):
@@ -75,7 +75,7 @@ class TolerantResults(_ResultCollection):
             value = self._get_cache(metric, on_step)
             if not isinstance(value, Tensor):
                 continue
-            name, forked_name = self._forked_name(metric, on_step)
+            name, forked_name = self.forked_name(metric, on_step)
             if metric.meta.logger:
                 found["log"][forked_name] = value
             if self.training or (metric.meta.on_epoch and not on_step):
@@ -85,7 +85,7 @@ class TolerantResults(_ResultCollection):
         return found
 
     # A static method in Lightning, which calls it on the instance.
-    def _get_cache(self, result_metric: _ResultMetric, on_step: bool) -> Tensor | None:  # type: ignore[override]
+    def _get_cache(self, result_metric: ResultMetric, on_step: bool) -> Tensor | None:  # type: ignore[override]
         is_due = not on_step and not result_metric.is_tensor and result_metric.meta.on_epoch
         if is_due and result_metric._computed is None:
             self.compute(result_metric)

@@ -4,10 +4,9 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric
 from torch import Tensor
 
-from rankzero.training.lightning_inside import overrides
+from rankzero.training.lightning_inside import FIRST_BATCH, ResultMetric, logger_connector, overrides
 from rankzero.training.metrics.epoch_averages import Results
 
 
@@ -20,10 +19,10 @@ class StepLog:
     """
 
     def __init__(self, trainer: Trainer, results: Results) -> None:
-        self.module, self.connector = trainer.lightning_module, trainer._logger_connector
+        self.module, self._connector_vars = trainer.lightning_module, vars(logger_connector(trainer))
         self._module_vars = vars(self.module)
         self.results = results
-        self._metrics: dict[str, tuple[dict[str, Any], tuple[Any, ...], _ResultMetric]] = {}
+        self._metrics: dict[str, tuple[dict[str, Any], tuple[Any, ...], ResultMetric]] = {}
         is_compiled = getattr(self.module, "_compiler_ctx", None) is not None
         self._replaces_log = not is_compiled and not overrides(self.module, "log", LightningModule)
 
@@ -45,7 +44,7 @@ class StepLog:
             entry
             and entry[0] == settings
             and entry[1] == arguments
-            and self.connector._first_loop_iter is False
+            and self._connector_vars[FIRST_BATCH] is False
             and self._module_vars["_current_fx_name"] == "training_step"
         ):
             number = self._to_tensor(value)
@@ -77,7 +76,7 @@ class StepLog:
             return torch.full((), value, device=self.module.device, dtype=_default_dtype())
         return None
 
-    def _update(self, metric: _ResultMetric, value: Tensor, batch_size: int | None) -> None:
+    def _update(self, metric: ResultMetric, value: Tensor, batch_size: int | None) -> None:
         """Updates a metric as `_ResultMetric.update` does.
 
         The attributes are set in the metric's `__dict__`: `_ResultMetric.__setattr__` does the same, more slowly.
@@ -94,7 +93,7 @@ class StepLog:
                 attributes["value"] = cache
                 return
         if meta.is_mean_reduction:
-            size = self.results._extract_batch_size(metric, batch_size, meta)
+            size = self.results.extract_batch_size(metric, batch_size, meta)
             attributes["value"] = metric.value + value * size
             attributes["cumulated_batch_size"] = metric.cumulated_batch_size + size
         elif meta.is_sum_reduction:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch import Trainer
-from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.states import TrainerFn
 
 from rankzero.distributed.coordination.broadcast import broadcast_file
@@ -22,9 +21,10 @@ from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.resume import NoCheckpointError, existing_url, requested_checkpoint
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.fit_loop import fit_loop_of
+from rankzero.training.lightning_inside import CheckpointConnector
 
 
-class ChosenCheckpoint(_CheckpointConnector):
+class ChosenCheckpoint(CheckpointConnector):
     """Checkpoint connector that only loads the choice of `rankzero.runs.resume` or the checkpoint of `ckpt_path`.
 
     Without a path, Lightning (2.6) also searches for files of an OnExceptionCheckpoint or of a Slurm job.

@@ -5,13 +5,13 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
-from lightning.pytorch.tuner.lr_finder import _determine_lr_attr_name
 from lightning.pytorch.utilities.parsing import lightning_getattr, lightning_hasattr, lightning_setattr
 
 from rankzero.messages import RequestError, print_notice
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
+from rankzero.training.lightning_inside import names_set_by
 
 FINDERS: dict[type[Callback], str] = {BatchSizeFinder: "batch size", LearningRateFinder: "learning rate"}
 
@@ -96,13 +96,8 @@ def _do_nothing(*arguments: Any, **settings: Any) -> None:
 
 def _found_settings(trainer: Trainer, module: LightningModule) -> dict[str, int | float]:
     """Returns the attributes that finders set -> their current values."""
-    names = []
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(callback, BatchSizeFinder):
-            names.append(callback._batch_arg_name)
-        if isinstance(callback, LearningRateFinder) and callback._update_attr:
-            names.append(_determine_lr_attr_name(module, callback._attr_name))
-    return _values(module, names)
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return _values(module, [name for callback in callbacks for name in names_set_by(callback, module)])
 
 
 def _values(module: LightningModule, names: Iterable[str]) -> dict[str, int | float]:

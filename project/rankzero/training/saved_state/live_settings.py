@@ -15,6 +15,7 @@ from torch import nn
 
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
+from rankzero.training.lightning_inside import batches_per_step_of, has_loaded_schedule
 from rankzero.training.saved_state.parameter_groups import group_names
 from rankzero.training.saved_state.pruning import prune_again, pruned_parameters, tickets_in_use, use_tickets
 
@@ -47,7 +48,7 @@ class LiveSettings(LoopCallback):
         checkpoint["live_settings"] = {
             "flags": {name: value for name, value in flags.items() if value != self._flags.get(name, value)},
             "batches_a_step": [self._batches_per_step, _batches_per_step(trainer)],
-            "should_stop": trainer.should_stop and not trainer.fit_loop._can_stop_early,
+            "should_stop": trainer.should_stop and not fit_loop_of(trainer).can_stop_early,
             "groups": [group_names(pl_module, optimizer) for optimizer in trainer.optimizers],
         }
         for callback in _callbacks(trainer, ModelPruning):
@@ -102,10 +103,9 @@ def _set_flags(module: nn.Module, flags: Mapping[str, bool]) -> None:
 def _batches_per_step(trainer: Trainer) -> int:
     """Returns the batches per step, not the value that StochasticWeightAveraging sets for an epoch without steps."""
     for callback in _callbacks(trainer, StochasticWeightAveraging):
-        if hasattr(callback, "_accumulate_grad_batches"):
-            return callback._accumulate_grad_batches
-    batches: int = trainer.accumulate_grad_batches
-    return batches
+        if (batches := batches_per_step_of(callback)) is not None:
+            return batches
+    return int(trainer.accumulate_grad_batches)
 
 
 def _resume_averaging(trainer: Trainer) -> None:
@@ -114,5 +114,5 @@ def _resume_averaging(trainer: Trainer) -> None:
     The callback does this in `on_train_epoch_start` (lightning 2.6), which never averages weights twice in an epoch.
     """
     for callback in _callbacks(trainer, StochasticWeightAveraging):
-        if callback._scheduler_state is not None:
+        if has_loaded_schedule(callback):
             callback.on_train_epoch_start(trainer, trainer.lightning_module)

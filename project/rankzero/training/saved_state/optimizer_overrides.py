@@ -11,6 +11,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
+from rankzero.distributed.torch_inside import set_last_rates
 from rankzero.messages import few, print_line
 from rankzero.training.hooks import LoopCallback
 
@@ -93,7 +94,7 @@ def _change_schedule(schedule: Any, saved: Settings, current: Settings) -> None:
             if isinstance(saved_part, dict) and isinstance(current_part, dict):
                 _change_schedule(part, saved_part, current_part)
     if hasattr(schedule, "_last_lr") and hasattr(schedule, "optimizer"):
-        schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
+        set_last_rates(schedule)
 
 
 def _changed(saved: Settings, current: Settings) -> list[str]:

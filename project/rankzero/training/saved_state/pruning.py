@@ -7,6 +7,8 @@ from lightning.pytorch.callbacks import ModelPruning
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
+from rankzero.training.lightning_inside import pruning_copies
+
 
 def pruned_parameters(module: nn.Module) -> dict[str, dict[str, Tensor]]:
     """Returns the names of parameters that torch's pruning has masked -> `orig` (the unmasked values) and `mask`."""
@@ -46,30 +48,23 @@ def prune_again(module: nn.Module, pruned: Mapping[str, Mapping[str, Tensor]]) -
 
 
 def tickets_in_use(callback: ModelPruning) -> list[int]:
-    """Returns which of a callback's copies of initial parameters are in use, as indices of `_parameters_to_prune`.
+    """Returns which of a callback's copies of initial parameters are in use, as indices of its parameters.
 
     To restore the initial parameters, Lightning (2.6) assigns the copies' tensors to the model. From then on, training
     changes the copies too, so a second restore has no effect.
     """
     return [
         number
-        for number, parameter, initial in _tickets(callback)
+        for number, parameter, initial in pruning_copies(callback)
         if initial.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
     ]
 
 
 def use_tickets(callback: ModelPruning, numbers: Sequence[int]) -> None:
     """Makes the copies of initial parameters with these indices share the model's tensors."""
-    for number, parameter, initial in _tickets(callback):
+    for number, parameter, initial in pruning_copies(callback):
         if number in numbers:
             initial.data = parameter.data
-
-
-def _tickets(callback: ModelPruning) -> Iterator[tuple[int, Tensor, Tensor]]:
-    for layer in (callback._original_layers or {}).values():
-        for number, name in layer["names"]:
-            module, _ = callback._parameters_to_prune[number]
-            yield number, getattr(module, f"{name}_orig", getattr(module, name)), getattr(layer["data"], name)
 
 
 def _masked_parameters(module: nn.Module) -> Iterator[str]:

@@ -15,12 +15,11 @@ from rankzero.sampling import generators
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
+from rankzero.training.lightning_inside import set_update_count, shown_metrics
 from rankzero.training.metrics import epoch_averages
 from rankzero.training.strategies import strategy_of
 
 State = dict[str, Any]
-
-_SHOWN = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
 class RankStates(LoopCallback):
@@ -46,7 +45,7 @@ class RankStates(LoopCallback):
         checkpoint["rank_states"] = strategy_of(trainer).gather_on_rank_zero(
             {
                 "generators": save_generators(trainer.strategy.root_device),
-                "shown": {name: dict(getattr(trainer._logger_connector, name)) for name in _SHOWN},
+                "shown": {kind: dict(metrics) for kind, metrics in shown_metrics(trainer).items()},
                 "gathered": epoch_averages.gathered_values(epoch_loop.results),
                 "metrics": save_metrics(pl_module),
                 "interval": epoch_loop.record.state(epoch_loop.is_within_step),
@@ -70,8 +69,9 @@ class RankStates(LoopCallback):
         states, self._loaded = self._loaded, None
         is_same_world = len(states) == self.plan.world_size
         rank_state = states[self.plan.rank] if is_same_world else states[0]
-        for name, values in rank_state["shown"].items():
-            setattr(trainer._logger_connector, name, dict(values))
+        for kind, metrics in shown_metrics(trainer).items():
+            metrics.clear()
+            metrics.update(rank_state["shown"][kind])
         if is_same_world:
             load_generators(rank_state["generators"], trainer.strategy.root_device)
         else:
@@ -121,9 +121,9 @@ def save_metrics(module: LightningModule) -> dict[str, State]:
         if isinstance(collection, MetricCollection):
             list(collection.values(copy_state=False))  # makes all metrics of a group refer to one state
     return {
-        name: {"updates": metric._update_count, "state": {key: getattr(metric, key) for key in metric._defaults}}
+        name: {"updates": metric.update_count, "state": metric.metric_state}
         for name, metric in _metrics(module).items()
-        if metric._update_count
+        if metric.update_count
     }
 
 
@@ -135,7 +135,7 @@ def load_metrics(module: LightningModule, saved: Sequence[Mapping[str, State]]) 
             for key, value in state["state"].items():
                 # Metrics of one group share a saved state, and each metric updates its own in place: copy it.
                 setattr(metric, key, value.clone() if isinstance(value, Tensor) else list(value))
-            metric._update_count = state["updates"]
+            set_update_count(metric, state["updates"])
         try:
             for state in states[1:]:
                 metric.merge_state(state["state"])

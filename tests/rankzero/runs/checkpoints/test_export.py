@@ -11,9 +11,9 @@ from data_modules import Digits
 from lightning_modules import ResNet
 from rankzero import Trainer
 from rankzero.messages import CannotStart, RequestError
-from rankzero.runs.checkpoints import from_directory
 from rankzero.runs.checkpoints.export import export_weights
 from rankzero.runs.checkpoints.write import write_directory
+from rankzero.training.saved_state import from_directory
 from running import evaluate_in_process, fit_in_process, run, train_in_process, weights
 from stock import QUIET
 

@@ -1,8 +1,9 @@
 """Makes `MyModule.load_from_checkpoint` read checkpoint directories too. Imports neither torch nor Lightning.
 
 `load_from_checkpoint` opens its argument as a file, and Lightning has no hook to change this. Therefore two functions
-of `lightning.pytorch.core.saving` (2.6.6; the same in 2.0 to 2.6) are replaced as soon as it is imported. `pl_load`
-passes a path that is not a directory to Lightning's function. `_load_state` accepts the keys of compiled submodules.
+of `lightning.pytorch.core.saving` (2.6.6; the same in 2.0 to 2.6) are replaced. `pl_load`, replaced as soon as the
+module is imported, passes a path that is not a directory to Lightning's function. The first load makes
+`load_from_checkpoint` accept the keys of compiled submodules too.
 Without the replacement, stock Lightning can read the `state.pt` in a checkpoint directory.
 """
 
@@ -59,6 +60,9 @@ def _replace(saving_module: Any) -> None:
     def pl_load(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None, **options: Any) -> Any:
         from rankzero.runs.checkpoints.hyper_parameters import omitted_hyper_parameters
         from rankzero.runs.checkpoints.manifest import directory_of
+        from rankzero.training.lightning_inside import replace_load_state
+
+        replace_load_state(saving_module, with_keys_of)
 
         if isinstance(path_or_url, str | Path) and (folder := directory_of(Path(path_or_url))).is_dir():
             checkpoint = _read(folder, map_location, weights_only)
@@ -76,26 +80,6 @@ def _replace(saving_module: Any) -> None:
 
     pl_load.reads_directories = True  # type: ignore[attr-defined]
     saving_module.pl_load = pl_load
-    stock_load_state = saving_module._load_state
-
-    def load_state(cls: Any, checkpoint: Any, *arguments: Any, **options: Any) -> Any:
-        load_state_dict = cls.load_state_dict
-
-        def load_renamed(self: Any, state: Any, *arguments: Any, **options: Any) -> Any:
-            state = with_keys_of(self, state) if hasattr(self, "named_modules") else state
-            return load_state_dict(self, state, *arguments, **options)
-
-        is_own = "load_state_dict" in vars(cls)
-        cls.load_state_dict = load_renamed
-        try:
-            return stock_load_state(cls, checkpoint, *arguments, **options)
-        finally:
-            if is_own:
-                cls.load_state_dict = load_state_dict
-            else:
-                del cls.load_state_dict
-
-    saving_module._load_state = load_state
 
 
 def with_keys_of(module: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
