@@ -1,6 +1,7 @@
 """Lightning's Trainer with launcher detection, an exact sample order, durable checkpoints and stops at safe points."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
 from rankzero.distributed.scheduler.job import attempt_deadline
 from rankzero.distributed.session import Session
-from rankzero.distributed.torch_inside import missing
+from rankzero.distributed.torch_inside import missing, set_compile_cache
 from rankzero.messages import is_quiet, print_notice, set_quiet, set_spelling
 from rankzero.preflight.all_checks import PlannedRun, check_before_fit
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
@@ -41,6 +42,7 @@ from rankzero.training.callbacks.held_checkpoint import HeldCheckpoint
 from rankzero.training.callbacks.sample_ledger import SampleLedger
 from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
 from rankzero.training.callbacks.time_limit import TimeLimit
+from rankzero.training.compiled import CompiledStep, compiled_model
 from rankzero.training.ddp import strategy_for
 from rankzero.training.lightning_inside import LOOP, check_release
 from rankzero.training.metrics import epoch_averages
@@ -50,6 +52,9 @@ from rankzero.training.saved_state.found_settings import KeepFound, check_batch_
 from rankzero.training.saved_state.live_settings import LiveSettings
 from rankzero.training.saved_state.optimizer_overrides import OptimizerOverrides
 from rankzero.training.saved_state.rank_states import RankStates
+
+COMPILE_CACHE = ".compile"
+"""Folder beside the runs that keeps compiled graphs for the next start."""
 
 
 class Trainer(TrainerArguments):
@@ -92,8 +97,10 @@ class Trainer(TrainerArguments):
             print_notice(f"without {feature}: {missing[feature]}")
         if arguments["seed"] is not None:
             seed_everything(arguments["seed"], verbose=False)
-        own = [global_seed(), arguments["fast"] == "yes", arguments["preflight"]]
-        seed, self._is_fast, self._preflight = coordinator.broadcast_object(own, work="running the script")
+        own = [global_seed(), arguments["fast"] == "yes", arguments["compile"], arguments["preflight"]]
+        seed, self._is_fast, self._compile, self._preflight = coordinator.broadcast_object(
+            own, work="running the script"
+        )
         self.plan = plan = SamplingPlan(
             rank=launch.rank or 0,
             world_size=world.size,
@@ -155,7 +162,9 @@ class Trainer(TrainerArguments):
                 "devices": 1 if world.accelerator == "cpu" else [world.index],
                 "num_nodes": world.nodes,
                 "precision": precision,
-                "strategy": strategy_for(lightning.get("strategy", "auto"), world, coordinator, plan, self._is_fast),
+                "strategy": strategy_for(
+                    lightning.get("strategy", "auto"), world, coordinator, plan, self._is_fast, self._compile == "step"
+                ),
                 "plugins": [*plugins, LaunchEnvironment(launch)],
                 "callbacks": callbacks,
                 "use_distributed_sampler": False,  # SamplingPlan distributes the samples
@@ -239,8 +248,12 @@ class Trainer(TrainerArguments):
             text = layout.apply_layout(model, self.session.world.accelerator) if self._is_fast else ""
             if text and self.is_global_zero:
                 print_notice(f"--fast: {text}; {self._precision_reason}")
-            train = partial(super().fit, model, **settings, ckpt_path=checkpoint)
-            attempt.train(train, may_exit=self.session.is_script and self.world_size == 1)
+            if self._compile != "off" and self.run.path.parent != Path(os.devnull):
+                set_compile_cache(self.run.path.parent / COMPILE_CACHE)
+            loop.epoch_loop.compiled_step = CompiledStep(self) if self._compile == "step" else None
+            with compiled_model(self, model) if self._compile == "model" else nullcontext(model) as trained:
+                train = partial(super().fit, trained, **settings, ckpt_path=checkpoint)
+                attempt.train(train, may_exit=self.session.is_script and self.world_size == 1)
         elif self.session.is_script:
             attempt.restore(partial(super().fit, model, **settings, ckpt_path=checkpoint))
         self._has_fitted = True

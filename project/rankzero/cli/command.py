@@ -27,7 +27,16 @@ FIRST_FLAGS = ("model", "data", "epochs", "name", "devices")
 """Flags that the help lists first."""
 
 GROUPS = {
-    "What to train": ("batch_size", "global_batch_size", "max_device_batch_size", "precision", "fast", "seed", "split"),
+    "What to train": (
+        "batch_size",
+        "global_batch_size",
+        "max_device_batch_size",
+        "precision",
+        "fast",
+        "compile",
+        "seed",
+        "split",
+    ),
     "How long": ("time_limit", "requeue", "max_attempts", "hang_timeout", "hang_action", "on_nan"),
     "Where and on what": ("nodes", "accelerator", "root", "output", "export", "quiet"),
     "Saving and resuming": (

@@ -67,6 +67,7 @@ class TrainerArguments(pl.Trainer):
         requeue: str = "auto",
         max_attempts: int = 100,
         fast: bool | str = False,
+        compile: str = "off",
         seed: int | None = None,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
@@ -147,6 +148,7 @@ class TrainerArguments(pl.Trainer):
             requeue: `auto` requeues a stopped job with the scheduler, `never` does not.
             max_attempts: Number of attempts after which the job is no longer requeued.
             fast: Whether to choose a faster memory layout and, without `precision`, bf16 if the device supports it.
+            compile: `step` compiles forward, backward and update as one graph, `model` only the model, `off` nothing.
             seed: Seed of all generators; None leaves them unchanged and orders samples by PL_GLOBAL_SEED, or at random.
             batch_size: Samples per batch on each device; None for the batch size of each loader.
             global_batch_size: Samples per optimizer step over all devices; a resumed run keeps it.

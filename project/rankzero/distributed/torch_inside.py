@@ -6,8 +6,14 @@ call. If none is in use, the functions here call the function that torch would c
 """
 
 import json
+import logging
+import os
+import re
+import shutil
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -83,7 +89,7 @@ def stepper(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
     def step(closure: Callable[[], Any]) -> Any:
         if any(hooks) or is_profiled() or vars(optimizer).get("step") is not set_step or kind.step is not wrapped:
             return optimizer.step(closure=closure)
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # otherwise the learning rate scheduler warns
+        set_step_called(optimizer)
         return unwrapped(optimizer, closure=closure)
 
     return step
@@ -188,3 +194,127 @@ def event_file_of(event_writer: Any) -> Path:
 def write_records(event_writer: Any, records: bytes) -> None:
     """Appends records to the file of tensorboard's EventFileWriter, in this thread."""
     event_writer._general_file_writer.write(records)
+
+
+def step_hooks(optimizer: Optimizer) -> list[Any]:
+    """Returns the collections of hooks that `optimizer.step` calls; they stay the same objects."""
+    hooks: list[Any] = [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks]
+    return [*hooks, optimizer_module._global_optimizer_pre_hooks, optimizer_module._global_optimizer_post_hooks]
+
+
+def set_step_called(optimizer: Optimizer) -> None:
+    """Notes that the optimizer has taken a step; otherwise its learning rate scheduler warns."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def has_gradient_hook(parameter: Tensor) -> bool:
+    """Returns whether a hook runs when the gradient of a parameter is computed or accumulated."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def tracing_problem() -> str | None:
+    """Returns why this version of torch cannot compile a backward pass in a graph, or None."""
+    import torch._dynamo.config  # takes a second
+
+    can_trace = hasattr(torch._dynamo.config, "trace_autograd_ops")
+    return None if can_trace else f"torch {torch.__version__} cannot trace a backward pass; torch 2.15 can"
+
+
+def set_compile_cache(folder: Path) -> None:
+    """Lets torch keep compiled code in a folder, unless the user has chosen one."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder.absolute()))
+
+
+def compiler_problem(device: torch.device) -> str | None:
+    """Returns why nothing can be compiled for a device, or None."""
+    if device.type == "cuda":
+        return None if find_spec("triton") else "Triton is not installed"
+    compilers = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
+    found = any(map(shutil.which, compilers))
+    return None if found else f"no C++ compiler found ({' or '.join(compilers)}); install one, or set CXX to its path"
+
+
+MAX_COMPILATIONS = 2
+"""How often a graph is compiled: for the sizes of its first call, and once for sizes and integers that vary."""
+
+
+class GraphFunction:
+    """A function that runs as one compiled graph, in which `torch.autograd.grad` may be called.
+
+    Args:
+        function: The function; its argument `batch_idx` is an integer that varies.
+        device: The device on which it runs. On a GPU, CUDA graphs replay it.
+
+    Attributes:
+        compilations: How often the function was compiled.
+    """
+
+    def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
+        torch._dynamo.config.trace_autograd_ops = True
+        options: dict[str, Any] = {
+            "fallback_random": True,  # the same random numbers as without a graph
+            "layout_optimization": False,  # in channels_last, oneDNN computes some gradients wrong (see layout.py)
+            "triton.cudagraphs": device.type == "cuda",
+        }
+        limits: dict[str, Any] = {"recompile_limit": MAX_COMPILATIONS, "isolate_recompiles": True}
+        self._function = torch.compile(function, fullgraph=True, options=options, **limits)
+        self.compilations = 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Runs the function.
+
+        Raises:
+            CannotCompile: The function cannot be compiled, or no more often, or it raises an error.
+        """
+        counts = torch._dynamo.utils.counters["stats"]
+        before = counts["unique_graphs"]
+        try:
+            if self.compilations:
+                result = self._function(*arguments)
+            else:
+                with torch.compiler.config.patch(  # type: ignore[attr-defined]
+                    dynamic_sources="L['batch_idx']"
+                ):
+                    result = self._function(*arguments)
+        except Exception as error:  # an error of the function itself occurs again without graph
+            raise CannotCompile(_reason(error)) from error
+        self.compilations += counts["unique_graphs"] - before
+        return result
+
+
+class CannotCompile(Exception):
+    """A function cannot be compiled; the message names the user's line if one is to blame."""
+
+
+class _Recompilations(logging.Filter):
+    """Keeps the reason of the last recompilation, which torch only logs, and hides the log's lines."""
+
+    reason = ""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if "recompile_limit" not in message:
+            return True
+        match = re.search(r"last reason: \S+ (.*)", message)
+        self.reason = match[1] if match else ""
+        return False
+
+
+def _reason(error: Exception) -> str:
+    """Returns why torch could not compile a function: the user's line, and torch's own reason."""
+    if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
+        guard, _, source = _recompilations.reason.partition("#")
+        place = re.search(r"#\s*(\S+:\d+) in ", source)
+        changed = f"{guard.strip()} does not hold in every step"
+        return f"{Path(place[1]).name}: {source.partition('  #')[0].strip()}: {changed}" if place else changed
+    frames = getattr(error, "real_stack", None) or traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not any(part in frame.filename for part in LIBRARIES)]
+    reason = str(error).partition("\n")[0]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}: {own[-1].line}: {reason}" if own else reason
+
+
+LIBRARIES = (*(str(Path(str(module.__file__)).parent) for module in (torch, os)), str(Path(__file__).parents[1]))
+"""Parts of the paths of files that are not the user's."""
+
+_recompilations = _Recompilations()
+logging.getLogger("torch._dynamo.convert_frame").addFilter(_recompilations)

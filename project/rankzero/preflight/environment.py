@@ -97,7 +97,7 @@ rank zero's seed.
 """
 
 DECISIVE = (
-    *("batch_size", "global_batch_size", "max_device_batch_size", "accumulate_grad_batches", "fast"),
+    *("batch_size", "global_batch_size", "max_device_batch_size", "accumulate_grad_batches", "fast", "compile"),
     *("max_epochs", "max_steps", "min_epochs", "min_steps", "overfit_batches", "limit_train_batches"),
     *("limit_val_batches", "num_sanity_val_steps", "val_check_interval", "check_val_every_n_epoch", "save_every"),
     *("precision", "strategy", "gradient_clip_val", "gradient_clip_algorithm", "sync_batchnorm", "num_nodes"),

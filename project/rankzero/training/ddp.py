@@ -1,7 +1,7 @@
 """Data-parallel training with DistributedDataParallel, including steps in which some rank has no sample."""
 
 import gc
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,9 @@ from rankzero.training.lightning_inside import ddp_arguments, evaluated_loader
 from rankzero.training.saved_state.rank_states import load_generators, save_generators
 from rankzero.training.strategies import BATCH_NORMS, OneProcess, RunStrategy
 
+BUCKET_BYTES = 25 * 2**20
+"""Size of the buffers that are averaged at a time; the default of DistributedDataParallel."""
+
 MISSING, DENSE, SPARSE = 0, 1, 2
 """Kinds of gradients; the highest kind among the ranks is used on all ranks."""
 
@@ -36,12 +39,17 @@ FIND_UNUSED_PARAMETERS = {"auto": False} | {
 
 
 def strategy_for(
-    requested: object, world: WorldInfo, coordinator: Coordinator, plan: SamplingPlan, is_fast: bool = False
+    requested: object,
+    world: WorldInfo,
+    coordinator: Coordinator,
+    plan: SamplingPlan,
+    is_fast: bool = False,
+    compiles: bool = False,
 ) -> RunStrategy:
     """Returns the strategy that reads the samples in the order of the plan.
 
     `requested` is the Trainer's `strategy`: a name, or a `DDPStrategy` whose settings are kept. With `--fast yes`,
-    gradients are views of the memory that is reduced.
+    gradients are views of the memory that is reduced. With `compiles`, steps may bypass DistributedDataParallel.
 
     Raises:
         RequestError: The strategy is not known to keep the order of samples, or it sets an unsupported option.
@@ -64,7 +72,7 @@ def strategy_for(
         device = torch.device(world.accelerator, world.index) if world.accelerator == "cuda" else world.accelerator
         group_backend = None if requested == "auto" else world.backend
         return OneProcess(plan, group_backend, device=device, precision_plugin=settings.get("precision_plugin"))
-    return DataParallel(plan, coordinator, is_fast, **settings)
+    return DataParallel(plan, coordinator, is_fast or compiles, **settings)
 
 
 def _check_settings(given: dict[str, Any], backend: str) -> None:
@@ -89,13 +97,15 @@ def _check_settings(given: dict[str, Any], backend: str) -> None:
 class DataParallel(RunStrategy, DDPStrategy):
     """Strategy with one process per device, whose gradients DistributedDataParallel averages.
 
-    With `is_fast`, buffers of batch norm, which training does not read, are copied to all ranks only where they may be
-    read, not in every step.
+    With `defers_buffers`, buffers of batch norm, which training does not read, are copied to all ranks only where they
+    may be read, not in every step.
     """
 
-    def __init__(self, plan: SamplingPlan, coordinator: Coordinator, is_fast: bool = False, **arguments: Any) -> None:
+    def __init__(
+        self, plan: SamplingPlan, coordinator: Coordinator, defers_buffers: bool = False, **arguments: Any
+    ) -> None:
         super().__init__(plan=plan, **arguments)
-        self.coordinator, self._is_fast = coordinator, is_fast
+        self.coordinator, self._may_defer_buffers = coordinator, defers_buffers
         self._defers_buffers = False
         self._skips_collectives = False
         """True during a step that some rank skips for lack of samples, in which a collective would block."""
@@ -106,7 +116,9 @@ class DataParallel(RunStrategy, DDPStrategy):
         self._synchronized_ids = _trainable_ids(self._module)
         super().configure_ddp()
         model: Any = self.model
-        self._defers_buffers = self._is_fast and model.will_sync_module_buffers() and _has_only_means(self._module)
+        self._defers_buffers = (
+            self._may_defer_buffers and model.will_sync_module_buffers() and _has_only_means(self._module)
+        )
         model.broadcast_buffers &= not self._defers_buffers
 
     def synchronize_new_parameters(self) -> None:
@@ -198,6 +210,25 @@ class DataParallel(RunStrategy, DDPStrategy):
         super().post_backward(closure_loss)
         epoch_loop: Any = self._module.trainer.fit_loop.epoch_loop
         if self.share.has_empty_rank and not epoch_loop.should_accumulate():
+            average_gradients(self._module.parameters(), self.coordinator.launch.world_size)
+
+    @property
+    def needs_wrapper(self) -> bool:
+        return self._ddp_comm_hook is not None
+
+    def run_locally(self, step: Callable[..., Any], *batch: Any) -> Any:
+        if not self._defers_buffers:
+            self._copy_buffers()
+        self._metric_weight = self.share.metric_weight
+        try:
+            return step(*batch)
+        finally:
+            self._metric_weight = 1.0
+
+    def average_gradients(self, used: Sequence[Sequence[Parameter]]) -> None:
+        if used:
+            average_in_buckets(used, self.coordinator.launch.world_size)
+        else:
             average_gradients(self._module.parameters(), self.coordinator.launch.world_size)
 
     def on_validation_start(self) -> None:
@@ -322,6 +353,38 @@ def average_gradients(parameters: Iterable[Parameter], world_size: int) -> None:
             parameter.grad = torch.empty_like(parameter).copy_(mean)
         else:
             parameter.grad.copy_(mean)
+
+
+def average_in_buckets(buckets: Sequence[Sequence[Parameter]], world_size: int) -> None:
+    """Replaces each gradient with its mean over ranks. All ranks must call.
+
+    Args:
+        buckets: The parameters, the same on all ranks; those of a bucket have one dtype. A missing gradient counts as 0.
+        world_size: Number of processes.
+    """
+    pending = []
+    for bucket in buckets:
+        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).div_(world_size)
+        pending.append((bucket, flat, torch.distributed.all_reduce(flat, async_op=True)))
+    for bucket, flat, work in pending:
+        work.wait()
+        for parameter, mean in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+            parameter.grad = mean.view_as(parameter)
+
+
+def buckets_of(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
+    """Groups parameters by dtype, and those of a dtype into buckets of about `BUCKET_BYTES`."""
+    buckets: list[list[Parameter]] = []
+    open_buckets: dict[torch.dtype, tuple[list[Parameter], int]] = {}
+    for parameter in parameters:
+        bucket, size = open_buckets.get(parameter.dtype, ([], BUCKET_BYTES))
+        if size >= BUCKET_BYTES:
+            bucket, size = [], 0
+            buckets.append(bucket)
+        bucket.append(parameter)
+        open_buckets[parameter.dtype] = bucket, size + parameter.numel() * parameter.element_size()
+    return buckets
 
 
 def _kind_of_gradient(parameter: Parameter) -> int:

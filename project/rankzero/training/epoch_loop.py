@@ -15,6 +15,7 @@ from rankzero.distributed.monitoring.activity import Activity
 from rankzero.messages import print_notice
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training import lightning_inside as stock
+from rankzero.training.compiled import CompiledStep
 from rankzero.training.hooks import Subscribers
 from rankzero.training.lightning_inside import fallback_reason
 from rankzero.training.loop import TrainingLoop
@@ -43,6 +44,8 @@ class EpochLoop(stock.EpochLoop):
         """Context in which the next batch is trained on."""
         self.has_validated = False
         """True if a validation has run since the last safe point."""
+        self.compiled_step: CompiledStep | None = None
+        """What compiles the steps of this fit; None if they are not to be compiled."""
         self._training_loop: TrainingLoop | None = None
         self._skipped_batches = 0
         self._counted_batches: int | None = None
@@ -259,6 +262,8 @@ class EpochLoop(stock.EpochLoop):
             self._reported.add(reason)
             if self.trainer.is_global_zero:
                 print_notice(f"using Lightning's slower training loop: {reason}")
+        if self.compiled_step:
+            self.compiled_step.check(reason)
         return None if reason else TrainingLoop(self, self.subscribers, data_fetcher)
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:

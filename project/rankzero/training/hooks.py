@@ -210,6 +210,13 @@ class BatchHooks:
         """Whether user code has added or replaced no callback or method since this instance was created."""
         return self._trainer.callbacks == self._callbacks and public_state(self._strategy) == self._state  # type: ignore[attr-defined]
 
+    @property
+    def may_change_gradients(self) -> bool:
+        """Whether the module or a callback implements a hook between the backward pass and the optimizer's update."""
+        hooks = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+        overridden = (overrides(callback, hook, Callback) for callback in self._called for hook in hooks)
+        return any(self._overridden[hook] for hook in hooks) or any(overridden)
+
     def call(self, hook: str, *arguments: Any) -> Any:
         """Calls a hook of all callbacks and of the module, and returns the result of the module's hook."""
         if not self.observed[hook]:

@@ -78,10 +78,15 @@ class TrainingLoop:
             self._take_step = stepper(self._optimizer)
         # DDP and mixed precision run `training_step` through the strategy.
         is_bare = type(self.strategy) is OneProcess and type(trainer.precision_plugin) is Precision
-        self._takes_step = module if is_bare and self.strategy.model is module else self.strategy
+        self._runs_step: Any = module if is_bare and self.strategy.model is module else self.strategy
+        self._backward, compiled = backward, self.loop.compiled_step
         self._takes_batch_idx = "batch_idx" in self.loop.step_arguments(OrderedDict(), None, 0)
         self._clip_gradients = gradient_clipper(trainer.precision_plugin)
         self._clips = overrides(module, "configure_gradient_clipping", LightningModule)
+        if compiled and self._steps_itself:
+            is_observed = self._clips or trainer.gradient_clip_val or self.hooks.may_change_gradients
+            compiled.prepare(self._runs_step, self._optimizer, bool(is_observed))
+            self._runs_step, self._take_step, self._backward = compiled, compiled.take_step, compiled.backward
         self._overrides_schedules = overrides(module, "lr_scheduler_step", LightningModule)
 
     def train_on_next(self) -> None:
@@ -197,7 +202,7 @@ class TrainingLoop:
         module_vars = self._module_vars
         hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "training_step"
         with self.log:
-            output = self._takes_step.training_step(*self._batch)
+            output = self._runs_step.training_step(*self._batch)
         module_vars["_current_fx_name"] = hook
         loss = self._loss_of(output)
         if self._batch_idx % self.trainer.accumulate_grad_batches == 0:
@@ -213,7 +218,7 @@ class TrainingLoop:
             loss = self.strategy.scale_loss(loss)
         self.hooks.call("on_before_backward", loss)
         hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "backward"
-        backward(loss)
+        self._backward(loss)
         module_vars["_current_fx_name"] = hook
         if self.hooks.observed["on_after_backward"]:
             self.activity.enter(HOOK)

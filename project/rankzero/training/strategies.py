@@ -10,6 +10,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
+from torch.nn import Parameter
 
 from rankzero.distributed.coordination.process_group import init_process_group
 from rankzero.distributed.devices import GatheredRows
@@ -133,6 +134,22 @@ class RunStrategy(Strategy):
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Scales a loss so that the averaged gradient is that of the mean over the global batch."""
         return loss if self.share.loss_weight == 1 else loss * self.share.loss_weight
+
+    @property
+    def needs_wrapper(self) -> bool:
+        """Whether the user has configured how DistributedDataParallel averages gradients."""
+        return False
+
+    def run_locally(self, step: Callable[..., Any], *batch: Any) -> Any:
+        """Runs a training step on the module itself, without averaging gradients."""
+        return step(*batch)
+
+    def average_gradients(self, used: Sequence[Sequence[Parameter]]) -> None:
+        """Averages the gradients after `run_locally`. All ranks must call.
+
+        Args:
+            used: Buckets of the parameters with a gradient, the same on all ranks; empty if unknown.
+        """
 
     def synchronize_new_parameters(self) -> None:
         """Makes ranks also average the gradients of newly unfrozen parameters. All ranks must call."""

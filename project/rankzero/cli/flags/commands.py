@@ -151,6 +151,14 @@ TRAINING_FLAGS = (
         default="no",
     ),
     Flag(
+        "compile",
+        "HOW",
+        choice("off", "step", "model"),
+        "compile forward, backward and update as one graph (step), or only the model (model) [off]",
+        "step",
+        default="off",
+    ),
+    Flag(
         "profile",
         "STEPS",
         profiled_steps,

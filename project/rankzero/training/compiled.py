@@ -1,0 +1,217 @@
+"""`--compile step`: decides which training steps run as a compiled graph, and runs the others as usual."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.compile import to_uncompiled
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from rankzero.distributed.torch_inside import (
+    CannotCompile,
+    backward,
+    compiler_problem,
+    has_gradient_hook,
+    set_step_called,
+    step_hooks,
+    stepper,
+    tracing_problem,
+)
+from rankzero.messages import print_notice
+from rankzero.training.ddp import buckets_of
+from rankzero.training.lightning_inside import has_stock_optimizer_step
+from rankzero.training.step_graph import UPDATED, StepGraph
+from rankzero.training.strategies import strategy_of
+
+MAX_GRAPHS = 4
+"""Graphs per fit; a new one is needed if a callback unfreezes parameters, for example."""
+
+
+class CompiledStep:
+    """Runs training steps as a compiled graph, and the first step and those that cannot be compiled as usual.
+
+    With several ranks, either all ranks bypass DistributedDataParallel in a step or none does.
+
+    Args:
+        trainer: The Trainer.
+
+    Attributes:
+        graph: The current graph; None before the second step.
+        reason: Why no step is compiled; None if steps are compiled.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.graph: StepGraph | None = None
+        self.reason: str | None = None
+        self._graphs = 0
+        self._is_checked = self._is_local = self._has_failed = self._updates = self._has_updated = False
+        self._is_first = True
+        self._gradients: Sequence[Tensor | None] | None = None
+        self._used: list[list[Parameter]] = []
+        """Buckets of the parameters with a gradient, the same on all ranks; empty if unknown."""
+
+    def check(self, reason: str | None) -> None:
+        """Compiles no step on any rank if one cannot; has no effect after the first call. All ranks must call.
+
+        Args:
+            reason: Why this rank cannot compile steps, if it is known before `prepare`.
+        """
+        if not self._is_checked:
+            self._is_checked = True
+            self._agree(reason or problem_of(self._trainer))
+
+    def prepare(self, eager: Any, optimizer: Optimizer, is_observed: bool) -> None:
+        """Adapts to the hooks and methods that user code has set.
+
+        Args:
+            eager: Object whose `training_step` runs a step that is not compiled.
+            optimizer: The optimizer.
+            is_observed: Whether user code may read or change gradients before the optimizer's step.
+        """
+        trainer, self._eager, self._optimizer = self._trainer, eager, optimizer
+        self._module, self._strategy = trainer.lightning_module, strategy_of(trainer)
+        self._context = trainer.precision_plugin.train_step_context
+        self._eager_step, self._step_hooks = stepper(optimizer), step_hooks(optimizer)
+        self._updates = False
+        self._may_update = (
+            type(optimizer) in UPDATED
+            and not is_observed
+            and trainer.world_size == trainer.accumulate_grad_batches == 1
+            and self._strategy.root_device.type == "cpu"
+        )
+
+    def take_step(self, closure: Callable[[], Any]) -> None:
+        """Does what `optimizer.step(closure=closure)` does, unless the graph has updated the parameters."""
+        self._updates = self._may_update and not (self._is_first or self.reason or any(self._step_hooks))
+        if not self._updates:
+            self._eager_step(closure)
+            self._is_first = False
+            return
+        loss = closure()
+        if self._has_updated:
+            set_step_called(self._optimizer)
+        else:
+            self._eager_step(lambda: loss)
+
+    def training_step(self, *batch: Any) -> Any:
+        """Runs a training step, as a graph if possible; returns its output."""
+        self._gradients, self._has_updated = None, False
+        self._is_local = not (self.reason or self._is_first or self._strategy.share.has_empty_rank)
+        if not self._is_local:
+            return self._eager.training_step(*batch)
+        return self._strategy.run_locally(self._run, *batch)
+
+    def backward(self, loss: Tensor) -> None:
+        """Does what `loss.backward()` does, or sets the gradients that the graph has computed."""
+        micro_batches = self._trainer.accumulate_grad_batches
+        if self._gradients is None or self.graph is None:
+            backward(loss)
+        else:
+            scale = self._strategy.share.loss_weight / micro_batches
+            for parameter, gradient in zip(self.graph.parameters, self._gradients, strict=True):
+                if gradient is not None:
+                    gradient = gradient if scale == 1 else gradient * scale
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            self._gradients = None
+        if self._is_local and not (micro_batches > 1 and self._trainer.fit_loop._should_accumulate()):
+            self._strategy.average_gradients(self._used)
+
+    def _run(self, *batch: Any) -> Any:
+        """Runs a step without DistributedDataParallel."""
+        graph, result, problem = self.graph, None, None
+        is_new = graph is None or graph.updates != self._updates or not graph.is_current()
+        if graph is None or is_new:
+            graph = self.graph = StepGraph(self._module, self._optimizer, self._context, self._updates)
+            self._graphs += 1
+        if not self._has_failed:
+            try:
+                result = self._run_graph(graph, batch)
+            except CannotCompile as error:
+                self._has_failed, problem = True, str(error)
+        if is_new:
+            self._agree(problem)
+            self._used = buckets_of(graph.used_parameters) if result and not self.reason else []
+        elif problem:
+            self._refuse(problem)
+        if result is None:
+            with self._context():
+                return self._module.training_step(*batch)
+        output, self._gradients, calls = result
+        self._has_updated = graph.updates
+        graph.make(calls)
+        return output
+
+    def _run_graph(self, graph: StepGraph, batch: tuple[Any, ...]) -> tuple[Any, Sequence[Tensor | None], list[Any]]:
+        """Runs the graph, and prints how long a compilation takes."""
+        if self._graphs > MAX_GRAPHS:
+            raise CannotCompile(f"trained parameters or settings of the optimizer have changed {MAX_GRAPHS} times")
+        compilations, start = graph.function.compilations, monotonic()
+        if not compilations:
+            self._print("compiling the training step ...")
+        result = graph.run(*batch)
+        if graph.function.compilations > compilations:
+            sizes = " again, for batches of other sizes," * bool(compilations)
+            self._print(f"compiled the training step{sizes} in {monotonic() - start:.1f} s")
+        return result
+
+    def _agree(self, problem: str | None) -> None:
+        """Compiles no step on any rank if one rank has a problem. All ranks must call."""
+        problems = strategy_of(self._trainer).gather(problem)
+        self.reason = next(filter(None, problems), None)
+        if self.reason:
+            rank = problems.index(self.reason)
+            self._print(f"not compiling training steps: {self.reason}" + f" (rank {rank})" * (rank > 0))
+
+    def _refuse(self, problem: str) -> None:
+        """Runs further steps of this rank without graph."""
+        self._print(f"not compiling further training steps: {problem}")
+        if self._trainer.world_size == 1:
+            self.reason = problem
+
+    def _print(self, text: str) -> None:
+        if self._trainer.is_global_zero:
+            print_notice(f"{text} (--compile step)")
+
+
+@contextmanager
+def compiled_model(trainer: Trainer, model: LightningModule) -> Iterator[Any]:
+    """Compiles a module's steps as Lightning does for `torch.compile(module)`; its backward pass is not traced.
+
+    Args:
+        trainer: The Trainer.
+        model: The module, which is not compiled after the context.
+    """
+    problem = compiler_problem(strategy_of(trainer).root_device)
+    if problem or getattr(model, "_compiler_ctx", None) is not None:
+        if problem and trainer.is_global_zero:
+            print_notice(f"not compiling the model (--compile model): {problem}")
+        yield model
+        return
+    try:
+        yield torch.compile(model)
+    finally:
+        to_uncompiled(model)
+
+
+def problem_of(trainer: Trainer) -> str | None:
+    """Returns why training steps of a module cannot be compiled, as far as it is known before a step, or None."""
+    module, strategy = trainer.lightning_module, strategy_of(trainer)
+    name = type(module).__name__
+    if problem := compiler_problem(strategy.root_device) or tracing_problem():
+        return problem
+    if not has_stock_optimizer_step(trainer):
+        return f"{name} or a callback overrides part of the optimizer step, or the precision needs a gradient scaler"
+    if any(isinstance(layer, torch.nn.SyncBatchNorm) for layer in module.modules()):
+        return "SyncBatchNorm exchanges statistics within the forward pass"
+    if strategy.needs_wrapper:
+        return "a communication hook of DistributedDataParallel averages the gradients"
+    if torch.is_anomaly_enabled():
+        return "anomaly detection is enabled"
+    hooked = next((name for name, parameter in module.named_parameters() if has_gradient_hook(parameter)), None)
+    return f"{hooked} has a gradient hook" if hooked else None

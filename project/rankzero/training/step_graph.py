@@ -1,0 +1,235 @@
+"""The graph of a training step: the forward pass, the backward pass and, if possible, the optimizer's update.
+
+`torch.compile` traces a function that calls the user's own `training_step`, then `torch.autograd.grad`, and then the
+update of SGD, Adam or AdamW. In the trace, `self.log` and torchmetrics' metrics only record their arguments. The graph
+returns these, and the recorded calls are made after it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+from torchmetrics import Metric, MetricCollection
+
+from rankzero.distributed.torch_inside import CannotCompile, GraphFunction
+
+Call = tuple[int, tuple[Any, ...], dict[str, Any]]
+"""A recorded call: the index of the method, the arguments, and the keyword arguments."""
+
+UPDATED = (SGD, Adam, AdamW)
+"""Optimizers whose update may be part of the graph."""
+
+
+class Deferred:
+    """Stands in the trace for the result of a call that is made after the graph.
+
+    Args:
+        index: Position of the call among the recorded calls of the step.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class StepGraph:
+    """The compiled step of a module, with the parameters and the optimizer that it has now.
+
+    Args:
+        module: The module, after a step without graph, in which the optimizer has created its state.
+        optimizer: The optimizer.
+        context: Returns the context in which `training_step` runs.
+        updates: Whether the graph also updates the parameters.
+    """
+
+    def __init__(
+        self, module: LightningModule, optimizer: Optimizer, context: Callable[[], Any], updates: bool
+    ) -> None:
+        self.module, self.optimizer, self.updates, self._context = module, optimizer, updates, context
+        self._all = list(module.parameters())
+        self._are_trained = [parameter.requires_grad for parameter in self._all]
+        self.parameters = [parameter for parameter in self._all if parameter.requires_grad]
+        self._state, self._param_groups = optimizer.state, optimizer.param_groups
+        self._groups = [Group(optimizer, group, self.parameters) for group in optimizer.param_groups] if updates else []
+        self._calls: list[Call] = []
+        metrics = [metric for metric in module.modules() if isinstance(metric, Metric | MetricCollection)]
+        methods = [(metric, name) for metric in metrics for name in ("forward", "update")]
+        self._targets: list[tuple[Any, str]] = [(module, "log"), (module, "log_dict"), *methods]
+        recorders = [(vars(owner), name, self._recorder(index)) for index, (owner, name) in enumerate(self._targets)]
+        refused = [(vars(metric), name, _refuse) for metric in metrics for name in ("compute", "reset")]
+        self._replaced: list[tuple[dict[str, Any], str, Callable[..., Any]]] = [*recorders, *refused]
+        self.function = GraphFunction(self._step, self.parameters[0].device)
+
+    def is_current(self) -> bool:
+        """Returns whether the module's parameters and the optimizer's settings are those of the graph."""
+        optimizer = self.optimizer
+        return (
+            [parameter.requires_grad for parameter in self._all] == self._are_trained
+            and optimizer.param_groups is self._param_groups
+            and (not self.updates or (optimizer.state is self._state and len(self._groups) == len(self._param_groups)))
+            and all(group.is_current() for group in self._groups)
+        )
+
+    def run(self, batch: Any, batch_idx: int | None = None) -> tuple[Any, Sequence[Tensor | None], list[Call]]:
+        """Runs the graph.
+
+        Args:
+            batch: The batch.
+            batch_idx: Its index, or None if `training_step` does not take it.
+
+        Returns:
+            The detached output of `training_step`, the gradient of each of `parameters`, and the recorded calls.
+
+        Raises:
+            CannotCompile: The step cannot be compiled.
+        """
+        kept = [attributes.get(name, _MISSING) for attributes, name, _ in self._replaced]
+        for attributes, name, replacement in self._replaced:
+            attributes[name] = replacement
+        try:
+            output, gradients, calls = self.function(batch, batch_idx, [group.rate() for group in self._groups])
+        finally:
+            for (attributes, name, _), value in zip(self._replaced, kept, strict=True):
+                if value is _MISSING:
+                    del attributes[name]
+                else:
+                    attributes[name] = value
+        if self.parameters[0].is_cuda:  # the next replay of a CUDA graph overwrites what it has returned
+            output, gradients, calls = _mapped(torch.clone, (output, gradients, calls))
+        self._has_gradient = [gradient is not None for gradient in gradients]
+        return output, gradients, calls
+
+    @property
+    def used_parameters(self) -> list[Parameter]:
+        """The parameters that had a gradient in the last run."""
+        return list(compress(self.parameters, self._has_gradient))
+
+    def make(self, calls: Sequence[Call]) -> None:
+        """Makes the recorded calls of `log` and of metrics."""
+        results: list[Any] = []
+        for index, arguments, settings in calls:
+            owner, name = self._targets[index]
+            results.append(getattr(owner, name)(*_with_results(arguments, results), **_with_results(settings, results)))
+
+    def _step(self, batch: Any, batch_idx: int | None, rates: list[Tensor]) -> Any:
+        """The traced function."""
+        self._calls = []
+        with self._context():
+            arguments = (batch,) if batch_idx is None else (batch, batch_idx)
+            output = self.module.training_step(*arguments)
+        loss: Any = output["loss"] if isinstance(output, Mapping) else output
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        if self.updates:
+            with torch.no_grad():
+                for group, rate in zip(self._groups, rates, strict=True):
+                    group.update(gradients, rate)
+        return _mapped(Tensor.detach, output), gradients, self._calls
+
+    def _recorder(self, index: int) -> Callable[..., Deferred]:
+        def record(*arguments: Any, **settings: Any) -> Deferred:
+            self._calls.append((index, _mapped(Tensor.detach, arguments), _mapped(Tensor.detach, settings)))
+            return Deferred(len(self._calls) - 1)
+
+        return record
+
+
+_MISSING = object()
+
+
+def _refuse(*_: Any, **__: Any) -> None:
+    raise CannotCompile("a metric that is read in training_step")
+
+
+def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Returns a value with a function applied to its tensors, in dictionaries, lists and tuples."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _mapped(function, element) for key, element in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([_mapped(function, element) for element in value])
+    return value
+
+
+def _with_results(value: Any, results: list[Any]) -> Any:
+    """Returns a value with the results of earlier calls in place of `Deferred`."""
+    if isinstance(value, Deferred):
+        return results[value.index]
+    if type(value) is dict:
+        return {key: _with_results(element, results) for key, element in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([_with_results(element, results) for element in value])
+    return value
+
+
+class Group:
+    """A parameter group of the optimizer, as the graph updates it.
+
+    Args:
+        optimizer: The optimizer, after its first step.
+        group: The group.
+        parameters: The parameters of which the graph computes gradients.
+    """
+
+    def __init__(self, optimizer: Optimizer, group: dict[str, Any], parameters: Sequence[Tensor]) -> None:
+        index = {parameter: position for position, parameter in enumerate(parameters)}
+        trained = [parameter for parameter in group["params"] if parameter in index and parameter.grad is not None]
+        self._parameters, self._indices = trained, [index[parameter] for parameter in trained]
+        states = [optimizer.state[parameter] for parameter in trained]
+        self._states = {name: [state.get(name) for state in states] for name in (states[0] if states else ())}
+        self._group, self._is_sgd, self._count = group, type(optimizer) is SGD, len(group["params"])
+        self._settings = {name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
+        self._rate, self._last_rate = torch.tensor(0.0, dtype=torch.float64), None
+
+    def is_current(self) -> bool:
+        """Returns whether, apart from the learning rate, the group has the settings of the graph."""
+        group = self._group
+        return len(group["params"]) == self._count and all(
+            group[name] == value for name, value in self._settings.items()
+        )
+
+    def rate(self) -> Tensor:
+        """Returns the learning rate as a tensor, so that another rate needs no other graph."""
+        rate = self._group["lr"]
+        if rate != self._last_rate:
+            self._last_rate = rate
+            self._rate.fill_(rate)
+        return self._rate
+
+    def update(self, gradients: Sequence[Tensor | None], rate: Tensor) -> None:
+        """Updates the parameters; traced.
+
+        Args:
+            gradients: The gradients of all parameters.
+            rate: The learning rate.
+        """
+        own: Any = [gradients[index] for index in self._indices]
+        states, settings = self._states, self._settings
+        common = {name: settings[name] for name in ("weight_decay", "maximize")}
+        common |= {"foreach": False, "fused": False, "lr": rate}
+        if self._is_sgd:
+            momentum = {name: settings[name] for name in ("momentum", "dampening", "nesterov")}
+            buffers = states.get("momentum_buffer", [None] * len(own))
+            sgd(self._parameters, own, buffers, has_sparse_grad=False, **momentum, **common)
+            return
+        beta1, beta2 = settings["betas"]
+        adam(
+            self._parameters,
+            own,
+            states["exp_avg"],
+            states["exp_avg_sq"],
+            states.get("max_exp_avg_sq", []),
+            states["step"],
+            amsgrad=settings["amsgrad"],
+            eps=settings["eps"],
+            decoupled_weight_decay=settings["decoupled_weight_decay"],
+            beta1=beta1,
+            beta2=beta2,
+            **common,
+        )
