@@ -234,6 +234,7 @@ def compiler_problem(device: torch.device) -> str | None:
     return None if found else f"no C++ compiler found ({' or '.join(compilers)}); install one, or set CXX to its path"
 
 
+BACKEND = "inductor"
 MAX_COMPILATIONS = 2
 """How often a graph is compiled: for the sizes of its first call, and once for sizes and integers that vary."""
 
@@ -257,14 +258,15 @@ class GraphFunction:
             "triton.cudagraphs": device.type == "cuda",
         }
         limits: dict[str, Any] = {"recompile_limit": MAX_COMPILATIONS, "isolate_recompiles": True}
-        self._function = torch.compile(function, fullgraph=True, options=options, **limits)
+        settings = {**limits, "options": options} if BACKEND == "inductor" else limits
+        self._function = torch.compile(function, fullgraph=True, backend=BACKEND, **settings)
         self.compilations = 0
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs the function.
 
         Raises:
-            CannotCompile: The function cannot be compiled, or no more often, or it raises an error.
+            CannotCompileError: The function cannot be compiled, or no more often, or it raises an error.
         """
         counts = torch._dynamo.utils.counters["stats"]
         before = counts["unique_graphs"]
@@ -277,12 +279,12 @@ class GraphFunction:
                 ):
                     result = self._function(*arguments)
         except Exception as error:  # an error of the function itself occurs again without graph
-            raise CannotCompile(_reason(error)) from error
+            raise CannotCompileError(_reason(error)) from error
         self.compilations += counts["unique_graphs"] - before
         return result
 
 
-class CannotCompile(Exception):
+class CannotCompileError(Exception):
     """A function cannot be compiled; the message names the user's line if one is to blame."""
 
 
@@ -308,13 +310,13 @@ def _reason(error: Exception) -> str:
         changed = f"{guard.strip()} does not hold in every step"
         return f"{Path(place[1]).name}: {source.partition('  #')[0].strip()}: {changed}" if place else changed
     frames = getattr(error, "real_stack", None) or traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not any(part in frame.filename for part in LIBRARIES)]
+    own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
     reason = str(error).partition("\n")[0]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}: {own[-1].line}: {reason}" if own else reason
 
 
-LIBRARIES = (*(str(Path(str(module.__file__)).parent) for module in (torch, os)), str(Path(__file__).parents[1]))
-"""Parts of the paths of files that are not the user's."""
+LIBRARIES = tuple(map(str, (Path(torch.__file__).parents[1], Path(os.__file__).parent, Path(__file__).parents[1])))
+"""Folders of files that are not the user's: installed packages, Python's library and Rankzero."""
 
 _recompilations = _Recompilations()
 logging.getLogger("torch._dynamo.convert_frame").addFilter(_recompilations)

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from rankzero.distributed.torch_inside import (
-    CannotCompile,
+    CannotCompileError,
     backward,
     compiler_problem,
     has_gradient_hook,
@@ -132,7 +132,7 @@ class CompiledStep:
         if not self._has_failed:
             try:
                 result = self._run_graph(graph, batch)
-            except CannotCompile as error:
+            except CannotCompileError as error:
                 self._has_failed, problem = True, str(error)
         if is_new:
             self._agree(problem)
@@ -150,7 +150,7 @@ class CompiledStep:
     def _run_graph(self, graph: StepGraph, batch: tuple[Any, ...]) -> tuple[Any, Sequence[Tensor | None], list[Any]]:
         """Runs the graph, and prints how long a compilation takes."""
         if self._graphs > MAX_GRAPHS:
-            raise CannotCompile(f"trained parameters or settings of the optimizer have changed {MAX_GRAPHS} times")
+            raise CannotCompileError(f"trained parameters or settings of the optimizer have changed {MAX_GRAPHS} times")
         compilations, start = graph.function.compilations, monotonic()
         if not compilations:
             self._print("compiling the training step ...")

@@ -18,7 +18,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 from torchmetrics import Metric, MetricCollection
 
-from rankzero.distributed.torch_inside import CannotCompile, GraphFunction
+from rankzero.distributed.torch_inside import CannotCompileError, GraphFunction
 
 Call = tuple[int, tuple[Any, ...], dict[str, Any]]
 """A recorded call: the index of the method, the arguments, and the keyword arguments."""
@@ -87,7 +87,7 @@ class StepGraph:
             The detached output of `training_step`, the gradient of each of `parameters`, and the recorded calls.
 
         Raises:
-            CannotCompile: The step cannot be compiled.
+            CannotCompileError: The step cannot be compiled.
         """
         kept = [attributes.get(name, _MISSING) for attributes, name, _ in self._replaced]
         for attributes, name, replacement in self._replaced:
@@ -143,7 +143,7 @@ _MISSING = object()
 
 
 def _refuse(*_: Any, **__: Any) -> None:
-    raise CannotCompile("a metric that is read in training_step")
+    raise CannotCompileError("a metric that is read in training_step")
 
 
 def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
