@@ -308,11 +308,11 @@ def _reason(error: Exception) -> str:
         guard, _, source = _recompilations.reason.partition("#")
         place = re.search(r"#\s*(\S+:\d+) in ", source)
         changed = f"{guard.strip()} does not hold in every step"
-        return f"{Path(place[1]).name}: {source.partition('  #')[0].strip()}: {changed}" if place else changed
+        return f"{Path(place[1]).name}: {source.partition('  #')[0].strip()} ({changed})" if place else changed
     frames = getattr(error, "real_stack", None) or traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
     reason = str(error).partition("\n")[0]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}: {own[-1].line}: {reason}" if own else reason
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}: {own[-1].line} ({reason})" if own else reason
 
 
 LIBRARIES = tuple(map(str, (Path(torch.__file__).parents[1], Path(os.__file__).parent, Path(__file__).parents[1])))
@@ -320,3 +320,5 @@ LIBRARIES = tuple(map(str, (Path(torch.__file__).parents[1], Path(os.__file__).p
 
 _recompilations = _Recompilations()
 logging.getLogger("torch._dynamo.convert_frame").addFilter(_recompilations)
+for noisy in ("torch._subclasses.fake_tensor", "torch.utils.cpp_extension"):  # the same as the error, or no problem
+    logging.getLogger(noisy).addFilter(lambda record: record.levelno > logging.ERROR)

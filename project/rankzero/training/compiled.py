@@ -91,7 +91,8 @@ class CompiledStep:
         self._updates = self._may_update and not (self._is_first or self.reason or any(self._step_hooks))
         if not self._updates:
             self._eager_step(closure)
-            self._is_first = False
+            if self._is_first:  # `training_step` may have returned None
+                self._is_first = all(parameter.grad is None for parameter in self._module.parameters())
             return
         loss = closure()
         if self._has_updated:
@@ -153,11 +154,11 @@ class CompiledStep:
             raise CannotCompileError(f"trained parameters or settings of the optimizer have changed {MAX_GRAPHS} times")
         compilations, start = graph.function.compilations, monotonic()
         if not compilations:
-            self._print("compiling the training step ...")
+            self._print("compiling the training step (--compile step) ...")
         result = graph.run(*batch)
         if graph.function.compilations > compilations:
-            sizes = " again, for batches of other sizes," * bool(compilations)
-            self._print(f"compiled the training step{sizes} in {monotonic() - start:.1f} s")
+            again = " again, for other sizes of batches," * bool(compilations)
+            self._print(f"compiled the training step{again} in {monotonic() - start:.1f} s")
         return result
 
     def _agree(self, problem: str | None) -> None:
@@ -166,17 +167,19 @@ class CompiledStep:
         self.reason = next(filter(None, problems), None)
         if self.reason:
             rank = problems.index(self.reason)
-            self._print(f"not compiling training steps: {self.reason}" + f" (rank {rank})" * (rank > 0))
+            self._print(
+                f"not compiling training steps (--compile step): {self.reason}" + f" (rank {rank})" * (rank > 0)
+            )
 
     def _refuse(self, problem: str) -> None:
         """Runs further steps of this rank without graph."""
-        self._print(f"not compiling further training steps: {problem}")
+        self._print(f"not compiling further training steps (--compile step): {problem}")
         if self._trainer.world_size == 1:
             self.reason = problem
 
     def _print(self, text: str) -> None:
         if self._trainer.is_global_zero:
-            print_notice(f"{text} (--compile step)")
+            print_notice(text)
 
 
 @contextmanager

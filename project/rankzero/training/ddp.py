@@ -340,37 +340,30 @@ def average_gradients(parameters: Iterable[Parameter], world_size: int) -> None:
         return
     kinds = torch.tensor([_kind_of_gradient(parameter) for parameter in trained], device=trained[0].device)
     torch.distributed.all_reduce(kinds, torch.distributed.ReduceOp.MAX)
-    for parameter, kind in zip(trained, kinds.tolist(), strict=True):
-        if kind == MISSING:
-            continue
-        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
-        flat = gradient.reshape(-1) / world_size  # ranks may have different memory layouts
-        torch.distributed.all_reduce(flat)
-        mean = flat.view_as(parameter)
-        if kind == SPARSE:
-            parameter.grad = mean.to_sparse(1)  # one index per row, as in the gradient of an Embedding
-        elif parameter.grad is None:
-            parameter.grad = torch.empty_like(parameter).copy_(mean)
-        else:
-            parameter.grad.copy_(mean)
+    kind_of = list(zip(trained, kinds.tolist(), strict=True))
+    average_in_buckets(buckets_of(parameter for parameter, kind in kind_of if kind != MISSING), world_size)
+    for parameter, kind in kind_of:
+        if kind == SPARSE and parameter.grad is not None:
+            parameter.grad = parameter.grad.to_sparse(1)  # one index per row, as in the gradient of an Embedding
 
 
 def average_in_buckets(buckets: Sequence[Sequence[Parameter]], world_size: int) -> None:
     """Replaces each gradient with its mean over ranks. All ranks must call.
 
     Args:
-        buckets: The parameters, the same on all ranks; those of a bucket have one dtype. A missing gradient counts as 0.
+        buckets: The parameters, the same on all ranks; those of a bucket have one dtype. Missing gradients count as 0.
         world_size: Number of processes.
     """
     pending = []
     for bucket in buckets:
-        gradients = [torch.zeros_like(each) if each.grad is None else each.grad for each in bucket]
+        gradients = [torch.zeros_like(each) if each.grad is None else each.grad.to_dense() for each in bucket]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).div_(world_size)
         pending.append((bucket, flat, torch.distributed.all_reduce(flat, async_op=True)))
     for bucket, flat, work in pending:
         work.wait()
         for parameter, mean in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
-            parameter.grad = mean.view_as(parameter)
+            mean = mean.view_as(parameter)
+            parameter.grad = mean if parameter.is_contiguous() else torch.empty_like(parameter).copy_(mean)
 
 
 def buckets_of(parameters: Iterable[Parameter]) -> list[list[Parameter]]:

@@ -181,6 +181,7 @@ class Group:
         index = {parameter: position for position, parameter in enumerate(parameters)}
         trained = [parameter for parameter in group["params"] if parameter in index and parameter.grad is not None]
         self._parameters, self._indices = trained, [index[parameter] for parameter in trained]
+        self._others = [index[each] for each in group["params"] if each in index and each.grad is None]
         states = [optimizer.state[parameter] for parameter in trained]
         self._states = {name: [state.get(name) for state in states] for name in (states[0] if states else ())}
         self._group, self._is_sgd, self._count = group, type(optimizer) is SGD, len(group["params"])
@@ -210,6 +211,8 @@ class Group:
             rate: The learning rate.
         """
         own: Any = [gradients[index] for index in self._indices]
+        if any(gradient is None for gradient in own) or any(gradients[index] is not None for index in self._others):
+            raise CannotCompileError("other parameters have a gradient than in the first step")
         states, settings = self._states, self._settings
         common = {name: settings[name] for name in ("weight_decay", "maximize")}
         common |= {"foreach": False, "fused": False, "lr": rate}

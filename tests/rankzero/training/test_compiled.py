@@ -1,0 +1,342 @@
+import time
+from functools import partial
+
+import numpy
+import pytest
+import torch
+import torchmetrics
+from lightning.pytorch import Callback, LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from rankzero import Trainer
+from rankzero.distributed import torch_inside
+from running import script_process
+from stock import SILENT
+
+SAMPLES, BATCH = 200, 32
+
+
+@pytest.fixture(autouse=True)
+def quick_compiler(monkeypatch, tmp_path):
+    """Traces and differentiates as with Inductor, but runs the graph without generating code."""
+    monkeypatch.setattr(torch_inside, "BACKEND", "aot_eager")
+    monkeypatch.setattr(torch_inside, "compiler_problem", lambda device: None)
+    monkeypatch.setattr("rankzero.training.compiled.compiler_problem", lambda device: None)
+    with script_process(tmp_path):
+        yield
+    torch._dynamo.reset()
+
+
+class Net(LightningModule):
+    """Module with dropout, batch norm, a metric, a schedule and values logged in several ways."""
+
+    def __init__(self, optimizer="SGD"):
+        super().__init__()
+        self.hidden, self.output = nn.Linear(6, 8, bias=False), nn.Linear(8, 3)
+        self.norm, self.dropout = nn.BatchNorm1d(8), nn.Dropout(0.2)
+        self.accuracy = torchmetrics.classification.MulticlassAccuracy(3)
+        self.optimizer = optimizer
+
+    def outputs(self, batch):
+        return self.output(self.dropout(torch.relu(self.norm(self.hidden(batch[0])))))
+
+    def training_step(self, batch, batch_idx):
+        outputs = self.outputs(batch)
+        loss = nn.functional.cross_entropy(outputs, batch[1])
+        self.log("accuracy", self.accuracy(outputs, batch[1]))
+        self.log_dict({"loss": loss, "index": batch_idx * 1.0}, on_step=True, on_epoch=True)
+        return {"loss": loss, "outputs": outputs}
+
+    def configure_optimizers(self):
+        settings = {"SGD": {"momentum": 0.9, "nesterov": True}, "AdamW": {"amsgrad": True}}.get(self.optimizer, {})
+        optimizer = getattr(torch.optim, self.optimizer)(self.parameters(), lr=0.02, **settings)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Rows(Callback):
+    def __init__(self):
+        self.rows = []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        self.rows.append((batch_idx, trainer.global_step, sorted(outputs), metrics))
+
+
+def loader():
+    generator = torch.Generator().manual_seed(0)
+    inputs, classes = torch.randn(SAMPLES, 6, generator=generator), torch.randint(3, (SAMPLES,), generator=generator)
+    return DataLoader(TensorDataset(inputs, classes), BATCH, shuffle=True)
+
+
+def fit(how, make=Net, epochs=3, **settings):
+    torch.manual_seed(0)
+    module, rows = make(), Rows()
+    callbacks = [rows, *settings.pop("callbacks", [])]
+    trainer = Trainer(max_epochs=epochs, compile=how, seed=1, callbacks=callbacks, **{**SILENT, **settings})
+    trainer.fit(module, loader())
+    return module, trainer, rows.rows
+
+
+def graph_of(trainer):
+    return trainer.fit_loop.epoch_loop.compiled_step.graph
+
+
+def assert_equal(expected, found, tolerance=1e-5):
+    for name, value in expected[0].state_dict().items():
+        torch.testing.assert_close(found[0].state_dict()[name], value, rtol=tolerance, atol=tolerance)
+    assert len(expected[2]) == len(found[2])
+    for (*position, metrics), (*found_position, found_metrics) in zip(expected[2], found[2], strict=True):
+        assert position == found_position
+        assert metrics == pytest.approx(found_metrics, abs=tolerance)
+
+
+class Doubled(Callback):
+    def on_after_backward(self, trainer, module):
+        module.output.bias.grad *= 2
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings", "updates"),
+    [
+        ("SGD", {}, True),
+        ("AdamW", {}, True),
+        ("Adam", {"limit_train_batches": 3}, True),
+        ("RMSprop", {}, False),
+        ("SGD", {"accumulate_grad_batches": 3}, False),
+        ("AdamW", {"gradient_clip_val": 0.1}, False),
+        ("SGD", {"callbacks": [Doubled()]}, False),
+        ("Adam", {"precision": "bf16-mixed"}, True),
+        ("SGD", {"max_device_batch_size": 16, "global_batch_size": 64}, False),
+    ],
+)
+def test_compiled_steps_train_and_log_as_steps_without_graph(optimizer, settings, updates, capsys):
+    expected = fit("off", lambda: Net(optimizer), **settings)
+    found = fit("step", lambda: Net(optimizer), **settings)
+    assert_equal(expected, found, 1e-5 if "precision" not in settings else 0.05)
+    assert graph_of(found[1]).updates == updates
+    assert graph_of(found[1]).function.compilations <= 2
+    output = capsys.readouterr().out
+    assert "compiled the training step in" in output and "not compiling" not in output
+
+
+def test_a_resumed_run_equals_an_uninterrupted_run_and_its_checkpoint_loads_without_graph(tmp_path):
+    settings = {"enable_checkpointing": True, "root": str(tmp_path), "logger": False}
+    whole = fit("step", epochs=4, name="whole", **settings)
+    fit("step", epochs=2, name="parts", **settings)
+    parts = fit("step", epochs=4, name="parts", **settings)
+    assert_equal(whole[:2] + (whole[2][-14:],), parts)
+    loaded = Net()
+    Trainer(max_epochs=4, compile="off", seed=1, name="parts", **{**SILENT, **settings}).fit(loaded, loader())
+    assert not any("_orig_mod" in name for name in loaded.state_dict())
+    assert_equal((loaded, None, []), (parts[0], None, []), 0)
+
+
+class Unfreeze(Callback):
+    def on_train_epoch_start(self, trainer, module):
+        module.hidden.requires_grad_(trainer.current_epoch >= 1)
+
+
+class LateHook(Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if trainer.global_step == 5:
+            module.on_before_optimizer_step = lambda optimizer: module.output.bias.grad.zero_()
+
+
+class Momentum(Callback):
+    def on_train_epoch_start(self, trainer, module):
+        trainer.optimizers[0].param_groups[0]["momentum"] = 0.9 - 0.1 * trainer.current_epoch
+
+
+@pytest.mark.parametrize("callback", [Unfreeze, LateHook, Momentum])
+def test_changes_by_callbacks_take_effect(callback):
+    assert_equal(fit("off", callbacks=[callback()]), fit("step", callbacks=[callback()]))
+
+
+class Plain(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 1)
+        self.mean, self.count, self.losses = torchmetrics.MeanMetric(), 0, []
+        self.prepare()
+
+    def prepare(self):
+        pass
+
+    def loss(self, batch):
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+class Prints(Plain):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        print("loss", loss)
+        return loss
+
+
+class Stores(Plain):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.losses.append(loss.item())
+        return loss
+
+
+class Branches(Plain):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        if loss > 0.5:
+            loss = loss * 2
+        return loss
+
+
+class DrawsWithNumpy(Plain):
+    def training_step(self, batch, batch_idx):
+        numpy.random.seed(batch_idx)
+        return self.loss(batch) * numpy.random.rand()
+
+
+class Counts(Plain):
+    def training_step(self, batch, batch_idx):
+        self.count += 1
+        return self.loss(batch) * self.count
+
+
+class Times(Plain):
+    def training_step(self, batch, batch_idx):
+        self.started = time.perf_counter()
+        return self.loss(batch)
+
+
+class Opens(Plain):
+    def training_step(self, batch, batch_idx):
+        open("/dev/null").close()
+        return self.loss(batch)
+
+
+class Hooks(Plain):
+    def prepare(self):
+        self.layer.weight.register_hook(lambda gradient: gradient * 2)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+
+class HooksModule(Plain):
+    def prepare(self):
+        self.layer.register_full_backward_hook(lambda module, inputs, outputs: None)
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+
+class TwoOptimizers(Plain):
+    def prepare(self):
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(self.loss(batch))
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD([parameter], lr=0.05) for parameter in self.parameters()]
+
+
+class Overrides(Plain):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        optimizer.step(closure=optimizer_closure)
+
+
+class Computes(Plain):
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.mean.update(loss)
+        self.log("mean", self.mean.compute())
+        return loss
+
+
+class Skips(Plain):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) if batch_idx % 3 else None
+
+
+class ReadsStep(Plain):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch) * (1 + self.global_step)
+
+
+class HasSparseGradients(Plain):
+    def prepare(self):
+        self.embedding = nn.Embedding(3, 6, sparse=True)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(self.embedding(batch[1])).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (Prints, 'print("loss", loss) (Failed to trace builtin operator)'),
+        (Stores, "self.losses.append(loss.item()) (len(self.module.losses) == 2 does not hold in every step)"),
+        (Branches, "if loss > 0.5: (Data-dependent branching)"),
+        (DrawsWithNumpy, "numpy.random"),
+        (Counts, "self.count += 1 (self.module.count == 2 does not hold in every step)"),
+        (Times, "self.started = time.perf_counter() (Call to a time function)"),
+        (Opens, 'open("/dev/null").close() (Failed to trace builtin operator)'),
+        (Hooks, "layer.weight has a gradient hook"),
+        (HooksModule, "backwards hooks"),
+        (TwoOptimizers, "TwoOptimizers uses manual optimization"),
+        (Overrides, "Overrides or a callback overrides part of the optimizer step"),
+        (Computes, 'self.log("mean", self.mean.compute())'),
+        (Skips, "not compiling further training steps"),
+        (ReadsStep, "return self.loss(batch) * (1 + self.global_step)"),
+        (HasSparseGradients, "not compiling training steps"),
+    ],
+)
+def test_a_step_that_cannot_be_compiled_runs_without_graph_and_its_line_is_named(make, line, capfd):
+    expected = fit("off", make, epochs=2)
+    capfd.readouterr()
+    found = fit("step", make, epochs=2)
+    output = capfd.readouterr()
+    assert_equal(expected, found)
+    [notice] = [text for text in output.out.splitlines() if "not compiling" in text]
+    assert line in notice
+    assert "test_compiled.py:" in notice or " (" not in line
+    assert "Traceback" not in output.out + output.err
+
+
+def test_an_error_of_the_module_is_raised_as_without_graph():
+    class Fails(Plain):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 3:
+                raise ValueError("my error")
+            return self.loss(batch)
+
+    with pytest.raises(ValueError, match="my error"):
+        fit("step", Fails)
+
+
+def test_what_the_machine_or_torch_lacks_is_reported_before_anything_is_compiled(monkeypatch, capsys):
+    monkeypatch.setattr("rankzero.training.compiled.compiler_problem", lambda device: "no C++ compiler found")
+    _, trainer, _ = fit("step", epochs=1)
+    assert graph_of(trainer) is None
+    output = capsys.readouterr().out
+    assert 'not compiling training steps (compile="step"): no C++ compiler found' in output
+    assert "compiling the training step (" not in output
+
+
+def test_compile_model_compiles_as_lightning_does_and_leaves_the_module_as_it_was(monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    expected = fit("off", epochs=1)
+    found = fit("model", epochs=1)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert_equal(expected, found)
+    assert found[0]._compiler_ctx is None
