@@ -33,7 +33,7 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.callbacks import profile_callbacks, progress_callbacks, tracking_callbacks, without_progress
 from rankzero.tracking.csv_rows import keep_rows
 from rankzero.tracking.measurements.throughput import Throughput
-from rankzero.training import fit_loop, layout
+from rankzero.training import fit_loop
 from rankzero.training.callbacks.agreements import RankAgreements
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.failure import ReportFailure
@@ -42,7 +42,6 @@ from rankzero.training.callbacks.held_checkpoint import HeldCheckpoint
 from rankzero.training.callbacks.sample_ledger import SampleLedger
 from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
 from rankzero.training.callbacks.time_limit import TimeLimit
-from rankzero.training.compiled import CompiledStep, compiled_model
 from rankzero.training.ddp import strategy_for
 from rankzero.training.lightning_inside import LOOP, check_release
 from rankzero.training.metrics import epoch_averages
@@ -52,6 +51,8 @@ from rankzero.training.saved_state.found_settings import KeepFound, check_batch_
 from rankzero.training.saved_state.live_settings import LiveSettings
 from rankzero.training.saved_state.optimizer_overrides import OptimizerOverrides
 from rankzero.training.saved_state.rank_states import RankStates
+from rankzero.training.speed import layout
+from rankzero.training.speed.compiled_step import CompiledStep, compiled_model
 
 COMPILE_CACHE = ".compile"
 """Folder beside the runs that keeps compiled graphs for the next start."""

@@ -28,23 +28,16 @@ FIRST_FLAGS = ("model", "data", "epochs", "name", "devices")
 
 GROUPS = {
     "What to train": (
-        "batch_size",
-        "global_batch_size",
-        "max_device_batch_size",
-        "precision",
-        "fast",
-        "compile",
-        "seed",
-        "split",
+        *("batch_size", "global_batch_size", "max_device_batch_size", "precision", "fast", "compile"),
+        *("seed", "split"),
     ),
     "How long": ("time_limit", "requeue", "max_attempts", "hang_timeout", "hang_action", "on_nan"),
-    "Where and on what": ("nodes", "accelerator", "root", "output", "export", "quiet"),
-    "Saving and resuming": (
-        *("save_every", "keep", "keep_best", "save_errors", "resume", "checkpoint"),
+    "Files": (
+        *("root", "output", "export", "save_every", "keep", "keep_best", "save_errors", "resume", "checkpoint"),
         *("accept_changed", "trust_checkpoint"),
     ),
     "Launching": (
-        *("launcher", "explain", "start_timeout", "backend", "interface", "auth"),
+        *("nodes", "accelerator", "launcher", "explain", "start_timeout", "backend", "interface", "auth"),
         *("node_rank", "master_addr", "master_port"),
     ),
     "Checks and profiles": (
@@ -52,6 +45,7 @@ GROUPS = {
         "profile",
         "profile_ranks",
         "log_system",
+        "quiet",
         "json",
         "pairs",
         "warn_gbps",

@@ -107,6 +107,8 @@ class DataParallel(RunStrategy, DDPStrategy):
         super().__init__(plan=plan, **arguments)
         self.coordinator, self._may_defer_buffers = coordinator, defers_buffers
         self._defers_buffers = False
+        self._buckets: tuple[Sequence[Parameter], list[list[Parameter]]] = (), []
+        """The parameters of which gradients were last averaged, and their buckets."""
         self._skips_collectives = False
         """True during a step that some rank skips for lack of samples, in which a collective would block."""
         self._metric_weight = 1.0
@@ -214,7 +216,7 @@ class DataParallel(RunStrategy, DDPStrategy):
 
     @property
     def needs_wrapper(self) -> bool:
-        return self._ddp_comm_hook is not None
+        return ddp_arguments(self)["ddp_comm_hook"] is not None
 
     def run_locally(self, step: Callable[..., Any], *batch: Any) -> Any:
         if not self._defers_buffers:
@@ -225,11 +227,14 @@ class DataParallel(RunStrategy, DDPStrategy):
         finally:
             self._metric_weight = 1.0
 
-    def average_gradients(self, used: Sequence[Sequence[Parameter]]) -> None:
-        if used:
-            average_in_buckets(used, self.coordinator.launch.world_size)
-        else:
-            average_gradients(self._module.parameters(), self.coordinator.launch.world_size)
+    def average_gradients(self, used: Sequence[Parameter]) -> None:
+        world_size = self.coordinator.launch.world_size
+        if not used:
+            average_gradients(self._module.parameters(), world_size)
+            return
+        if self._buckets[0] is not used:
+            self._buckets = used, buckets_of(used)
+        average_in_buckets(self._buckets[1], world_size)
 
     def on_validation_start(self) -> None:
         super().on_validation_start()

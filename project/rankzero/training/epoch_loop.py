@@ -15,12 +15,12 @@ from rankzero.distributed.monitoring.activity import Activity
 from rankzero.messages import print_notice
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training import lightning_inside as stock
-from rankzero.training.compiled import CompiledStep
 from rankzero.training.hooks import Subscribers
 from rankzero.training.lightning_inside import fallback_reason
 from rankzero.training.loop import TrainingLoop
 from rankzero.training.metrics.epoch_averages import Results
 from rankzero.training.metrics.interval_record import IntervalRecord
+from rankzero.training.speed.compiled_step import CompiledStep
 from rankzero.training.strategies import RunStrategy
 from rankzero.training.validations import ValidationSchedule
 

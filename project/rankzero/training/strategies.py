@@ -144,11 +144,11 @@ class RunStrategy(Strategy):
         """Runs a training step on the module itself, without averaging gradients."""
         return step(*batch)
 
-    def average_gradients(self, used: Sequence[Sequence[Parameter]]) -> None:
+    def average_gradients(self, used: Sequence[Parameter]) -> None:
         """Averages the gradients after `run_locally`. All ranks must call.
 
         Args:
-            used: Buckets of the parameters with a gradient, the same on all ranks; empty if unknown.
+            used: The parameters with a gradient, the same on all ranks; empty if unknown.
         """
 
     def synchronize_new_parameters(self) -> None:

@@ -154,7 +154,7 @@ TRAINING_FLAGS = (
         "compile",
         "HOW",
         choice("off", "step", "model"),
-        "compile forward, backward and update as one graph (step), or only the model (model) [off]",
+        "compile each step into one graph (step), or only the model (model) [off]",
         "step",
         default="off",
     ),

@@ -13,7 +13,7 @@ from rankzero.preflight.check import Report
 from rankzero.runs.stored_config import flattened
 from rankzero.sampling.generators import global_seed
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.training import layout
+from rankzero.training.speed import layout
 
 _INSTEAD = "--json FILE, where FILE is in a folder in which you may write"
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from rankzero.distributed import devices
 from rankzero.distributed.devices import computes_in_bf16
-from rankzero.training import layout as layout_module
-from rankzero.training.layout import (
+from rankzero.training.speed import layout as layout_module
+from rankzero.training.speed.layout import (
     apply_layout,
     choose_layout,
     choose_precision,

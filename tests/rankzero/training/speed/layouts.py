@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lightning_modules.resnet import ResidualNetwork
 from rankzero.distributed.torch_inside import onednn_supports_bf16
-from rankzero.training.layout import apply_layout
+from rankzero.training.speed.layout import apply_layout
 
 SHAPES = [
     *((10, width, "small", 8) for width in (1, 4, 6, 8, 12, 16)),

@@ -23,9 +23,8 @@ from rankzero.distributed.torch_inside import (
     tracing_problem,
 )
 from rankzero.messages import print_notice
-from rankzero.training.ddp import buckets_of
 from rankzero.training.lightning_inside import has_stock_optimizer_step
-from rankzero.training.step_graph import UPDATED, StepGraph
+from rankzero.training.speed.step_graph import UPDATED, StepGraph
 from rankzero.training.strategies import strategy_of
 
 MAX_GRAPHS = 4
@@ -53,8 +52,8 @@ class CompiledStep:
         self._is_checked = self._is_local = self._has_failed = self._updates = self._has_updated = False
         self._is_first = True
         self._gradients: Sequence[Tensor | None] | None = None
-        self._used: list[list[Parameter]] = []
-        """Buckets of the parameters with a gradient, the same on all ranks; empty if unknown."""
+        self._used: list[Parameter] = []
+        """The parameters with a gradient, the same on all ranks; empty if unknown."""
 
     def check(self, reason: str | None) -> None:
         """Compiles no step on any rank if one cannot; has no effect after the first call. All ranks must call.
@@ -120,7 +119,8 @@ class CompiledStep:
                     gradient = gradient if scale == 1 else gradient * scale
                     parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
             self._gradients = None
-        if self._is_local and not (micro_batches > 1 and self._trainer.fit_loop._should_accumulate()):
+        epoch_loop: Any = self._trainer.fit_loop.epoch_loop
+        if self._is_local and not (micro_batches > 1 and epoch_loop.should_accumulate()):
             self._strategy.average_gradients(self._used)
 
     def _run(self, *batch: Any) -> Any:
@@ -137,7 +137,7 @@ class CompiledStep:
                 self._has_failed, problem = True, str(error)
         if is_new:
             self._agree(problem)
-            self._used = buckets_of(graph.used_parameters) if result and not self.reason else []
+            self._used = graph.used_parameters if result and not self.reason else []
         elif problem:
             self._refuse(problem)
         if result is None:

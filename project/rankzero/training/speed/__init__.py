@@ -1,0 +1,1 @@
+"""What `--fast` and `--compile` change: memory layout, precision and compiled steps."""
