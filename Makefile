@@ -55,6 +55,8 @@ bench: install                   ## every claim of speed beside loops written by
 	$(BIN)/python benchmarks/step.py --which one $(ARGS)
 	$(BIN)/python benchmarks/step.py --which two $(ARGS)
 	$(BIN)/python benchmarks/step.py --which own $(ARGS)
+	$(BIN)/python benchmarks/step.py --which compiled $(ARGS)
+	$(BIN)/python benchmarks/step.py --which compiled-two $(ARGS)
 	$(BIN)/python benchmarks/resnet_step.py $(ARGS)
 	$(BIN)/python benchmarks/threads.py $(ARGS)
 	$(BIN)/python benchmarks/sampling.py $(ARGS)

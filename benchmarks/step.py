@@ -2,6 +2,7 @@
 
 python benchmarks/step.py --which one          # the MLP of the PyTorch DDP tutorial, one process
 python benchmarks/step.py --which two          # the same model with two processes (gloo)
+python benchmarks/step.py --which compiled     # --compile step, one process; compiled-two: two processes
 python benchmarks/step.py --which own          # a LightningModule that does not use Rankzero, with one self.log
 
 Rankzero is `launch/fit.py` as on a user's command line: logging, progress, checkpoints, sample ledger and the agreement
@@ -54,13 +55,16 @@ class Data(LightningDataModule):
         return DataLoader(self.data, batch_size=32, shuffle=True)
 
 
-def rankzero_microseconds(classes: list[str], count: int, epochs: int, processes: int = 1) -> float:
+def rankzero_microseconds(
+    classes: list[str], count: int, epochs: int, processes: int = 1, compiled: str = "off"
+) -> float:
     """Returns microseconds per step of a run."""
     with tempfile.TemporaryDirectory() as folder:
         clock = Path(folder) / "clock.json"
         command = [sys.executable, str(ROOT / "launch/fit.py"), *classes, "--data.count", str(count), "--root", folder]
         command += ["--batch_size", "32", "--epochs", str(epochs), "--devices", str(processes), "--accelerator", "cpu"]
         command += ["--trainer.callbacks", "clock.Clock", "--trainer.callbacks.path", str(clock)]
+        command += ["--compile", compiled]
         run([*command, "--trainer.limit_val_batches", "0"], threads=1)
         return 1e6 * float(json.loads(clock.read_text()))
 
@@ -85,7 +89,7 @@ def script_microseconds(script: str, count: int, epochs: int, *flags: str, proce
 def main() -> None:
     """Measures the chosen variants in turn, and prints medians and spreads."""
     flags = parser(__doc__ or "")
-    flags.add_argument("--which", choices=("one", "two", "own"), default="one")
+    flags.add_argument("--which", choices=("one", "two", "own", "compiled", "compiled-two"), default="one")
     flags.add_argument("--count", type=int, default=65536, help="samples an epoch")
     flags.add_argument("--epochs", type=int, default=5)
     arguments = flags.parse_args()
@@ -115,6 +119,35 @@ def main() -> None:
                 "a well-tuned loop": lambda: script_microseconds("tuned.py", *size, processes=2),
             },
             targets={"the DDP tutorial's loop": 1.0},
+        ),
+        "compiled": Comparison(
+            "step-compiled",
+            f"a step of the tutorial's MLP with --compile step, {arguments.count:,} samples an epoch",
+            "microseconds",
+            {
+                "ours": lambda: rankzero_microseconds(TOY_CLASSES, *size, compiled="step"),
+                "the tutorial's loop": lambda: script_microseconds("tutorial.py", *size),
+                "the tutorial's loop, torch.compile(model)": lambda: script_microseconds(
+                    "tutorial.py", *size, "--compile"
+                ),
+                "ours without --compile": lambda: rankzero_microseconds(TOY_CLASSES, *size),
+                "Lightning, its defaults": lambda: script_microseconds("lightning_trainer.py", *size),
+            },
+            targets={"the tutorial's loop": 0.35, "Lightning, its defaults": 0.06},
+        ),
+        "compiled-two": Comparison(
+            "step-compiled-two",
+            f"the same on two processes, gloo, {arguments.count:,} samples an epoch",
+            "microseconds",
+            {
+                "ours": lambda: rankzero_microseconds(TOY_CLASSES, *size, processes=2, compiled="step"),
+                "the DDP tutorial's loop": lambda: script_microseconds("tutorial.py", *size, processes=2),
+                "the DDP tutorial's loop, torch.compile(model)": lambda: script_microseconds(
+                    "tutorial.py", *size, "--compile", processes=2
+                ),
+                "ours without --compile": lambda: rankzero_microseconds(TOY_CLASSES, *size, processes=2),
+            },
+            targets={"the DDP tutorial's loop": 0.6},
         ),
         "own": Comparison(
             "step-own",

@@ -64,6 +64,7 @@ def main():
     flags.add_argument("--count", type=int, default=2048)
     flags.add_argument("--batch_size", type=int, default=32)
     flags.add_argument("--epochs", type=int, default=2)
+    flags.add_argument("--compile", action="store_true", help="compile the model, which the tutorial does not")
     arguments = flags.parse_args()
     is_distributed = "RANK" in os.environ
     if is_distributed:
@@ -76,6 +77,8 @@ def main():
         sampler=DistributedSampler(dataset) if is_distributed else None,
     )
     model = torch.nn.Linear(20, 1)
+    if arguments.compile:
+        model = torch.compile(model)
     seconds = Trainer(model, loader, torch.optim.SGD(model.parameters(), lr=1e-3)).train(arguments.epochs)
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(seconds))

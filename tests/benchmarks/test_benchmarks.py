@@ -55,6 +55,7 @@ def test_a_contest_measures_each_candidate_equally_often_in_rotating_order(conte
         ("step.py --pairs 1 --which two --count 1280 --epochs 2", {"step-two"}),
         ("features.py --feature monitoring --pairs 1 --steps 2 --devices 2", {"monitoring-mlp-2"}),
         ("features.py --feature tracking --pairs 1 --steps 20", {"tracking-mlp-1"}),
+        ("step.py --pairs 1 --which compiled --count 1280 --epochs 2", {"step-compiled"}),
         ("resnet_step.py --pairs 1 --steps 1 --processes 1", {"resnet_step-1"}),
         ("threads.py --pairs 1 --steps 1", {"threads-2"}),
         ("checkpoint_stall.py --pairs 1 --steps 8 --width 64 --threads 1", {"checkpoint_stall-1"}),

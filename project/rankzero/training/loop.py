@@ -15,22 +15,8 @@ from torch import Tensor
 from rankzero.distributed.monitoring.activity import BACKWARD, FORWARD, HOOK, OPTIMIZER
 from rankzero.distributed.torch_inside import backward, stepper, zero_gradients
 from rankzero.sampling.loader import samples_in
+from rankzero.training import lightning_inside as stock
 from rankzero.training.hooks import TICK_SECONDS, BatchHooks, Subscribers
-from rankzero.training.lightning_inside import (
-    FIRST_BATCH,
-    Closure,
-    ClosureResult,
-    Precision,
-    block_synchronization,
-    direct_fetch,
-    gradient_clipper,
-    has_stock_optimizer_step,
-    is_plain,
-    logger_connector,
-    needs_transfer,
-    overrides,
-    transferred,
-)
 from rankzero.training.metrics.epoch_averages import Results
 from rankzero.training.metrics.step_log import StepLog
 from rankzero.training.strategies import OneProcess, RunStrategy, shares_from
@@ -53,14 +39,15 @@ class TrainingLoop:
         self.module: LightningModule = trainer.lightning_module
         self._module_vars = vars(self.module)
         self.strategy = cast(RunStrategy, trainer.strategy)
-        self.connector, self.results = logger_connector(trainer), cast(Results, loop.results)
+        self.connector, self.results = stock.logger_connector(trainer), cast(Results, loop.results)
         self._connector_vars = vars(self.connector)
         self.activity, self.record, self.progress = loop.activity, loop.record, loop.batch_progress
         self.log = StepLog(trainer, self.results)
         methods = subscribers.methods
         self._on_logging_step, self._on_batch_done = methods["on_logging_step"], methods["on_batch_done"]
         self._on_tick, self._on_interval_end, self._next_tick = methods["on_tick"], methods["on_interval_end"], 0.0
-        self._fetch, self._next_share = direct_fetch(data_fetcher), shares_from(data_fetcher.combined_loader.flattened)
+        self._fetch = stock.direct_fetch(data_fetcher)
+        self._next_share = shares_from(data_fetcher.combined_loader.flattened)
         self._device = None if self.strategy.root_device.type == "cpu" else self.strategy.root_device
         self._batch: tuple[Any, ...] = ()
         self._batch_idx, self._accumulates = 0, False
@@ -71,23 +58,23 @@ class TrainingLoop:
         """Looks up the hooks and methods that user code has set."""
         trainer, module = self.trainer, self.module
         self.hooks = BatchHooks(trainer)
-        self._needs_transfer = needs_transfer(trainer)
-        self._steps_itself = has_stock_optimizer_step(trainer)
+        self._needs_transfer = stock.needs_transfer(trainer)
+        self._steps_itself = stock.has_stock_optimizer_step(trainer)
         if self._steps_itself:
             self._optimizer = trainer.optimizers[0]
             self._take_step = stepper(self._optimizer)
         # DDP and mixed precision run `training_step` through the strategy.
-        is_bare = type(self.strategy) is OneProcess and type(trainer.precision_plugin) is Precision
+        is_bare = type(self.strategy) is OneProcess and type(trainer.precision_plugin) is stock.Precision
         self._runs_step: Any = module if is_bare and self.strategy.model is module else self.strategy
         self._backward, compiled = backward, self.loop.compiled_step
         self._takes_batch_idx = "batch_idx" in self.loop.step_arguments(OrderedDict(), None, 0)
-        self._clip_gradients = gradient_clipper(trainer.precision_plugin)
-        self._clips = overrides(module, "configure_gradient_clipping", LightningModule)
+        self._clip_gradients = stock.gradient_clipper(trainer.precision_plugin)
+        self._clips = stock.overrides(module, "configure_gradient_clipping", LightningModule)
         if compiled and self._steps_itself:
             is_observed = self._clips or trainer.gradient_clip_val or self.hooks.may_change_gradients
             compiled.prepare(self._runs_step, self._optimizer, bool(is_observed))
             self._runs_step, self._take_step, self._backward = compiled, compiled.take_step, compiled.backward
-        self._overrides_schedules = overrides(module, "lr_scheduler_step", LightningModule)
+        self._overrides_schedules = stock.overrides(module, "lr_scheduler_step", LightningModule)
 
     def train_on_next(self) -> None:
         """Trains on the next batch.
@@ -101,11 +88,11 @@ class TrainingLoop:
         if not self.hooks.are_current:
             self._find_methods()
         progress.is_last_batch = self.data_fetcher.done
-        if self._needs_transfer or not is_plain(batch, self._device):
-            batch = transferred(trainer, batch)
+        if self._needs_transfer or not stock.is_plain(batch, self._device):
+            batch = stock.transferred(trainer, batch)
         batch_idx = progress.current.ready
         progress.increment_ready()
-        self._connector_vars[FIRST_BATCH] = self._connector_vars[FIRST_BATCH] is None
+        self._connector_vars[stock.FIRST_BATCH] = self._connector_vars[stock.FIRST_BATCH] is None
         self.results.batch, self.results.batch_size, self.results.dataloader_idx = batch, None, None
         if batch is not None:
             self._begin(batch, batch_idx)
@@ -153,7 +140,7 @@ class TrainingLoop:
         self._batch, self._batch_idx = (batch, batch_idx) if self._takes_batch_idx else (batch,), batch_idx
         self._output = _NO_OUTPUT
         if self._accumulates:
-            with block_synchronization(self.strategy):
+            with stock.block_synchronization(self.strategy):
                 self._pass()
         else:
             counts = self.loop.automatic_optimization.optim_progress.optimizer.step
@@ -208,9 +195,8 @@ class TrainingLoop:
         if self._batch_idx % self.trainer.accumulate_grad_batches == 0:
             self._zero_gradients()
         if loss is None:
-            Closure.warning_cache.warn(
-                "`training_step` returned `None`. If this was on purpose, ignore this warning..."
-            )
+            text = "`training_step` returned `None`. If this was on purpose, ignore this warning..."
+            stock.Closure.warning_cache.warn(text)
             return None
         self.activity.enter(BACKWARD)
         share = self.strategy.share
@@ -239,7 +225,7 @@ class TrainingLoop:
                 " It is recommended that you rewrite your training logic to avoid having to skip the step in the first"
                 " place."
             )
-        self._output = ClosureResult.from_training_step_output(output, batches_per_step)
+        self._output = stock.ClosureResult.from_training_step_output(output, batches_per_step)
         return cast(Tensor | None, self._output.closure_loss)
 
     def _zero_gradients(self) -> None:
@@ -256,8 +242,8 @@ class TrainingLoop:
     def _outputs(self, output: Any, batch: Any) -> dict[str, Any]:
         """Returns the outputs for `on_train_batch_end`, empty if nobody reads them, and records the loss."""
         if output is _NO_OUTPUT:
-            Closure(self._closure).consume_result()  # type: ignore[arg-type]  # raises Lightning's error
-        is_result = isinstance(output, ClosureResult)
+            stock.Closure(self._closure).consume_result()  # type: ignore[arg-type]  # raises Lightning's error
+        is_result = isinstance(output, stock.ClosureResult)
         loss = output.loss if is_result else output
         if loss is not None and self.record.is_enabled:
             batches_per_step = self.trainer.accumulate_grad_batches  # by which the loss is divided
