@@ -10,8 +10,9 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -222,7 +223,9 @@ def tracing_problem() -> str | None:
 
 def set_compile_cache(folder: Path) -> None:
     """Lets torch keep compiled code in a folder, unless the user has chosen one."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder.absolute()))
+    default = str(Path(tempfile.gettempdir()) / "torchinductor_")  # torch sets the variable to its default
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", default).startswith(default):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder.absolute())
 
 
 def compiler_problem(device: torch.device) -> str | None:
@@ -236,31 +239,36 @@ def compiler_problem(device: torch.device) -> str | None:
 
 BACKEND = "inductor"
 MAX_COMPILATIONS = 2
-"""How often a graph is compiled: for the sizes of its first call, and once for sizes and integers that vary."""
+"""How often a graph is compiled: for the sizes of its first call, and once for sizes that vary."""
 
 
 class GraphFunction:
     """A function that runs as one compiled graph, in which `torch.autograd.grad` may be called.
 
     Args:
-        function: The function; its argument `batch_idx` is an integer that varies.
+        function: Method; sizes of its argument `step_batch` may vary, and the integer `step_index` varies.
         device: The device on which it runs. On a GPU, CUDA graphs replay it.
+        checked: Prefixes of the attributes of the method's object that the caller checks itself.
 
     Attributes:
         compilations: How often the function was compiled.
     """
 
-    def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
+    def __init__(self, function: Callable[..., Any], device: torch.device, checked: Sequence[str]) -> None:
         torch._dynamo.config.trace_autograd_ops = True
+        unguarded = tuple(f"L['self'].{prefix}" for prefix in checked)
         options: dict[str, Any] = {
             "fallback_random": True,  # the same random numbers as without a graph
             "layout_optimization": False,  # in channels_last, oneDNN computes some gradients wrong (see layout.py)
             "triton.cudagraphs": device.type == "cuda",
+            "guard_filter_fn": lambda guards: [not guard.name.startswith(unguarded) for guard in guards],
         }
-        limits: dict[str, Any] = {"recompile_limit": MAX_COMPILATIONS, "isolate_recompiles": True}
-        settings = {**limits, "options": options} if BACKEND == "inductor" else limits
+        settings: dict[str, Any] = {"recompile_limit": MAX_COMPILATIONS, "isolate_recompiles": True}
+        if BACKEND == "inductor":
+            settings["options"] = options
         self._function = torch.compile(function, fullgraph=True, backend=BACKEND, **settings)
         self.compilations = 0
+        self._vary(r"L\['step_index'\]")
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs the function.
@@ -271,17 +279,18 @@ class GraphFunction:
         counts = torch._dynamo.utils.counters["stats"]
         before = counts["unique_graphs"]
         try:
-            if self.compilations:
-                result = self._function(*arguments)
-            else:
-                with torch.compiler.config.patch(  # type: ignore[attr-defined]
-                    dynamic_sources="L['batch_idx']"
-                ):
-                    result = self._function(*arguments)
+            result = self._function(*arguments)
         except Exception as error:  # an error of the function itself occurs again without graph
             raise CannotCompileError(_reason(error)) from error
-        self.compilations += counts["unique_graphs"] - before
+        if counts["unique_graphs"] > before:
+            self.compilations += 1
+            self._vary(r"L\['step_(index|batch)'\]")
         return result
+
+    def _vary(self, sources: str) -> None:
+        """Lets the next compilation leave sizes and integers of arguments open."""
+        user_sources = torch.compiler.config.dynamic_sources.partition("L\\['step_")[0].rstrip(",")
+        torch.compiler.config.dynamic_sources = ",".join(filter(None, (user_sources, sources)))
 
 
 class CannotCompileError(Exception):

@@ -64,7 +64,7 @@ class StepGraph:
         recorders = [(vars(owner), name, self._recorder(index)) for index, (owner, name) in enumerate(self._targets)]
         refused = [(vars(metric), name, _refuse) for metric in metrics for name in ("compute", "reset")]
         self._replaced: list[tuple[dict[str, Any], str, Callable[..., Any]]] = [*recorders, *refused]
-        self.function = GraphFunction(self._step, self.parameters[0].device)
+        self.function = GraphFunction(self._step, self.parameters[0].device, ("_groups", "parameters", "updates"))
 
     def is_current(self) -> bool:
         """Returns whether the module's parameters and the optimizer's settings are those of the graph."""
@@ -117,11 +117,11 @@ class StepGraph:
             owner, name = self._targets[index]
             results.append(getattr(owner, name)(*_with_results(arguments, results), **_with_results(settings, results)))
 
-    def _step(self, batch: Any, batch_idx: int | None, rates: list[Tensor]) -> Any:
+    def _step(self, step_batch: Any, step_index: int | None, rates: list[Tensor]) -> Any:
         """The traced function."""
         self._calls = []
         with self._context():
-            arguments = (batch,) if batch_idx is None else (batch, batch_idx)
+            arguments = (step_batch,) if step_index is None else (step_batch, step_index)
             output = self.module.training_step(*arguments)
         loss: Any = output["loss"] if isinstance(output, Mapping) else output
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
@@ -182,7 +182,7 @@ class Group:
         trained = [parameter for parameter in group["params"] if parameter in index and parameter.grad is not None]
         self._parameters, self._indices = trained, [index[parameter] for parameter in trained]
         self._others = [index[each] for each in group["params"] if each in index and each.grad is None]
-        states = [optimizer.state[parameter] for parameter in trained]
+        states = [optimizer.state.get(parameter, {}) for parameter in trained]
         self._states = {name: [state.get(name) for state in states] for name in (states[0] if states else ())}
         self._group, self._is_sgd, self._count = group, type(optimizer) is SGD, len(group["params"])
         self._settings = {name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}

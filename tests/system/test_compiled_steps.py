@@ -1,0 +1,29 @@
+"""Runs with `--compile step` and Inductor: compared with runs without graph, killed and resumed."""
+
+from dataclasses import replace
+
+import pytest
+
+from stock import differences
+from system.forks import outputs, summary
+from system.public import MODULES, Module, copy_files, result, train
+
+TOY = Module("MLP", "Toy", 32, 40, arguments=("--data.count", "1500"))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("module", [TOY, MODULES["text classifier"]], ids=["included", "public"])
+def test_a_compiled_run_killed_in_mid_epoch_and_resumed_equals_one_without_graph(tmp_path, module, world):
+    files = copy_files(tmp_path)
+    compiled = replace(module, arguments=(*module.arguments, "--compile", "step"))
+    train(module, "eager", files, world)
+    train(compiled, "whole", files, world)
+    assert "compiled the training step in" in outputs(files, world)[0]
+    codes = train(compiled, "killed", files, world, kill=module.kill_at)
+    assert codes[0] == -9, outputs(files, world)
+    train(compiled, "killed", files, world)
+    assert summary(files, "killed")["attempts"] == 2
+    assert list((files / "runs/.compile").iterdir())
+    for run in ("whole", "killed"):
+        assert not differences(result(files, "eager"), result(files, run), 1e-5)
+        assert summary(files, "eager")["ledger"] == summary(files, run)["ledger"]
