@@ -99,9 +99,8 @@ class TrainingLoop:
         self._accumulates = trainer.accumulate_grad_batches > 1 and self.loop.should_accumulate()
         if batch is None:
             outputs = None
-            self.loop.warning_cache.warn(
-                "train_dataloader yielded None. If this was on purpose, ignore this warning..."
-            )
+            text = "train_dataloader yielded None. If this was on purpose, ignore this warning..."
+            self.loop.warning_cache.warn(text)
         else:
             progress.increment_started()
             outputs = self._optimize(batch, batch_idx)

@@ -37,6 +37,7 @@ from rankzero.runs.reports.html import report as report_module
 from rankzero.runs.resume import RunOptions
 from rankzero.runs.summary import TrainingCounts
 from rankzero.sampling.plan import SamplingPlan
+from rankzero.training.fit_loop import install
 from rankzero.training.strategies import OneProcess
 from recorded_runs import locked
 from running import TOY, fit_in_process
@@ -64,6 +65,7 @@ def attempt(cwd):
         plan = plan or SamplingPlan()
         strategy = Ranks(plan, device="cpu")
         trainer = Trainer(strategy=strategy, plugins=[DirectoryCheckpointIO()], max_epochs=2, **QUIET)
+        install(trainer, plan)
         coordinator = Coordinator(RendezvousResult.without_rendezvous(Launch(rank=rank)), RequestedWorld())
         counts = TrainingCounts(0, 0.0, ())
         run, options = RunDirectory(Path("runs/x")), RunOptions(**options)

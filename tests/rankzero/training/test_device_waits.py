@@ -10,7 +10,7 @@ import rankzero
 from data_modules import Digits, Toy
 from lightning_modules import MLP
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.training import loop
+from rankzero.training import lightning_inside
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.metrics.epoch_averages import LoggerConnector
 from stock import Curves
@@ -142,8 +142,8 @@ class Batches(CountSteps):
 def test_batches_reach_the_gpu_without_waits_or_lightnings_transfer_and_equal_those_of_the_cpu(
     script_folder, monkeypatch, place
 ):
-    is_plain, found = loop.is_plain, []
-    monkeypatch.setattr(loop, "is_plain", lambda *batch: found.append(is_plain(*batch)) or found[-1])
+    is_plain, found = lightning_inside.is_plain, []
+    monkeypatch.setattr(lightning_inside, "is_plain", lambda *batch: found.append(is_plain(*batch)) or found[-1])
     data = Digits(batch_size=16, device=place)
     device, counter = fit(script_folder, Batches, MLP(in_features=64, num_classes=10), data, seed=3)
     assert found == [True] * 90 and dict(device.places) == {}
