@@ -239,7 +239,7 @@ class TrainingLoop:
         counts.increment_completed()
 
     def _outputs(self, output: Any, batch: Any) -> dict[str, Any]:
-        """Returns the outputs for `on_train_batch_end`, empty if nobody reads them, and records the loss."""
+        """Returns the outputs for `on_train_batch_end`, empty without a subscriber, and records the loss."""
         if output is _NO_OUTPUT:
             stock.Closure(self._closure).consume_result()  # type: ignore[arg-type]  # raises Lightning's error
         is_result = isinstance(output, stock.ClosureResult)
