@@ -329,5 +329,10 @@ LIBRARIES = tuple(map(str, (Path(torch.__file__).parents[1], Path(os.__file__).p
 
 _recompilations = _Recompilations()
 logging.getLogger("torch._dynamo.convert_frame").addFilter(_recompilations)
-for noisy in ("torch._subclasses.fake_tensor", "torch.utils.cpp_extension"):  # the same as the error, or no problem
-    logging.getLogger(noisy).addFilter(lambda record: record.levelno > logging.ERROR)
+HIDDEN = {
+    "torch._subclasses.fake_tensor": "failed while attempting to run meta",
+    "torch.utils.cpp_extension": "No CUDA run",
+}
+"""Logger -> beginning of a message that repeats the error, or reports no problem."""
+for logger, beginning in HIDDEN.items():
+    logging.getLogger(logger).addFilter(lambda record, text=beginning: not str(record.msg).startswith(text))  # type: ignore[misc]
