@@ -248,7 +248,7 @@ class GraphFunction:
     Args:
         function: Method; sizes of its argument `step_batch` may vary, and the integer `step_index` varies.
         device: The device on which it runs. On a GPU, CUDA graphs replay it.
-        checked: Prefixes of the attributes of the method's object that the caller checks itself.
+        checked: Attributes of the method's object, or arguments, that the caller checks itself.
 
     Attributes:
         compilations: How often the function was compiled.
@@ -256,12 +256,18 @@ class GraphFunction:
 
     def __init__(self, function: Callable[..., Any], device: torch.device, checked: Sequence[str]) -> None:
         torch._dynamo.config.trace_autograd_ops = True
-        unguarded = tuple(f"L['self'].{prefix}" for prefix in checked)
         options: dict[str, Any] = {
             "fallback_random": True,  # the same random numbers as without a graph
             "layout_optimization": False,  # in channels_last, oneDNN computes some gradients wrong (see layout.py)
             "triton.cudagraphs": device.type == "cuda",
-            "guard_filter_fn": lambda guards: [not guard.name.startswith(unguarded) for guard in guards],
+            "guard_filter_fn": lambda guards: [
+                not (
+                    guard.name.startswith(tuple(checked))
+                    or OWN_GLOBALS.match(guard.name)
+                    or guard.guard_type == "AUTOGRAD_SAVED_TENSORS_HOOKS"  # the graph saves no tensors for autograd
+                )
+                for guard in guards
+            ],
         }
         settings: dict[str, Any] = {"recompile_limit": MAX_COMPILATIONS, "isolate_recompiles": True}
         if BACKEND == "inductor":
@@ -293,6 +299,10 @@ class GraphFunction:
         torch.compiler.config.dynamic_sources = ",".join(filter(None, (user_sources, sources)))
 
 
+OWN_GLOBALS = re.compile(r"G\['(?!__import_)|G\['__import_(torch|rankzero)_|G\['__import_\w+'\]\.torch\.")
+"""Names of guards on what no user replaces: the globals of the traced function's file, of torch and of Rankzero."""
+
+
 class CannotCompileError(Exception):
     """A function cannot be compiled; the message names the user's line if one is to blame."""
 
@@ -319,9 +329,11 @@ def _reason(error: Exception) -> str:
         changed = f"{guard.strip()} does not hold in every step"
         return f"{Path(place[1]).name}: {source.partition('  #')[0].strip()} ({changed})" if place else changed
     frames = getattr(error, "real_stack", None) or traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
+    own = [frame for frame in frames if not frame.filename.startswith((*LIBRARIES, "<"))]  # "<": generated code
     reason = str(error).partition("\n")[0]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}: {own[-1].line} ({reason})" if own else reason
+    if not own:
+        return f"torch {torch.__version__} fails ({reason})"
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}: {own[-1].line} ({reason})"
 
 
 LIBRARIES = tuple(map(str, (Path(torch.__file__).parents[1], Path(os.__file__).parent, Path(__file__).parents[1])))

@@ -51,7 +51,7 @@ class TrainingLoop:
         self._device = None if self.strategy.root_device.type == "cpu" else self.strategy.root_device
         self._batch: tuple[Any, ...] = ()
         self._batch_idx, self._accumulates = 0, False
-        self._output: Any = None
+        self._outputs: dict[str, Any] | None = None
         self._find_methods()
 
     def _find_methods(self) -> None:
@@ -137,7 +137,7 @@ class TrainingLoop:
         if not self._steps_itself:
             return self._optimize_by_lightning(batch, batch_idx)
         self._batch, self._batch_idx = (batch, batch_idx) if self._takes_batch_idx else (batch,), batch_idx
-        self._output = _NO_OUTPUT
+        self._outputs = None
         if self._accumulates:
             with stock.block_synchronization(self.strategy):
                 self._pass()
@@ -149,8 +149,8 @@ class TrainingLoop:
             self._take_step(self._closure)
             module_vars["_current_fx_name"] = hook
             counts.increment_completed()
-        output, self._output, self._batch = self._output, None, ()
-        return self._outputs(output, batch)
+        self._batch = ()
+        return self._take_outputs(batch)
 
     def _optimize_by_lightning(self, batch: Any, batch_idx: int) -> Any:
         """Takes the optimizer step as Lightning does, because user code overrides a part of it."""
@@ -213,19 +213,22 @@ class TrainingLoop:
         return loss.detach()
 
     def _loss_of(self, output: Any) -> Tensor | None:
-        """Returns the loss of a micro-batch, with its graph."""
+        """Returns the loss of a micro-batch, with its graph, and stores the outputs for `on_train_batch_end`."""
         batches_per_step = self.trainer.accumulate_grad_batches
-        if type(output) is Tensor and batches_per_step == 1 and not self.hooks.observed["on_train_batch_end"]:
-            self._output = output
-            return output
+        if type(output) is Tensor:
+            loss = output if batches_per_step == 1 else output / batches_per_step
+            copies = self.hooks.observed["on_train_batch_end"]
+            self._outputs = {"loss": loss.detach().clone() if copies else loss}
+            return loss
         if output is None and self.trainer.world_size > 1:
             raise RuntimeError(
                 "Skipping the `training_step` by returning None in distributed training is not supported."
                 " It is recommended that you rewrite your training logic to avoid having to skip the step in the first"
                 " place."
             )
-        self._output = stock.ClosureResult.from_training_step_output(output, batches_per_step)
-        return cast(Tensor | None, self._output.closure_loss)
+        result = stock.ClosureResult.from_training_step_output(output, batches_per_step)
+        self._outputs = result.asdict() if result.closure_loss is not None else {}
+        return result.closure_loss
 
     def _zero_gradients(self) -> None:
         counts = self.loop.automatic_optimization.optim_progress.optimizer.zero_grad
@@ -238,17 +241,16 @@ class TrainingLoop:
         module_vars["_current_fx_name"] = hook
         counts.increment_completed()
 
-    def _outputs(self, output: Any, batch: Any) -> dict[str, Any]:
-        """Returns the outputs for `on_train_batch_end`, empty without a subscriber, and records the loss."""
-        if output is _NO_OUTPUT:
+    def _take_outputs(self, batch: Any) -> dict[str, Any]:
+        """Returns the outputs for `on_train_batch_end`, and records the loss."""
+        if self._outputs is None:
             stock.Closure(self._closure).consume_result()  # type: ignore[arg-type]  # raises Lightning's error
-        is_result = isinstance(output, stock.ClosureResult)
-        loss = output.loss if is_result else output
-        if loss is not None and self.record.is_enabled:
+        outputs, self._outputs = self._outputs or {}, None
+        if outputs and self.record.is_enabled:
             batches_per_step = self.trainer.accumulate_grad_batches  # by which the loss is divided
-            loss = loss if batches_per_step == 1 else loss * batches_per_step
+            loss = outputs["loss"] if batches_per_step == 1 else outputs["loss"] * batches_per_step
             self.record.add_loss(loss, samples_in(batch, self.strategy.share))
-        return output.asdict() if is_result and loss is not None else {}
+        return outputs
 
     def _step_schedules(self, batch_idx: int) -> None:
         """Steps the learning rate schedulers, except those that monitor a metric."""
@@ -294,7 +296,3 @@ class TrainingLoop:
         if self.record.is_due:
             for method in self._on_interval_end:
                 method(trainer)
-
-
-_NO_OUTPUT: Any = object()
-"""The output before `training_step` has returned."""

@@ -16,7 +16,12 @@ class StepLog:
     Lightning (2.6) checks every call again and builds a new description of it. Here, a call with the same settings as
     before updates the metric directly. Lightning handles calls from all other hooks, even through a reference to `log`
     that `training_step` has stored.
+
+    Attributes:
+        owns_values: Whether no other code has the logged tensors, so that they need no copies.
     """
+
+    owns_values = False
 
     def __init__(self, trainer: Trainer, results: Results) -> None:
         self.module, self._connector_vars = trainer.lightning_module, vars(logger_connector(trainer))
@@ -67,7 +72,7 @@ class StepLog:
     def _to_tensor(self, value: Any) -> Tensor | None:
         """Returns a value as Lightning stores it, or None if only Lightning's own `log` can convert it."""
         if type(value) is Tensor and value.is_floating_point() and value.numel() == 1:
-            number = value.detach().clone()
+            number = value if self.owns_values else value.detach().clone()
             if number.ndim:
                 number = number.squeeze()
             return number if number.dtype in (torch.float32, torch.float64) else number.to(_default_dtype())

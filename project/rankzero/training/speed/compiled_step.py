@@ -24,7 +24,7 @@ from rankzero.distributed.torch_inside import (
 )
 from rankzero.messages import print_notice
 from rankzero.training.lightning_inside import has_stock_optimizer_step
-from rankzero.training.speed.step_graph import UPDATED, StepGraph
+from rankzero.training.speed.step_graph import UPDATED, StepGraph, sizes_in
 from rankzero.training.strategies import strategy_of
 
 MAX_GRAPHS = 4
@@ -51,6 +51,8 @@ class CompiledStep:
         self._graphs = 0
         self._is_checked = self._is_local = self._has_failed = self._updates = self._has_updated = False
         self._is_first = True
+        self._sizes: Any = None
+        """The sizes of the batches whose steps run as a graph; None for any."""
         self._gradients: Sequence[Tensor | None] | None = None
         self._used: list[Parameter] = []
         """The parameters with a gradient, the same on all ranks; empty if unknown."""
@@ -128,13 +130,15 @@ class CompiledStep:
         graph, result, problem = self.graph, None, None
         is_new = graph is None or graph.updates != self._updates or not graph.is_current()
         if graph is None or is_new:
-            graph = self.graph = StepGraph(self._module, self._optimizer, self._context, self._updates)
+            graph = self.graph = StepGraph(
+                self._module, self._optimizer, self._context, self._updates, sizes_in(batch[0])
+            )
             self._graphs += 1
-        if not self._has_failed:
+        if not self._has_failed and (self._sizes is None or self._sizes == sizes_in(batch[0])):
             try:
                 result = self._run_graph(graph, batch)
             except CannotCompileError as error:
-                self._has_failed, problem = True, str(error)
+                problem = self._failed(graph, batch, str(error))
         if is_new:
             self._agree(problem)
             self._used = graph.used_parameters if result and not self.reason else []
@@ -147,6 +151,19 @@ class CompiledStep:
         self._has_updated = graph.updates
         graph.make(calls)
         return output
+
+    def _failed(self, graph: StepGraph, batch: tuple[Any, ...], problem: str) -> str | None:
+        """Runs further steps without graph; only those with other sizes, if the graph cannot be compiled for these.
+
+        Returns:
+            The problem, unless steps with the sizes of the first batch still run as a graph.
+        """
+        if self._sizes is None and graph.function.compilations and graph.sizes != sizes_in(batch[0]):
+            self._sizes = graph.sizes
+            self._print(f"not compiling steps with other sizes of batches (--compile step): {problem}")
+            return None
+        self._has_failed = True
+        return problem
 
     def _run_graph(self, graph: StepGraph, batch: tuple[Any, ...]) -> tuple[Any, Sequence[Tensor | None], list[Any]]:
         """Runs the graph, and prints how long a compilation takes."""

@@ -63,6 +63,7 @@ class Rows(Callback):
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         self.rows.append((batch_idx, trainer.global_step, sorted(outputs), metrics))
+        outputs["loss"].zero_()  # must not change what is logged
 
 
 def loader():
@@ -153,6 +154,45 @@ class Momentum(Callback):
 @pytest.mark.parametrize("callback", [Unfreeze, LateHook, Momentum])
 def test_changes_by_callbacks_take_effect(callback):
     assert_equal(fit("off", callbacks=[callback()]), fit("step", callbacks=[callback()]))
+
+
+measure = nn.functional.cross_entropy
+
+
+class OtherLoss(Callback):
+    def on_train_epoch_end(self, trainer, module):
+        global measure
+        measure = nn.functional.multi_margin_loss
+
+
+class UsesGlobal(Net):
+    def training_step(self, batch, batch_idx):
+        return measure(self.outputs(batch), batch[1])
+
+
+def test_a_replaced_function_of_the_module_s_file_takes_effect(monkeypatch):
+    monkeypatch.setitem(globals(), "measure", measure)
+    expected = fit("off", UsesGlobal, callbacks=[OtherLoss()])
+    monkeypatch.setitem(globals(), "measure", nn.functional.cross_entropy)
+    assert_equal(expected, fit("step", UsesGlobal, callbacks=[OtherLoss()]))
+    assert measure is nn.functional.multi_margin_loss
+
+
+def test_steps_of_one_size_run_as_a_graph_if_other_sizes_cannot_be_compiled(monkeypatch, capsys):
+    call = torch_inside.GraphFunction.__call__
+
+    def fails_for_other_sizes(self, batch, *arguments):
+        if len(batch[0]) != BATCH:
+            raise torch_inside.CannotCompileError("fails")
+        return call(self, batch, *arguments)
+
+    expected = fit("off")
+    monkeypatch.setattr(torch_inside.GraphFunction, "__call__", fails_for_other_sizes)
+    found = fit("step")
+    assert_equal(expected, found)
+    assert found[1].fit_loop.epoch_loop.compiled_step.reason is None
+    notices = [line for line in capsys.readouterr().out.splitlines() if "not compiling" in line]
+    assert notices == ['rankzero: not compiling steps with other sizes of batches (compile="step"): fails']
 
 
 class Plain(LightningModule):
