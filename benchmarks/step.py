@@ -13,6 +13,7 @@ with one thread, and is the mean over all epochs but the first.
 import json
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -94,6 +95,10 @@ def main() -> None:
     flags.add_argument("--epochs", type=int, default=5)
     arguments = flags.parse_args()
     size = (arguments.count, arguments.epochs)
+
+    def accelerate() -> float:
+        return script_microseconds("wrappers.py", *size, "--with", "accelerate")
+
     comparisons = {
         "one": Comparison(
             "step-one",
@@ -106,6 +111,8 @@ def main() -> None:
                 "a well-tuned loop, plain SGD": lambda: script_microseconds("tuned.py", *size, "--plain"),
                 "Lightning, its defaults": lambda: script_microseconds("lightning_trainer.py", *size),
                 "Lightning, everything off": lambda: script_microseconds("lightning_trainer.py", *size, "--off"),
+                "Lightning Fabric": lambda: script_microseconds("wrappers.py", *size, "--with", "fabric"),
+                **({"Accelerate": accelerate} if find_spec("accelerate") else {}),
             },
             targets={"the tutorial's loop": 0.7, "a well-tuned loop": 1.1, "Lightning, its defaults": 0.15},
         ),

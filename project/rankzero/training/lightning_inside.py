@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import lightning
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelPruning, StochasticWeightAveraging
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
@@ -346,14 +346,6 @@ def batches_per_step_of(callback: StochasticWeightAveraging) -> int | None:
 def has_loaded_schedule(callback: StochasticWeightAveraging) -> bool:
     """Returns whether a checkpoint contained the state of the callback's schedule."""
     return callback._scheduler_state is not None
-
-
-def pruning_copies(callback: ModelPruning) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yields the index of each pruned parameter, the parameter, and the callback's copy of its initial value."""
-    for layer in (callback._original_layers or {}).values():
-        for number, name in layer["names"]:
-            module, _ = callback._parameters_to_prune[number]
-            yield number, getattr(module, f"{name}_orig", getattr(module, name)), getattr(layer["data"], name)
 
 
 def set_update_count(metric: Metric, count: int) -> None:

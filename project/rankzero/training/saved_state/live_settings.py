@@ -6,10 +6,10 @@ changes them only once, they are lost after a resume in any later epoch too.
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelPruning, StochasticWeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.trainer.states import RunningStage
 from torch import nn
 
@@ -17,9 +17,7 @@ from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.lightning_inside import batches_per_step_of, has_loaded_schedule
 from rankzero.training.saved_state.parameter_groups import group_names
-from rankzero.training.saved_state.pruning import prune_again, pruned_parameters, tickets_in_use, use_tickets
-
-C = TypeVar("C", bound=Callback)
+from rankzero.training.saved_state.pruning import prune_again, pruned_parameters
 
 State = dict[str, Any]
 
@@ -51,8 +49,6 @@ class LiveSettings(LoopCallback):
             "should_stop": trainer.should_stop and not fit_loop_of(trainer).can_stop_early,
             "groups": [group_names(pl_module, optimizer) for optimizer in trainer.optimizers],
         }
-        for callback in _callbacks(trainer, ModelPruning):
-            checkpoint["live_settings"].setdefault("tickets", []).append(tickets_in_use(callback))
         if pruned := pruned_parameters(pl_module):
             checkpoint["pruned"] = pruned
 
@@ -64,8 +60,6 @@ class LiveSettings(LoopCallback):
         self._loaded = None
         self._flags, self._batches_per_step = flags_of(module), trainer.accumulate_grad_batches
         prune_again(module, loaded.get("pruned", {}))
-        for callback, ticket_numbers in zip(_callbacks(trainer, ModelPruning), loaded.get("tickets", []), strict=False):
-            use_tickets(callback, ticket_numbers)
         _set_flags(module, loaded.get("flags", {}))
         configured, batches = loaded.get("batches_a_step", (0, 0))
         if configured == self._batches_per_step:
@@ -86,9 +80,9 @@ def flags_of(module: nn.Module) -> dict[str, bool]:
     }
 
 
-def _callbacks(trainer: Trainer, kind: type[C]) -> list[C]:
+def _averaging(trainer: Trainer) -> list[StochasticWeightAveraging]:
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return [callback for callback in callbacks if isinstance(callback, kind)]
+    return [callback for callback in callbacks if isinstance(callback, StochasticWeightAveraging)]
 
 
 def _set_flags(module: nn.Module, flags: Mapping[str, bool]) -> None:
@@ -102,7 +96,7 @@ def _set_flags(module: nn.Module, flags: Mapping[str, bool]) -> None:
 
 def _batches_per_step(trainer: Trainer) -> int:
     """Returns the batches per step, not the value that StochasticWeightAveraging sets for an epoch without steps."""
-    for callback in _callbacks(trainer, StochasticWeightAveraging):
+    for callback in _averaging(trainer):
         if (batches := batches_per_step_of(callback)) is not None:
             return batches
     return int(trainer.accumulate_grad_batches)
@@ -113,6 +107,6 @@ def _resume_averaging(trainer: Trainer) -> None:
 
     The callback does this in `on_train_epoch_start` (lightning 2.6), which never averages weights twice in an epoch.
     """
-    for callback in _callbacks(trainer, StochasticWeightAveraging):
+    for callback in _averaging(trainer):
         if has_loaded_schedule(callback):
             callback.on_train_epoch_start(trainer, trainer.lightning_module)

@@ -1,13 +1,10 @@
 """Pruned models in checkpoints: torch's pruning renames parameters and adds masks as buffers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lightning.pytorch.callbacks import ModelPruning
 from torch import Tensor, nn
 from torch.nn.utils import prune
-
-from rankzero.training.lightning_inside import pruning_copies
 
 
 def pruned_parameters(module: nn.Module) -> dict[str, dict[str, Tensor]]:
@@ -45,26 +42,6 @@ def prune_again(module: nn.Module, pruned: Mapping[str, Mapping[str, Tensor]]) -
         owner, _, name = path.rpartition(".")
         if hasattr(submodule := module.get_submodule(owner), name):
             prune.custom_from_mask(submodule, name, tensors["mask"].to(getattr(submodule, name).device))
-
-
-def tickets_in_use(callback: ModelPruning) -> list[int]:
-    """Returns which of a callback's copies of initial parameters are in use, as indices of its parameters.
-
-    To restore the initial parameters, Lightning (2.6) assigns the copies' tensors to the model. From then on, training
-    changes the copies too, so a second restore has no effect.
-    """
-    return [
-        number
-        for number, parameter, initial in pruning_copies(callback)
-        if initial.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
-    ]
-
-
-def use_tickets(callback: ModelPruning, numbers: Sequence[int]) -> None:
-    """Makes the copies of initial parameters with these indices share the model's tensors."""
-    for number, parameter, initial in pruning_copies(callback):
-        if number in numbers:
-            initial.data = parameter.data
 
 
 def _masked_parameters(module: nn.Module) -> Iterator[str]:

@@ -28,7 +28,7 @@ CASES = {
     "averaging of epochs": callback_flags("WeightAveraging"),
     "accumulation": callback_flags("GradientAccumulationScheduler", scheduling="{0: 1, 1: 4, 3: 2}"),
     "learning rate finder in a later epoch": callback_flags("resuming.FindRateLater", num_training_steps=30),
-    "pruning": callback_flags("ModelPruning", **PRUNING),
+    "pruning": callback_flags("ModelPruning", **PRUNING, use_lottery_ticket_hypothesis="false"),
     "pruning with masks in checkpoints": callback_flags(
         "ModelPruning", **PRUNING, make_pruning_permanent="false", use_lottery_ticket_hypothesis="false"
     ),

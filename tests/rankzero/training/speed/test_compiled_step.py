@@ -63,7 +63,8 @@ class Rows(Callback):
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         self.rows.append((batch_idx, trainer.global_step, sorted(outputs), metrics))
-        outputs["loss"].zero_()  # must not change what is logged
+        for value in outputs.values():
+            value.detach().zero_()  # must not change what is logged
 
 
 def loader():
