@@ -14,6 +14,7 @@ from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResul
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.parsing import lightning_hasattr
 from torch import Tensor
 from torchmetrics import Metric
@@ -161,13 +162,13 @@ def public_state(strategy: Any) -> tuple[Any, ...]:
 
     This runs in every step. For instances the number of attributes is enough: it grows when a method is replaced.
     """
-    module, optimizers = strategy._lightning_module, strategy._lightning_optimizers
+    module, optimizers = strategy.lightning_module, strategy._lightning_optimizers
     return (
-        module._automatic_optimization,
+        module.automatic_optimization,
         _methods_of(type(module)),
         len(module.__dict__),
         len(strategy.__dict__),
-        len(strategy._precision_plugin.__dict__),
+        len(strategy.precision_plugin.__dict__),
         len(optimizers[0].__dict__) if optimizers else 0,
         optimizers,
     )
@@ -270,7 +271,9 @@ def data_fetcher_of(trainer: Trainer) -> Any:
 
 def evaluated_loader(trainer: Trainer) -> Any:
     """Returns the loader of the current evaluation batch."""
-    combined, results = trainer._evaluation_loop._combined_loader, trainer._results
+    loops = {TrainerFn.VALIDATING: trainer.validate_loop, TrainerFn.TESTING: trainer.test_loop}
+    loop = loops.get(trainer.state.fn, trainer.fit_loop.epoch_loop.val_loop)  # type: ignore[arg-type]
+    combined, results = loop._combined_loader, trainer._results
     assert combined is not None and results is not None
     return combined.flattened[results.dataloader_idx or 0]
 
