@@ -11,8 +11,8 @@ from system.public import MODULES, Module, copy_files, result, train
 TOY = Module("MLP", "Toy", 32, 40, arguments=("--data.count", "1500"))
 DIGITS = Module(
     *("ResNet", "Digits", 32, 30),
-    # A higher learning rate amplifies differences in rounding: weights differ by 5 % after 200 steps, as they do without
-    # graph if the first weights differ by 1e-7.
+    # A higher learning rate amplifies differences in rounding: weights differ by 5 % after 200 steps, as they do if the
+    # first weights of a run without graph differ by 1e-7.
     arguments=("--model.width", "8", "--model.optimizer.lr", "0.001", "--trainer.limit_train_batches", "40"),
 )
 

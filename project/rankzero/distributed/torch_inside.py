@@ -299,7 +299,7 @@ class GraphFunction:
         torch.compiler.config.dynamic_sources = ",".join(filter(None, (user_sources, sources)))
 
 
-OWN_GLOBALS = re.compile(r"G\['(?!__import_)|G\['__import_(torch|rankzero)_|G\['__import_\w+'\]\.torch\.")
+OWN_GLOBALS = re.compile(r"G\['([^_]|__builtins|__import_(torch|rankzero)(_dot_|'))|G\['__import_\w+'\]\.torch\.")
 """Names of guards on what no user replaces: the globals of the traced function's file, of torch and of Rankzero."""
 
 

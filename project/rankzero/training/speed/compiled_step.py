@@ -51,7 +51,9 @@ class CompiledStep:
         self._graphs = 0
         self._is_checked = self._is_local = self._has_failed = self._updates = self._has_updated = False
         self._is_first = True
-        self._sizes: Any = None
+        self._graph_sizes: list[torch.Size] = []
+        """The sizes of the first batch of the graph."""
+        self._sizes: list[torch.Size] | None = None
         """The sizes of the batches whose steps run as a graph; None for any."""
         self._gradients: Sequence[Tensor | None] | None = None
         self._used: list[Parameter] = []
@@ -130,9 +132,8 @@ class CompiledStep:
         graph, result, problem = self.graph, None, None
         is_new = graph is None or graph.updates != self._updates or not graph.is_current()
         if graph is None or is_new:
-            graph = self.graph = StepGraph(
-                self._module, self._optimizer, self._context, self._updates, sizes_in(batch[0])
-            )
+            graph = self.graph = StepGraph(self._module, self._optimizer, self._context, self._updates)
+            self._graph_sizes = sizes_in(batch[0])
             self._graphs += 1
         if not self._has_failed and (self._sizes is None or self._sizes == sizes_in(batch[0])):
             try:
@@ -158,8 +159,8 @@ class CompiledStep:
         Returns:
             The problem, unless steps with the sizes of the first batch still run as a graph.
         """
-        if self._sizes is None and graph.function.compilations and graph.sizes != sizes_in(batch[0]):
-            self._sizes = graph.sizes
+        if self._sizes is None and graph.function.compilations and self._graph_sizes != sizes_in(batch[0]):
+            self._sizes = self._graph_sizes
             self._print(f"not compiling steps with other sizes of batches (--compile step): {problem}")
             return None
         self._has_failed = True

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import SGD, Adam, AdamW, Optimizer
@@ -48,14 +49,12 @@ class StepGraph:
         optimizer: The optimizer.
         context: Returns the context in which `training_step` runs.
         updates: Whether the graph also updates the parameters.
-        sizes: The sizes of the first batch (see `sizes_in`).
     """
 
     def __init__(
-        self, module: LightningModule, optimizer: Optimizer, context: Callable[[], Any], updates: bool, sizes: Any
+        self, module: LightningModule, optimizer: Optimizer, context: Callable[[], Any], updates: bool
     ) -> None:
         self.module, self.optimizer, self.updates, self._context = module, optimizer, updates, context
-        self.sizes = sizes
         self._all = list(module.parameters())
         self._are_trained = [parameter.requires_grad for parameter in self._all]
         self.parameters = [parameter for parameter in self._all if parameter.requires_grad]
@@ -163,12 +162,14 @@ def _refuse(*_: Any, **__: Any) -> None:
     raise CannotCompileError("a metric that is read in training_step")
 
 
-def sizes_in(value: Any) -> Any:
-    """Returns a value with its tensors replaced by their shapes, in dictionaries, lists and tuples."""
-    return _mapped(lambda tensor: tensor.shape, value)
+def sizes_in(batch: Any) -> list[torch.Size]:
+    """Returns the shapes of the tensors in a batch."""
+    shapes: list[torch.Size] = []
+    apply_to_collection(batch, Tensor, lambda tensor: shapes.append(tensor.shape))
+    return shapes
 
 
-def _mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
+def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     """Returns a value with a function applied to its tensors, in dictionaries, lists and tuples."""
     if isinstance(value, Tensor):
         return function(value)
