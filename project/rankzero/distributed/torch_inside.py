@@ -256,6 +256,7 @@ class GraphFunction:
 
     def __init__(self, function: Callable[..., Any], device: torch.device, checked: Sequence[str]) -> None:
         torch._dynamo.config.trace_autograd_ops = True
+        torch._dynamo.config.skip_nnmodule_hook_guards = False  # hooks of layers may change in mid-run
         options: dict[str, Any] = {
             "fallback_random": True,  # the same random numbers as without a graph
             "layout_optimization": False,  # in channels_last, oneDNN computes some gradients wrong (see layout.py)

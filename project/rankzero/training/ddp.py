@@ -227,14 +227,10 @@ class DataParallel(RunStrategy, DDPStrategy):
         finally:
             self._metric_weight = 1.0
 
-    def average_gradients(self, used: Sequence[Parameter]) -> None:
-        world_size = self.coordinator.launch.world_size
-        if not used:
-            average_gradients(self._module.parameters(), world_size)
-            return
-        if self._buckets[0] is not used:
-            self._buckets = used, buckets_of(used)
-        average_in_buckets(self._buckets[1], world_size)
+    def average_gradients(self, parameters: Sequence[Parameter]) -> None:
+        if self._buckets[0] is not parameters:
+            self._buckets = parameters, buckets_of(parameters)
+        average_in_buckets(self._buckets[1], self.coordinator.launch.world_size)
 
     def on_validation_start(self) -> None:
         super().on_validation_start()
@@ -356,17 +352,22 @@ def average_in_buckets(buckets: Sequence[Sequence[Parameter]], world_size: int) 
     """Replaces each gradient with its mean over ranks. All ranks must call.
 
     Args:
-        buckets: The parameters, the same on all ranks; those of a bucket have one dtype. Missing gradients count as 0.
+        buckets: The parameters, the same on all ranks; those of a bucket have one dtype. A missing gradient counts as 0,
+            unless it is missing on all ranks.
         world_size: Number of processes.
     """
     pending = []
     for bucket in buckets:
         gradients = [torch.zeros_like(each) if each.grad is None else each.grad.to_dense() for each in bucket]
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients]).div_(world_size)
+        exists = bucket[0].new_tensor([each.grad is not None for each in bucket])
+        flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), exists]).div_(world_size)
         pending.append((bucket, flat, torch.distributed.all_reduce(flat, async_op=True)))
     for bucket, flat, work in pending:
         work.wait()
-        for parameter, mean in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+        *means, exists = flat.split([*(each.numel() for each in bucket), len(bucket)])
+        for index, (parameter, mean) in enumerate(zip(bucket, means, strict=True)):
+            if parameter.grad is None and not exists[index]:  # waits for a GPU, only if the gradient is missing here
+                continue
             mean = mean.view_as(parameter)
             parameter.grad = mean if parameter.is_contiguous() else torch.empty_like(parameter).copy_(mean)
 

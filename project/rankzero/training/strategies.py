@@ -144,12 +144,8 @@ class RunStrategy(Strategy):
         """Runs a training step on the module itself, without averaging gradients."""
         return step(*batch)
 
-    def average_gradients(self, used: Sequence[Parameter]) -> None:
-        """Averages the gradients after `run_locally`. All ranks must call.
-
-        Args:
-            used: The parameters with a gradient, the same on all ranks; empty if unknown.
-        """
+    def average_gradients(self, parameters: Sequence[Parameter]) -> None:
+        """Averages the gradients of parameters, the same on all ranks, after `run_locally`. All ranks must call."""
 
     def synchronize_new_parameters(self) -> None:
         """Makes ranks also average the gradients of newly unfrozen parameters. All ranks must call."""

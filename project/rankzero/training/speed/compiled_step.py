@@ -9,14 +9,12 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.compile import to_uncompiled
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from rankzero.distributed.torch_inside import (
     CannotCompileError,
     backward,
     compiler_problem,
-    has_gradient_hook,
     set_step_called,
     step_hooks,
     stepper,
@@ -56,8 +54,6 @@ class CompiledStep:
         self._sizes: list[torch.Size] | None = None
         """The sizes of the batches whose steps run as a graph; None for any."""
         self._gradients: Sequence[Tensor | None] | None = None
-        self._used: list[Parameter] = []
-        """The parameters with a gradient, the same on all ranks; empty if unknown."""
 
     def check(self, reason: str | None) -> None:
         """Compiles no step on any rank if one cannot; has no effect after the first call. All ranks must call.
@@ -91,21 +87,23 @@ class CompiledStep:
 
     def take_step(self, closure: Callable[[], Any]) -> None:
         """Does what `optimizer.step(closure=closure)` does, unless the graph has updated the parameters."""
-        self._updates = self._may_update and not (self._is_first or self.reason or any(self._step_hooks))
-        if not self._updates:
-            self._eager_step(closure)
-            if self._is_first:  # `training_step` may have returned None
-                self._is_first = all(parameter.grad is None for parameter in self._module.parameters())
-            return
-        loss = closure()
-        if self._has_updated:
-            set_step_called(self._optimizer)
+        self._updates = self._may_update and not any(self._step_hooks) and not self._trainer.gradient_clip_val
+        if self._updates:
+            loss = closure()
+            if self._has_updated:
+                set_step_called(self._optimizer)
+            else:
+                self._eager_step(lambda: loss)
         else:
-            self._eager_step(lambda: loss)
+            self._eager_step(closure)
+        if self._is_first:  # `training_step` may have returned None
+            self._is_first = all(parameter.grad is None for parameter in self._module.parameters())
 
     def training_step(self, *batch: Any) -> Any:
         """Runs a training step, as a graph if possible; returns its output."""
         self._gradients, self._has_updated = None, False
+        if self.graph and not self.graph.is_current():
+            self.graph, self._is_first = None, True  # an eager step creates the optimizer's new state
         self._is_local = not (self.reason or self._is_first or self._strategy.share.has_empty_rank)
         if not self._is_local:
             return self._eager.training_step(*batch)
@@ -124,13 +122,13 @@ class CompiledStep:
                     parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
             self._gradients = None
         epoch_loop: Any = self._trainer.fit_loop.epoch_loop
-        if self._is_local and not (micro_batches > 1 and epoch_loop.should_accumulate()):
-            self._strategy.average_gradients(self._used)
+        if self._is_local and self.graph and not (micro_batches > 1 and epoch_loop.should_accumulate()):
+            self._strategy.average_gradients(self.graph.parameters)
 
     def _run(self, *batch: Any) -> Any:
         """Runs a step without DistributedDataParallel."""
         graph, result, problem = self.graph, None, None
-        is_new = graph is None or graph.updates != self._updates or not graph.is_current()
+        is_new = graph is None or graph.updates != self._updates
         if graph is None or is_new:
             graph = self.graph = StepGraph(self._module, self._optimizer, self._context, self._updates)
             self._graph_sizes = sizes_in(batch[0])
@@ -142,7 +140,6 @@ class CompiledStep:
                 problem = self._failed(graph, batch, str(error))
         if is_new:
             self._agree(problem)
-            self._used = graph.used_parameters if result and not self.reason else []
         elif problem:
             self._refuse(problem)
         if result is None:
@@ -150,8 +147,7 @@ class CompiledStep:
                 return self._module.training_step(*batch)
         output, self._gradients, calls = result
         self._has_updated = graph.updates
-        graph.make(calls)
-        return output
+        return graph.replay_calls(calls, output)
 
     def _failed(self, graph: StepGraph, batch: tuple[Any, ...], problem: str) -> str | None:
         """Runs further steps without graph; only those with other sizes, if the graph cannot be compiled for these.
@@ -161,13 +157,16 @@ class CompiledStep:
         """
         if self._sizes is None and graph.function.compilations and self._graph_sizes != sizes_in(batch[0]):
             self._sizes = self._graph_sizes
-            self._print(f"not compiling steps with other sizes of batches (--compile step): {problem}")
+            text = f"not compiling steps with other sizes of batches (--compile step): {problem}"
+            self._print(text, from_any_rank=True)
             return None
         self._has_failed = True
         return problem
 
     def _run_graph(self, graph: StepGraph, batch: tuple[Any, ...]) -> tuple[Any, Sequence[Tensor | None], list[Any]]:
         """Runs the graph, and prints how long a compilation takes."""
+        if graph.problem:
+            raise CannotCompileError(graph.problem)
         if self._graphs > MAX_GRAPHS:
             raise CannotCompileError(f"trained parameters or settings of the optimizer have changed {MAX_GRAPHS} times")
         compilations, start = graph.function.compilations, monotonic()
@@ -191,13 +190,14 @@ class CompiledStep:
 
     def _refuse(self, problem: str) -> None:
         """Runs further steps of this rank without graph."""
-        self._print(f"not compiling further training steps (--compile step): {problem}")
+        self._print(f"not compiling further training steps (--compile step): {problem}", from_any_rank=True)
         if self._trainer.world_size == 1:
             self.reason = problem
 
-    def _print(self, text: str) -> None:
-        if self._trainer.is_global_zero:
-            print_notice(text)
+    def _print(self, text: str, from_any_rank: bool = False) -> None:
+        rank = self._trainer.global_rank
+        if rank == 0 or from_any_rank:
+            print_notice(text + f" (rank {rank})" * (rank > 0))
 
 
 @contextmanager
@@ -234,5 +234,4 @@ def problem_of(trainer: Trainer) -> str | None:
         return "a communication hook of DistributedDataParallel averages the gradients"
     if torch.is_anomaly_enabled():
         return "anomaly detection is enabled"
-    hooked = next((name for name, parameter in module.named_parameters() if has_gradient_hook(parameter)), None)
-    return f"{hooked} has a gradient hook" if hooked else None
+    return None

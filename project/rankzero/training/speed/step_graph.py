@@ -6,21 +6,18 @@ returns these, and the recorded calls are made after it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import compress
 from operator import itemgetter
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 from torchmetrics import Metric, MetricCollection
 
-from rankzero.distributed.torch_inside import CannotCompileError, GraphFunction
+from rankzero.distributed.torch_inside import CannotCompileError, GraphFunction, has_gradient_hook
 from rankzero.training.metrics.step_log import StepLog
 
 Call = tuple[int, tuple[Any, ...], dict[str, Any]]
@@ -40,6 +37,9 @@ class Deferred:
     def __init__(self, index: int) -> None:
         self.index = index
 
+    def __bool__(self) -> bool:
+        raise CannotCompileError("the result of a metric is read in training_step")
+
 
 class StepGraph:
     """The compiled step of a module, with the parameters and the optimizer that it has now.
@@ -56,15 +56,15 @@ class StepGraph:
     ) -> None:
         self.module, self.optimizer, self.updates, self._context = module, optimizer, updates, context
         self._all = list(module.parameters())
-        self._are_trained = [parameter.requires_grad for parameter in self._all]
+        self._are_trained = self._find_trained()
         self.parameters = [parameter for parameter in self._all if parameter.requires_grad]
         self._state, self._param_groups = optimizer.state, optimizer.param_groups
+        self._counts = self._count_parameters()
         self._groups = [Group(optimizer, group, self.parameters) for group in optimizer.param_groups] if updates else []
         self._calls: list[Call] = []
         metrics = [metric for metric in module.modules() if isinstance(metric, Metric | MetricCollection)]
         methods = [(metric, name) for metric in metrics for name in ("forward", "update")]
-        logs = [(module, "log"), (module, "log_dict")]
-        self._logs, self._targets = len(logs), [*logs, *methods]
+        self._targets: list[tuple[Any, str]] = [(module, "log"), (module, "log_dict"), *methods]
         recorders = [(vars(owner), name, self._recorder(index)) for index, (owner, name) in enumerate(self._targets)]
         refused = [(vars(metric), name, _refuse) for metric in metrics for name in ("compute", "reset")]
         self._replaced: list[tuple[dict[str, Any], str, Callable[..., Any]]] = [*recorders, *refused]
@@ -75,11 +75,30 @@ class StepGraph:
         """Returns whether the module's parameters and the optimizer's settings are those of the graph."""
         optimizer = self.optimizer
         return (
-            [parameter.requires_grad for parameter in self._all] == self._are_trained
+            self._find_trained() == self._are_trained
             and optimizer.param_groups is self._param_groups
-            and (not self.updates or (optimizer.state is self._state and len(self._groups) == len(self._param_groups)))
+            and self._count_parameters() == self._counts
+            and (not self.updates or optimizer.state is self._state)
             and all(group.is_current() for group in self._groups)
         )
+
+    @property
+    def problem(self) -> str | None:
+        """Why the step cannot be compiled, as far as the parameters show it; None if it may be."""
+        hooked = next((name for name, each in self.module.named_parameters() if has_gradient_hook(each)), None)
+        if hooked:
+            return f"{hooked} has a gradient hook"
+        registered = set(map(id, self._all))
+        is_complete = all(id(each) in registered for group in self._param_groups for each in group["params"])
+        return None if is_complete else f"the optimizer has parameters that {type(self.module).__name__} has not"
+
+    def _find_trained(self) -> list[bool]:
+        """Returns for each parameter whether it is trained and has no gradient hook."""
+        return [each.requires_grad and not has_gradient_hook(each) for each in self._all]
+
+    def _count_parameters(self) -> list[int]:
+        """Returns the number of parameters of each group of the optimizer."""
+        return [len(group["params"]) for group in self.optimizer.param_groups]
 
     def run(self, batch: Any, batch_idx: int | None = None) -> tuple[Any, Sequence[Tensor | None], list[Call]]:
         """Runs the graph.
@@ -107,25 +126,21 @@ class StepGraph:
                     attributes[name] = value
         if self.parameters[0].is_cuda:  # the next replay of a CUDA graph overwrites what it has returned
             output, gradients, calls = _mapped(torch.clone, (output, gradients, calls))
-        self._has_gradient = [gradient is not None for gradient in gradients]
+        self._calls = []
         return output, gradients, calls
 
-    @property
-    def used_parameters(self) -> list[Parameter]:
-        """The parameters that had a gradient in the last run."""
-        return list(compress(self.parameters, self._has_gradient))
-
-    def make(self, calls: Sequence[Call]) -> None:
-        """Makes the recorded calls of `log` and of metrics."""
+    def replay_calls(self, calls: Sequence[Call], output: Any) -> Any:
+        """Makes the recorded calls of `log` and of metrics; returns the output with their results."""
         results: list[Any] = []
         log = vars(self.module).get("log")
-        if isinstance(log, StepLog):
-            log.owns_values = True  # the graph has copied them
         for index, arguments, settings in calls:
             owner, name = self._targets[index]
+            if isinstance(log, StepLog):  # the graph has copied the arguments, but not the results of metrics
+                log.owns_values = not any(type(each) is Deferred for each in (*arguments, *settings.values()))
             results.append(getattr(owner, name)(*_with_results(arguments, results), **_with_results(settings, results)))
         if isinstance(log, StepLog):
             log.owns_values = False
+        return _with_results(output, results)
 
     def _step(self, step_batch: Any, step_index: int | None, rates: list[Tensor]) -> Any:
         """The traced function."""
@@ -142,10 +157,8 @@ class StepGraph:
         return _mapped(Tensor.detach, output), gradients, self._calls
 
     def _recorder(self, index: int) -> Callable[..., Deferred]:
-        copy = Tensor.detach if index >= self._logs else _copy
-
         def record(*arguments: Any, **settings: Any) -> Deferred:
-            self._calls.append((index, _mapped(copy, arguments), _mapped(copy, settings)))
+            self._calls.append((index, _mapped(_copy, arguments), _mapped(_copy, settings)))
             return Deferred(len(self._calls) - 1)
 
         return record
@@ -163,10 +176,11 @@ def _refuse(*_: Any, **__: Any) -> None:
 
 
 def sizes_in(batch: Any) -> list[torch.Size]:
-    """Returns the shapes of the tensors in a batch."""
-    shapes: list[torch.Size] = []
-    apply_to_collection(batch, Tensor, lambda tensor: shapes.append(tensor.shape))
-    return shapes
+    """Returns the shapes of the tensors in dictionaries, lists and tuples."""
+    if isinstance(batch, Tensor):
+        return [batch.shape]
+    elements = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return [shape for element in elements for shape in sizes_in(element)]
 
 
 def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
@@ -207,7 +221,7 @@ class Group:
         self._others = [index[each] for each in group["params"] if each in index and each.grad is None]
         states = [optimizer.state.get(parameter, {}) for parameter in trained]
         self._states = {name: [state.get(name) for state in states] for name in (states[0] if states else ())}
-        self._group, self._is_sgd, self._count = group, type(optimizer) is SGD, len(group["params"])
+        self._group, self._is_sgd = group, type(optimizer) is SGD
         self._settings = {name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
         self._read_settings = itemgetter(*self._settings)
         self._values = self._read_settings(group)
@@ -216,7 +230,7 @@ class Group:
 
     def is_current(self) -> bool:
         """Returns whether, apart from the learning rate, the group has the settings of the graph."""
-        return len(self._group["params"]) == self._count and self._read_settings(self._group) == self._values
+        return bool(self._read_settings(self._group) == self._values)
 
     def rate(self) -> Tensor:
         """Returns the learning rate as a tensor, so that another rate needs no other graph."""

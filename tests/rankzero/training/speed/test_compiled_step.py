@@ -45,13 +45,14 @@ class Net(LightningModule):
     def training_step(self, batch, batch_idx):
         outputs = self.outputs(batch)
         loss = nn.functional.cross_entropy(outputs, batch[1])
-        self.log("accuracy", self.accuracy(outputs, batch[1]))
+        accuracy = self.accuracy(outputs, batch[1])
+        self.log("accuracy", accuracy)
         self.log_dict({"loss": loss, "index": batch_idx * 1.0}, on_step=True, on_epoch=True)
-        return {"loss": loss, "outputs": outputs}
+        return {"loss": loss, "outputs": outputs, "accuracy": accuracy}
 
     def configure_optimizers(self):
         settings = {"SGD": {"momentum": 0.9, "nesterov": True}, "AdamW": {"amsgrad": True}}.get(self.optimizer, {})
-        optimizer = getattr(torch.optim, self.optimizer)(self.parameters(), lr=0.02, **settings)
+        optimizer = getattr(torch.optim, self.optimizer.split()[-1])(self.parameters(), lr=0.02, **settings)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -152,9 +153,57 @@ class Momentum(Callback):
         trainer.optimizers[0].param_groups[0]["momentum"] = 0.9 - 0.1 * trainer.current_epoch
 
 
-@pytest.mark.parametrize("callback", [Unfreeze, LateHook, Momentum])
+class Change(Callback):
+    """Changes the Trainer or the module at the start of the second epoch."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def on_train_epoch_start(self, trainer, module):
+        if trainer.current_epoch == 1:
+            self.change(trainer, module)
+
+
+def replace_layer(trainer, module):
+    module.output = nn.Linear(8, 3)
+    trainer.optimizers[0].add_param_group({"params": module.output.parameters()})
+
+
+CHANGES = {
+    "momentum": lambda trainer, _: trainer.optimizers[0].param_groups[0].update(momentum=0.9),
+    "clipping": lambda trainer, _: setattr(trainer, "gradient_clip_val", 0.01),
+    "hook of a layer": lambda _, module: module.hidden.register_forward_hook(lambda *values: values[2] / 2),
+    "hook of a parameter": lambda _, module: module.output.bias.register_hook(lambda gradient: gradient * 2),
+    "layer": replace_layer,
+}
+
+
+@pytest.mark.parametrize("callback", [Unfreeze, LateHook, Momentum, *CHANGES])
 def test_changes_by_callbacks_take_effect(callback):
-    assert_equal(fit("off", callbacks=[callback()]), fit("step", callbacks=[callback()]))
+    def run(how):
+        found = Change(CHANGES[callback]) if callback in CHANGES else callback()
+        return fit(how, lambda: Net("plain SGD" if callback == "momentum" else "SGD"), callbacks=[found])
+
+    assert_equal(run("off"), run("step"))
+
+
+class ParameterOutside(Net):
+    def __init__(self):
+        super().__init__()
+        self.others = [nn.Linear(3, 3)]
+
+    def outputs(self, batch):
+        return self.others[0](super().outputs(batch))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD([*self.parameters(), *self.others[0].parameters()], lr=0.02)
+
+
+def test_parameters_that_the_module_has_not_registered_are_trained(capsys):
+    expected, found = fit("off", ParameterOutside), fit("step", ParameterOutside)
+    assert_equal(expected, found)
+    assert torch.equal(expected[0].others[0].weight, found[0].others[0].weight)
+    assert "the optimizer has parameters that ParameterOutside has not" in capsys.readouterr().out
 
 
 measure = nn.functional.cross_entropy
