@@ -352,8 +352,8 @@ def average_in_buckets(buckets: Sequence[Sequence[Parameter]], world_size: int) 
     """Replaces each gradient with its mean over ranks. All ranks must call.
 
     Args:
-        buckets: The parameters, the same on all ranks; those of a bucket have one dtype. A missing gradient counts as 0,
-            unless it is missing on all ranks.
+        buckets: The parameters, the same on all ranks; those of a bucket have one dtype. A gradient that is missing on
+            some ranks counts as 0 there.
         world_size: Number of processes.
     """
     pending = []
