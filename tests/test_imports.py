@@ -32,7 +32,7 @@ WITHOUT_TORCH = (
 
 WITH_PRIVATE_NAMES = ("rankzero.distributed.torch_inside", "rankzero.training.lightning_inside")
 """The modules that use private names of other packages."""
-MAX_PRIVATE_NAMES = 73
+MAX_PRIVATE_NAMES = 67
 
 OF_PYTHON = {"_asdict", "_current_frames", "_fields", "_ncallbacks", "_option_string_actions"}
 """Private names of Python's own modules, and the methods of named tuples."""

@@ -210,6 +210,8 @@ def set_step_called(optimizer: Optimizer) -> None:
 
 def has_gradient_hook(parameter: Tensor) -> bool:
     """Returns whether a hook, other than Rankzero's, runs when a parameter's gradient is computed or accumulated."""
+    if not (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+        return False
     hooks = [*(parameter._backward_hooks or {}).values(), *(parameter._post_accumulate_grad_hooks or {}).values()]
     return any(not str(hook.__module__).startswith("rankzero.") for hook in hooks)
 

@@ -165,12 +165,13 @@ class CompiledStep:
 
     def _run_graph(self, graph: StepGraph, batch: tuple[Any, ...]) -> tuple[Any, Sequence[Tensor | None], list[Any]]:
         """Runs the graph, and prints how long a compilation takes."""
-        if graph.problem:
-            raise CannotCompileError(graph.problem)
-        if self._graphs > MAX_GRAPHS:
-            raise CannotCompileError(f"trained parameters or settings of the optimizer have changed {MAX_GRAPHS} times")
         compilations, start = graph.function.compilations, monotonic()
         if not compilations:
+            if graph.problem:
+                raise CannotCompileError(graph.problem)
+            if self._graphs > MAX_GRAPHS:
+                changed = "trained parameters or settings of the optimizer"
+                raise CannotCompileError(f"{changed} have changed {MAX_GRAPHS} times")
             self._print("compiling the training step (--compile step) ...")
         result = graph.run(*batch)
         if graph.function.compilations > compilations:
