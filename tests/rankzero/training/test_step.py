@@ -174,7 +174,7 @@ def test_step_keeps_no_reference_to_batch_or_output():
 
     def record(trainer, *arguments):
         loop = trainer.fit_loop.epoch_loop._training_loop
-        references.append((loop._batch, loop._output))
+        references.append((loop._batch, loop._outputs))
 
     train(True, Net(), [LambdaCallback(on_train_batch_end=record)], max_epochs=1)
     assert references == [((), None)] * BATCHES
