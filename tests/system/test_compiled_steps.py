@@ -18,7 +18,14 @@ DIGITS = Module(
 
 
 @pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("module", [TOY, DIGITS, MODULES["text classifier"]], ids=["MLP", "ResNet", "public"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param(TOY, id="MLP"),
+        pytest.param(MODULES["text classifier"], id="public"),
+        pytest.param(DIGITS, id="ResNet", marks=pytest.mark.soak),  # compiles for a minute
+    ],
+)
 def test_a_compiled_run_killed_in_mid_epoch_and_resumed_equals_one_without_graph(tmp_path, module, world):
     files = copy_files(tmp_path)
     compiled = replace(module, arguments=(*module.arguments, "--compile", "step"))
