@@ -37,6 +37,17 @@ MAX_PRIVATE_NAMES = 67
 OF_PYTHON = {"_asdict", "_current_frames", "_fields", "_ncallbacks", "_option_string_actions"}
 """Private names of Python's own modules, and the methods of named tuples."""
 
+MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 0, 0, 0
+"""Size of `rankzero` and of the tests; like the numbers below, they may fall and may not rise."""
+
+MAX_CLOSURES = {
+    "trainer": (0, 0),
+}
+"""Module -> most files, and most lines, of all modules that it imports, also inside functions."""
+
+MAX_CHAIN = 0
+"""Most modules of which each imports the next one while it is itself imported."""
+
 FILES = sorted(ROOT.rglob("*.py"))
 OTHER_PACKAGES = ("launch", "lightning_modules", "data_modules")
 """The repository's packages beside `rankzero`."""
@@ -52,6 +63,42 @@ def imports(file: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def imported_modules(file: Path, also_inside_functions: bool) -> set[str]:
+    """Returns the modules of `rankzero` that a file imports."""
+    nodes, found = [ast.parse(file.read_text())], set()
+    while nodes:
+        node = nodes.pop()
+        names = [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        found |= {module for name in names for module in (name, name.rpartition(".")[0]) if module in MODULES}
+        if also_inside_functions or not isinstance(node, ast.FunctionDef | ast.Lambda | ast.AsyncFunctionDef):
+            nodes += ast.iter_child_nodes(node)
+    return found
+
+
+def closure(module: str) -> set[str]:
+    """Returns all modules that a module imports, directly or through others, also inside functions."""
+    found, rest = set(), [f"rankzero.{module}"]
+    while rest:
+        if (name := rest.pop()) not in found:
+            found.add(name)
+            rest += imported_modules(MODULES[name], also_inside_functions=True)
+    return found
+
+
+def longest_chain(modules: dict[str, set[str]]) -> list[str]:
+    """Returns the longest chain of modules, given the modules that each one imports."""
+    chains: dict[str, list[str]] = {}
+
+    def chain(module: str) -> list[str]:
+        if module not in chains:
+            chains[module] = []  # ends a cycle
+            chains[module] = [module, *max(map(chain, sorted(modules[module])), key=len, default=[])]
+        return chains[module]
+
+    return max(map(chain, sorted(modules)), key=len)
+
+
 def layer(module: str) -> int | None:
     """Returns a module's layer, counted from the top, or None outside all layers (such as `rankzero` itself)."""
     _, _, rest = module.partition("rankzero.")
@@ -61,6 +108,9 @@ def layer(module: str) -> int | None:
 
 def module_of(file: Path) -> str:
     return ".".join(file.relative_to(ROOT.parent).with_suffix("").parts)
+
+
+MODULES = {module_of(file).removesuffix(".__init__"): file for file in FILES}
 
 
 def upward_imports(files: list[Path]) -> list[str]:
@@ -80,6 +130,20 @@ def test_no_module_imports_from_a_layer_above_its_own_and_the_check_would_find_i
     file.write_text("def late():\n    from rankzero.trainer import Trainer\n")
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path / "rankzero")
     assert upward_imports([file]) == ["rankzero.sampling.plan imports rankzero.trainer.Trainer"]
+
+
+def test_closures_chains_and_lines_do_not_grow():
+    lines = {module: len(file.read_text().splitlines()) for module, file in MODULES.items()}
+    sizes = {}
+    for module in MAX_CLOSURES:
+        modules = closure(module)
+        sizes[module] = len(modules), sum(lines[name] for name in modules)
+    print(sizes)
+    assert [module for module, size in sizes.items() if any(map(int.__gt__, size, MAX_CLOSURES[module]))] == []
+    chain = longest_chain({module: imported_modules(file, False) for module, file in MODULES.items()})
+    assert len(chain) <= MAX_CHAIN, chain
+    tests = sum(len(file.read_text().splitlines()) for file in (REPOSITORY / "tests").rglob("*.py"))
+    assert (len(FILES), sum(lines.values()), tests) <= (MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES)
 
 
 def test_no_package_imports_private_names_of_another_package():

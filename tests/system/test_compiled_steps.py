@@ -40,3 +40,29 @@ def test_a_compiled_run_killed_in_mid_epoch_and_resumed_equals_one_without_graph
     for run in ("whole", "killed"):
         assert not differences(result(files, "eager"), result(files, run), 1e-5)
         assert summary(files, "eager")["ledger"] == summary(files, run)["ledger"]
+
+
+OWN_STEPS_ON_RANK_ONE = """
+from lightning_modules import MLP
+
+class Counting(MLP):
+    count = 0
+
+    def training_step(self, batch, batch_idx):
+        self.count += self.global_rank  # another constant of the graph in every step of rank 1
+        return super().training_step(batch, batch_idx) * (1 + 0 * self.count)
+"""
+
+
+def test_a_rank_that_compiles_no_further_steps_says_so_and_trains_on(tmp_path):
+    (tmp_path / "counting.py").write_text(OWN_STEPS_ON_RANK_ONE)
+    train(TOY, "eager", tmp_path, 2)
+    counting = replace(TOY, model="counting.Counting", arguments=(*TOY.arguments, "--compile", "step"))
+    train(counting, "compiled", tmp_path, 2)
+    zero, one = outputs(tmp_path, 2)
+    assert "compiled the training step in" in zero
+    assert "not compiling further" not in zero
+    (line,) = [line for line in one.splitlines() if "not compiling further training steps" in line]
+    assert "counting.py:" in line
+    assert line.endswith("(rank 1)")
+    assert not differences(result(tmp_path, "eager"), result(tmp_path, "compiled"), 1e-5)

@@ -12,7 +12,11 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-_DELAYED_MODULE = "scipy.signal"
+SIGNAL = "scipy.signal"
+"""Takes 1.4 to 2 s of a start of 6 s. torchmetrics (1.9) only restores its `hamming`, for the package srmrpy."""
+
+PLOT = "torchmetrics.utilities.plot"
+"""Imports matplotlib (0.5 s of such a start), which only `Metric.plot` needs."""
 
 
 @contextmanager
@@ -21,7 +25,7 @@ def fast_imports() -> Iterator[None]:
     if "torch" in sys.modules:
         yield
         return
-    with _without_garbage_collection(), _delayed_scipy_signal():
+    with _without_garbage_collection(), _delayed(SIGNAL), _delayed(PLOT):
         yield
 
 
@@ -43,37 +47,41 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 @contextmanager
-def _delayed_scipy_signal() -> Iterator[None]:
-    """Delays the import of `scipy.signal`, which torchmetrics (1.9) needs for a single assignment, until first use.
-
-    The assignment restores `scipy.signal.hamming` for the package srmrpy. If srmrpy is installed, nothing is delayed.
-    """
-    if _DELAYED_MODULE in sys.modules or find_spec("scipy") is None or find_spec("srmrpy") is not None:
+def _delayed(module: str) -> Iterator[None]:
+    """Delays the import of a module until it is used, or imported after the block."""
+    package = module.partition(".")[0]
+    if module in sys.modules or find_spec(package) is None or (module == SIGNAL and find_spec("srmrpy")):
         yield
         return
-    scipy, placeholder = import_module("scipy"), _Placeholder(_DELAYED_MODULE)
-    sys.modules[_DELAYED_MODULE] = scipy.signal = placeholder  # type: ignore[attr-defined]
+    placeholder = _Placeholder(module)
+    sys.modules[module] = placeholder
+    if module == SIGNAL:
+        vars(import_module(package))["signal"] = placeholder
     try:
         yield
     finally:
-        placeholder.remove_placeholder()
+        placeholder.remove()
 
 
 class _Placeholder(ModuleType):
-    """Placeholder for a module; reading any attribute except `hamming` imports the real module."""
+    """Placeholder for a module, which imports the module when it is used."""
 
     hamming = None
 
-    def remove_placeholder(self) -> None:
+    def remove(self) -> None:
         """Removes the placeholder, so that the next import loads the module."""
         package, _, name = self.__name__.rpartition(".")
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
-        if vars(sys.modules[package]).get(name) is self:
+        if vars(sys.modules.get(package, self)).get(name) is self:
             delattr(sys.modules[package], name)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__path__":  # `inspect` reads such attributes of every imported module
             raise AttributeError(name)
-        self.remove_placeholder()
+        if self.__name__ == PLOT and name.isupper():  # a type in annotations
+            return object
+        if self.__name__ == PLOT:
+            return lambda *arguments, **settings: getattr(import_module(PLOT), name)(*arguments, **settings)
+        self.remove()
         return getattr(import_module(self.__name__), name)

@@ -37,6 +37,7 @@ class Net(LightningModule):
         self.hidden, self.output = nn.Linear(6, 8, bias=False), nn.Linear(8, 3)
         self.norm, self.dropout = nn.BatchNorm1d(8), nn.Dropout(0.2)
         self.accuracy = torchmetrics.classification.MulticlassAccuracy(3)
+        self.mean_weight = torchmetrics.MeanMetric()
         self.optimizer = optimizer
 
     def outputs(self, batch):
@@ -46,7 +47,8 @@ class Net(LightningModule):
         outputs = self.outputs(batch)
         loss = nn.functional.cross_entropy(outputs, batch[1])
         accuracy = self.accuracy(outputs, batch[1])
-        self.log("accuracy", accuracy)
+        self.mean_weight(self.output.weight)  # which the graph updates afterwards
+        self.log_dict({"accuracy": accuracy, "weight": self.mean_weight})
         self.log_dict({"loss": loss, "index": batch_idx * 1.0}, on_step=True, on_epoch=True)
         return {"loss": loss, "outputs": outputs, "accuracy": accuracy}
 
