@@ -5,7 +5,7 @@ python benchmarks/resnet_step.py --steps 10 --pairs 3 --processes 1
 
 Each variant is measured in separate processes, over all steps but the first, which prepares memory and kernels. The
 well-tuned loop is in by_hand/resnet.py: channels_last, bf16, gathered batches, DDP's fast settings. `--compiled` adds
-the same loop with torch.compile.
+the same loop with torch.compile, and Rankzero with `--compile step`.
 """
 
 import json
@@ -21,16 +21,18 @@ LOOP_SCRIPT = "by_hand/resnet.py"
 
 
 def rankzero_milliseconds(
-    processes: int, steps: int, threads: int | None, fast: str = "yes", batch: int = BATCH
+    processes: int, steps: int, threads: int | None, fast: str = "yes", batch: int = BATCH, compiled: str = "off"
 ) -> float:
     """Returns milliseconds per step of a run; if `threads` is None, the run chooses the number of threads."""
     with tempfile.TemporaryDirectory() as folder:
         clock = Path(folder) / "clock.json"
+        first = 1 if compiled == "off" else 3  # the second step is compiled
         command = [sys.executable, str(ROOT / "launch/fit.py"), "--model", "ResNet", "--model.depth", "18"]
         command += ["--data", "SyntheticImages", f"--data.image_size={PIXELS}", "--batch_size", str(batch)]
-        command += [f"--data.count={(1 + steps) * batch * processes}", "--epochs", "1", "--fast", fast]
+        command += [f"--data.count={(first + steps) * batch * processes}", "--epochs", "1", "--fast", fast]
+        command += ["--compile", compiled, "--trainer.callbacks", "clock.StepClock"]
         command += ["--trainer.limit_val_batches", "0", "--accelerator", "cpu", "--devices", str(processes)]
-        command += ["--trainer.callbacks", "clock.StepClock", "--trainer.callbacks.path", str(clock), "--root", folder]
+        command += ["--trainer.callbacks.path", str(clock), "--trainer.callbacks.first", str(first), "--root", folder]
         run(command, threads)
         return 1000 * float(json.loads(clock.read_text()))
 
@@ -48,7 +50,7 @@ def main() -> None:
     flags = parser(__doc__)
     flags.add_argument("--steps", type=int, default=4, help="that are measured")
     flags.add_argument("--processes", type=int, nargs="+", default=[1, 2], metavar="N")
-    flags.add_argument("--compiled", action="store_true", help="measure the well-tuned loop with torch.compile too")
+    flags.add_argument("--compiled", action="store_true", help="also measure steps that torch.compile compiles")
     arguments = flags.parse_args()
     for processes in arguments.processes:
         size = (processes, arguments.steps, max(1, (os.cpu_count() or 1) // processes))
@@ -58,6 +60,7 @@ def main() -> None:
             "by hand, as in a tutorial": lambda size=size: loop_milliseconds(*size),
         }
         if arguments.compiled:
+            measure["ours, --compile step"] = lambda size=size: rankzero_milliseconds(*size, compiled="step")
             measure["by hand, well tuned, compiled"] = lambda size=size: loop_milliseconds(
                 *size, "--well_tuned", "--compiled"
             )

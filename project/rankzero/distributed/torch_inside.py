@@ -298,13 +298,17 @@ class GraphFunction:
         return result
 
     def _vary(self, sources: str) -> None:
-        """Lets the next compilation leave sizes and integers of arguments open."""
+        """Lets the next compilation leave sizes and integers of arguments, and the Trainer's counters, open."""
         user_sources = torch.compiler.config.dynamic_sources.partition("L\\['step_")[0].rstrip(",")
-        torch.compiler.config.dynamic_sources = ",".join(filter(None, (user_sources, sources)))
+        torch.compiler.config.dynamic_sources = ",".join(filter(None, (user_sources, sources, COUNTERS)))
 
 
 OWN_GLOBALS = re.compile(r"G\['([^_]|__builtins|__import_(torch|rankzero)(_dot_|'))|G\['__import_\w+'\]\.torch\.")
 """Names of guards on what no user replaces: the globals of the traced function's file, of torch and of Rankzero."""
+
+
+COUNTERS = r".*\._trainer\..*\.(ready|processed|completed)"
+"""Names of the numbers of which Lightning computes `current_epoch` and `global_step`."""
 
 
 class CannotCompileError(Exception):

@@ -22,7 +22,7 @@ from rankzero.distributed.torch_inside import (
 )
 from rankzero.messages import print_notice
 from rankzero.training.lightning_inside import has_stock_optimizer_step
-from rankzero.training.speed.step_graph import UPDATED, StepGraph, sizes_in
+from rankzero.training.speed.step_graph import UPDATED, StepGraph, settings_of, sizes_in
 from rankzero.training.strategies import strategy_of
 
 MAX_GRAPHS = 4
@@ -48,6 +48,10 @@ class CompiledStep:
         self.reason: str | None = None
         self._graphs = 0
         self._is_checked = self._is_local = self._has_failed = self._updates = self._has_updated = False
+        self._settings: list[dict[str, Any]] = []
+        """The optimizer's settings in the last step without graph."""
+        self._settings_vary = False
+        """Whether a schedule changes settings other than the learning rate; the graph then updates no parameters."""
         self._is_first = True
         self._graph_sizes: list[torch.Size] = []
         """The sizes of the first batch of the graph."""
@@ -79,7 +83,8 @@ class CompiledStep:
         self._eager_step, self._step_hooks = stepper(optimizer), step_hooks(optimizer)
         self._updates = False
         self._may_update = (
-            type(optimizer) in UPDATED
+            not self._settings_vary
+            and type(optimizer) in UPDATED
             and not is_observed
             and trainer.world_size == trainer.accumulate_grad_batches == 1
             and self._strategy.root_device.type == "cpu"
@@ -87,6 +92,10 @@ class CompiledStep:
 
     def take_step(self, closure: Callable[[], Any]) -> None:
         """Does what `optimizer.step(closure=closure)` does, unless the graph has updated the parameters."""
+        settings = [settings_of(group) for group in self._optimizer.param_groups] if self.graph is None else []
+        self._settings_vary |= not self._is_first and settings not in ([], self._settings)
+        self._settings = settings or self._settings
+        self._may_update &= not self._settings_vary
         self._updates = self._may_update and not any(self._step_hooks) and not self._trainer.gradient_clip_val
         if self._updates:
             loss = closure()
@@ -103,6 +112,7 @@ class CompiledStep:
         """Runs a training step, as a graph if possible; returns its output."""
         self._gradients, self._has_updated = None, False
         if self.graph and not self.graph.is_current():
+            self._settings_vary |= self.graph.settings_vary
             self.graph, self._is_first = None, True  # an eager step creates the optimizer's new state
         self._is_local = not (self.reason or self._is_first or self._strategy.share.has_empty_rank)
         if not self._is_local:
@@ -133,6 +143,7 @@ class CompiledStep:
             graph = self.graph = StepGraph(self._module, self._optimizer, self._context, self._updates)
             self._graph_sizes = sizes_in(batch[0])
             self._graphs += 1
+        compilations = graph.function.compilations
         if not self._has_failed and (self._sizes is None or self._sizes == sizes_in(batch[0])):
             try:
                 result = self._run_graph(graph, batch)
@@ -147,7 +158,11 @@ class CompiledStep:
                 return self._module.training_step(*batch)
         output, self._gradients, calls = result
         self._has_updated = graph.updates
-        return graph.replay_calls(calls, output)
+        output, results = graph.replay_calls(calls, output)
+        if graph.function.compilations > compilations and (name := graph.replace_stored(results)):
+            self._has_failed = True
+            self._refuse(f"training_step stores the result of a metric as {name}")
+        return output
 
     def _failed(self, graph: StepGraph, batch: tuple[Any, ...], problem: str) -> str | None:
         """Runs further steps without graph; only those with other sizes, if the graph cannot be compiled for these.

@@ -79,8 +79,13 @@ class StepGraph:
             and optimizer.param_groups is self._param_groups
             and self._count_parameters() == self._counts
             and (not self.updates or optimizer.state is self._state)
-            and all(group.is_current() for group in self._groups)
+            and not self.settings_vary
         )
+
+    @property
+    def settings_vary(self) -> bool:
+        """Whether a setting of the optimizer, other than the learning rate, is not that of the graph any more."""
+        return not all(group.is_current() for group in self._groups)
 
     @property
     def problem(self) -> str | None:
@@ -129,8 +134,8 @@ class StepGraph:
         self._calls = []
         return output, gradients, calls
 
-    def replay_calls(self, calls: Sequence[Call], output: Any) -> Any:
-        """Makes the recorded calls of `log` and of metrics; returns the output with their results."""
+    def replay_calls(self, calls: Sequence[Call], output: Any) -> tuple[Any, list[Any]]:
+        """Makes the recorded calls of `log` and of metrics; returns the output with their results, and the results."""
         results: list[Any] = []
         log = vars(self.module).get("log")
         for index, arguments, settings in calls:
@@ -140,7 +145,15 @@ class StepGraph:
             results.append(getattr(owner, name)(*_with_results(arguments, results), **_with_results(settings, results)))
         if isinstance(log, StepLog):
             log.owns_values = False
-        return _with_results(output, results)
+        return _with_results(output, results), results
+
+    def replace_stored(self, results: list[Any]) -> str | None:
+        """Replaces what `training_step` has stored in place of results; returns the name of such an attribute."""
+        attributes = [(vars(module), name) for module in self.module.modules() for name in vars(module)]
+        stored = [(owner, name) for owner, name in attributes if _has_deferred(owner[name])]
+        for owner, name in stored:
+            owner[name] = _with_results(owner[name], results)
+        return next((name for _, name in stored), None)
 
     def _step(self, step_batch: Any, step_index: int | None, rates: list[Tensor]) -> Any:
         """The traced function."""
@@ -194,6 +207,11 @@ def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     return value
 
 
+def _has_deferred(value: Any) -> bool:
+    elements = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return isinstance(value, Deferred) or any(map(_has_deferred, elements))
+
+
 def _with_results(value: Any, results: list[Any]) -> Any:
     """Returns a value with the results of earlier calls in place of `Deferred`."""
     if isinstance(value, Deferred):
@@ -203,6 +221,11 @@ def _with_results(value: Any, results: list[Any]) -> Any:
     if type(value) in (list, tuple):
         return type(value)([_with_results(element, results) for element in value])
     return value
+
+
+def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of an optimizer's group, without its learning rate, which the graph takes as a tensor."""
+    return {name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
 
 
 class Group:
@@ -222,7 +245,7 @@ class Group:
         states = [optimizer.state.get(parameter, {}) for parameter in trained]
         self._states = {name: [state.get(name) for state in states] for name in (states[0] if states else ())}
         self._group, self._is_sgd = group, type(optimizer) is SGD
-        self._settings = {name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
+        self._settings = settings_of(group)
         self._read_settings = itemgetter(*self._settings)
         self._values = self._read_settings(group)
         self._rate = torch.zeros((), dtype=torch.float64)

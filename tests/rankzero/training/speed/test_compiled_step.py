@@ -264,6 +264,11 @@ class Plain(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
+class NeedsNothing(Plain):
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+
 class Prints(Plain):
     def training_step(self, batch, batch_idx):
         loss = self.loss(batch)
@@ -356,14 +361,28 @@ class Computes(Plain):
         return loss
 
 
+class StoresResults(Plain):
+    def prepare(self):
+        self.results, self.sums = [], []
+
+    def training_step(self, batch, batch_idx):
+        loss = self.loss(batch)
+        self.results.append(self.mean(loss))
+        return loss
+
+    def on_train_batch_end(self, *arguments):
+        self.sums.append(sum(map(float, self.results)))
+        self.log("sum", self.sums[-1])
+
+
 class Skips(Plain):
     def training_step(self, batch, batch_idx):
         return self.loss(batch) if batch_idx % 3 else None
 
 
-class ReadsStep(Plain):
+class ReadsCounters(Plain):
     def training_step(self, batch, batch_idx):
-        return self.loss(batch) * (1 + self.global_step)
+        return self.loss(batch) * (1 + self.global_step) / (2 + self.current_epoch + self.trainer.global_step)
 
 
 class HasSparseGradients(Plain):
@@ -389,8 +408,8 @@ class HasSparseGradients(Plain):
         (TwoOptimizers, "TwoOptimizers uses manual optimization"),
         (Overrides, "Overrides or a callback overrides part of the optimizer step"),
         (Computes, 'self.log("mean", self.mean.compute())'),
+        (StoresResults, "training_step stores the result of a metric as results"),
         (Skips, "not compiling further training steps"),
-        (ReadsStep, "return self.loss(batch) * (1 + self.global_step)"),
         (HasSparseGradients, "not compiling training steps"),
     ],
 )
@@ -404,6 +423,37 @@ def test_a_step_that_cannot_be_compiled_runs_without_graph_and_its_line_is_named
     assert line in notice
     assert "test_compiled_step.py:" in notice or " (" not in line
     assert "Traceback" not in output.out + output.err
+
+
+def test_the_trainer_s_counters_may_be_read(capsys):
+    expected, found = fit("off", ReadsCounters), fit("step", ReadsCounters)
+    assert_equal(expected, found)
+    assert graph_of(found[1]).function.compilations == 2
+    assert "not compiling" not in capsys.readouterr().out
+
+
+class OneCycle(NeedsNothing):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=30)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class StartsLate(Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        for group in trainer.optimizers[0].param_groups:
+            group["weight_decay"] = 0.01 * max(0, trainer.global_step - self.step)
+
+
+@pytest.mark.parametrize(("make", "step", "graphs"), [(OneCycle, 100, 1), (NeedsNothing, 0, 1), (NeedsNothing, 5, 2)])
+def test_a_schedule_of_other_settings_than_the_rate_leaves_the_update_out_of_the_graph(make, step, graphs):
+    expected, found = (fit(how, make, callbacks=[StartsLate(step)]) for how in ("off", "step"))
+    assert_equal(expected, found)
+    compiled = found[1].fit_loop.epoch_loop.compiled_step
+    assert (compiled._graphs, graph_of(found[1]).updates, compiled.reason) == (graphs, False, None)
 
 
 def test_an_error_of_the_module_is_raised_as_without_graph():
