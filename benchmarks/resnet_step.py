@@ -4,8 +4,8 @@ python benchmarks/resnet_step.py             # 1 and 2 processes on two CPU core
 python benchmarks/resnet_step.py --steps 10 --pairs 3 --processes 1
 
 Each variant is measured in separate processes, over all steps but the first, which prepares memory and kernels. The
-well-tuned loop is in by_hand/resnet.py: channels_last, bf16, gathered batches, DDP's fast settings. `--compiled` adds
-the same loop with torch.compile, and Rankzero with `--compile step`.
+well-tuned loop is in by_hand/resnet.py: channels_last, bf16 if the processor computes it, gathered batches, DDP's fast
+settings. `--compiled` adds the same loop with torch.compile, and Rankzero with `--compile step`.
 """
 
 import json
@@ -69,7 +69,7 @@ def main() -> None:
             title=f"ResNet-18, {PIXELS}x{PIXELS} pixels, {processes} x {BATCH} a step, on {size[2]} threads each",
             unit="milliseconds a step",
             measure=measure,
-            targets={"by hand, well tuned": 1.0},
+            targets={"by hand, well tuned": 0.95},
         ).run(arguments.pairs, arguments.json_dir)
 
 

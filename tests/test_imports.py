@@ -37,15 +37,24 @@ MAX_PRIVATE_NAMES = 67
 OF_PYTHON = {"_asdict", "_current_frames", "_fields", "_ncallbacks", "_option_string_actions"}
 """Private names of Python's own modules, and the methods of named tuples."""
 
-MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 0, 0, 0
+MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 282, 36_260, 38_223
 """Size of `rankzero` and of the tests; like the numbers below, they may fall and may not rise."""
 
 MAX_CLOSURES = {
-    "trainer": (0, 0),
+    "trainer": (206, 29_842),
+    "commands.fit": (220, 31_401),
+    "commands.evaluate": (222, 31_777),
+    "commands.predict": (224, 32_229),
+    "commands.preflight": (220, 31_454),
+    "commands.submit": (244, 34_097),
+    "commands.list": (58, 6_393),
+    "commands.compare": (54, 6_553),
+    "commands.report": (54, 6_583),
+    "commands.explain": (45, 5_252),
 }
 """Module -> most files, and most lines, of all modules that it imports, also inside functions."""
 
-MAX_CHAIN = 0
+MAX_CHAIN = 28
 """Most modules of which each imports the next one while it is itself imported."""
 
 FILES = sorted(ROOT.rglob("*.py"))
@@ -134,16 +143,16 @@ def test_no_module_imports_from_a_layer_above_its_own_and_the_check_would_find_i
 
 def test_closures_chains_and_lines_do_not_grow():
     lines = {module: len(file.read_text().splitlines()) for module, file in MODULES.items()}
-    sizes = {}
-    for module in MAX_CLOSURES:
-        modules = closure(module)
-        sizes[module] = len(modules), sum(lines[name] for name in modules)
-    print(sizes)
-    assert [module for module, size in sizes.items() if any(map(int.__gt__, size, MAX_CLOSURES[module]))] == []
+    closures = {module: closure(module) for module in MAX_CLOSURES}
+    sizes = {module: (len(names), sum(lines[name] for name in names)) for module, names in closures.items()}
+    grown = {module: size for module, size in sizes.items() if any(map(int.__gt__, size, MAX_CLOSURES[module]))}
+    assert grown == {}
     chain = longest_chain({module: imported_modules(file, False) for module, file in MODULES.items()})
     assert len(chain) <= MAX_CHAIN, chain
-    tests = sum(len(file.read_text().splitlines()) for file in (REPOSITORY / "tests").rglob("*.py"))
-    assert (len(FILES), sum(lines.values()), tests) <= (MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES)
+    test_lines = sum(len(file.read_text().splitlines()) for file in (REPOSITORY / "tests").rglob("*.py"))
+    assert len(FILES) <= MAX_FILES
+    assert sum(lines.values()) <= MAX_SOURCE_LINES
+    assert test_lines <= MAX_TEST_LINES
 
 
 def test_no_package_imports_private_names_of_another_package():

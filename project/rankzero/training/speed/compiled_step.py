@@ -92,10 +92,10 @@ class CompiledStep:
 
     def take_step(self, closure: Callable[[], Any]) -> None:
         """Does what `optimizer.step(closure=closure)` does, unless the graph has updated the parameters."""
-        settings = [settings_of(group) for group in self._optimizer.param_groups] if self.graph is None else []
-        self._settings_vary |= not self._is_first and settings not in ([], self._settings)
-        self._settings = settings or self._settings
-        self._may_update &= not self._settings_vary
+        if self.graph is None and not self.reason:
+            settings, self._settings = self._settings, self._read_settings()
+            self._settings_vary |= not self._is_first and settings != self._settings
+            self._may_update &= not self._settings_vary
         self._updates = self._may_update and not any(self._step_hooks) and not self._trainer.gradient_clip_val
         if self._updates:
             loss = closure()
@@ -108,11 +108,15 @@ class CompiledStep:
         if self._is_first:  # `training_step` may have returned None
             self._is_first = all(parameter.grad is None for parameter in self._module.parameters())
 
+    def _read_settings(self) -> list[dict[str, Any]]:
+        return [settings_of(group) for group in self._optimizer.param_groups]
+
     def training_step(self, *batch: Any) -> Any:
         """Runs a training step, as a graph if possible; returns its output."""
         self._gradients, self._has_updated = None, False
         if self.graph and not self.graph.is_current():
             self._settings_vary |= self.graph.settings_vary
+            self._settings = self._read_settings()
             self.graph, self._is_first = None, True  # an eager step creates the optimizer's new state
         self._is_local = not (self.reason or self._is_first or self._strategy.share.has_empty_rank)
         if not self._is_local:
