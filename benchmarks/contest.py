@@ -18,8 +18,6 @@ from rich.table import Table
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "build/benchmarks"
 
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it, each start would compile Rankzero's files again
-
 
 @dataclass
 class Comparison:
