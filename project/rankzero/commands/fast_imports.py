@@ -7,6 +7,7 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -53,8 +54,7 @@ def _delayed(module: str) -> Iterator[None]:
     if module in sys.modules or find_spec(package) is None or (module == SIGNAL and find_spec("srmrpy")):
         yield
         return
-    placeholder = _Placeholder(module)
-    sys.modules[module] = placeholder
+    sys.modules[module] = placeholder = _Placeholder(module)
     if module == SIGNAL:
         vars(import_module(package))["signal"] = placeholder
     try:
@@ -79,9 +79,11 @@ class _Placeholder(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__path__":  # `inspect` reads such attributes of every imported module
             raise AttributeError(name)
-        if self.__name__ == PLOT and name.isupper():  # a type in annotations
-            return object
-        if self.__name__ == PLOT:
-            return lambda *arguments, **settings: getattr(import_module(PLOT), name)(*arguments, **settings)
+        if self.__name__ == PLOT:  # read when metrics are imported: types in annotations, and functions
+            return object if name.isupper() else partial(self._call, name)
         self.remove()
         return getattr(import_module(self.__name__), name)
+
+    def _call(self, name: str, /, *arguments: Any, **settings: Any) -> Any:
+        self.remove()
+        return getattr(import_module(self.__name__), name)(*arguments, **settings)

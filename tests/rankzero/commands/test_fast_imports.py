@@ -37,7 +37,10 @@ print(type(figure).__module__)
 """
 
 
-@pytest.mark.parametrize("statement", ["pass", "from scipy.signal import windows; windows.hann(3)"])
+PLOT = "import torchmetrics; metric = torchmetrics.SumMetric(); metric.update(1); metric.plot()"
+
+
+@pytest.mark.parametrize("statement", ["pass", "from scipy.signal import windows; windows.hann(3)", PLOT])
 def test_a_delayed_module_can_be_imported_afterwards_or_used_during_fast_imports(statement):
     command = [sys.executable, "-c", CODE.format(statement=statement)]
     process = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
