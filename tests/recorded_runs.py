@@ -13,6 +13,7 @@ import yaml
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.process_state import process_state
 from rankzero.runs.lock import Owner, RunLock
+from rankzero.runs.metrics.metrics_file import Row, append_rows
 
 METRICS = {"train/loss": 0.5, "val/accuracy": 0.9, "val/loss": 0.3}
 
@@ -64,18 +65,14 @@ def locked(run, **settings):
 
 
 def write_curves(run, curves, seconds_per_step=1.0, start=1e9):
-    """Writes a TensorBoard file of a run with curves (tag -> step -> value); step 0 is at the time `start`."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    folder = run / "tensorboard"
-    folder.mkdir(exist_ok=True)
-    points = sorted((step, tag, value) for tag, values in curves.items() for step, value in values.items())
-    with (folder / f"events.out.tfevents.{len(list(folder.iterdir()))}").open("wb") as file:
-        writer = RecordWriter(file)
-        writer.write(Event(wall_time=start, file_version="brain.Event:2").SerializeToString())
-        for step, tag, value in points:
-            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-            event = Event(wall_time=start + step * seconds_per_step, step=step, summary=summary)
-            writer.write(event.SerializeToString())
+    """Writes the metrics of a run with curves (tag -> step -> value); step 0 is at the time `start`."""
+    steps = sorted({step for values in curves.values() for step in values})
+    rows = (
+        Row(
+            step,
+            start + step * seconds_per_step,
+            {tag: values[step] for tag, values in curves.items() if step in values},
+        )
+        for step in steps
+    )
+    append_rows(run, rows, durably=False)

@@ -32,24 +32,24 @@ WITHOUT_TORCH = (
 
 WITH_PRIVATE_NAMES = ("rankzero.distributed.torch_inside", "rankzero.training.lightning_inside")
 """The modules that use private names of other packages."""
-MAX_PRIVATE_NAMES = 67
+MAX_PRIVATE_NAMES = 64
 
 OF_PYTHON = {"_asdict", "_current_frames", "_fields", "_ncallbacks", "_option_string_actions"}
 """Private names of Python's own modules, and the methods of named tuples."""
 
-MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 282, 36_262, 38_227
+MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 281, 36_174, 38_207
 """Size of `rankzero` and of the tests; like the numbers below, they may fall and may not rise."""
 
 MAX_CLOSURES = {
-    "trainer": (206, 29_842),
-    "commands.fit": (220, 31_403),
-    "commands.evaluate": (222, 31_779),
-    "commands.predict": (224, 32_231),
-    "commands.preflight": (220, 31_456),
-    "commands.submit": (244, 34_099),
-    "commands.list": (58, 6_393),
-    "commands.compare": (54, 6_553),
-    "commands.report": (54, 6_583),
+    "trainer": (205, 29_758),
+    "commands.fit": (219, 31_317),
+    "commands.evaluate": (221, 31_693),
+    "commands.predict": (223, 32_145),
+    "commands.preflight": (219, 31_370),
+    "commands.submit": (243, 34_013),
+    "commands.list": (57, 6_375),
+    "commands.compare": (53, 6_451),
+    "commands.report": (53, 6_485),
     "commands.explain": (45, 5_252),
 }
 """Module -> most files, and most lines, of all modules that it imports, also inside functions."""

@@ -27,7 +27,7 @@ from rankzero.runs.directory import RunDirectory
 from rankzero.runs.resume import RunOptions
 from rankzero.runs.stored_config import CONSTANTS, Config, as_json, describe_config, flattened
 from rankzero.runs.summary import TrainingCounts, metrics_of
-from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger, without_files
+from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger, without_files
 from rankzero.sampling.generators import draw_seed, global_seed
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.callbacks import profile_callbacks, progress_callbacks, tracking_callbacks, without_progress

@@ -11,7 +11,7 @@ from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.export import export_weights
 from rankzero.runs.checkpoints.manifest import checkpoints_in, clean, newest_valid, verify
-from rankzero.runs.tensorboard.curves import read_curves
+from rankzero.runs.metrics.curves import read_curves
 from running import disk_at, fit, require
 from system.saving import CALLS, NEWEST, STEPS, Saver, start_saver
 
@@ -190,5 +190,5 @@ def test_a_run_whose_folder_is_deleted_continues_with_one_warning_for_each_kind_
     assert [sum(f"runs/x/{folder}" in line for line in warnings) for folder in ("tensorboard", "logs")] == [1, 1]
     summary, run = result.summary("x"), tmp_path / "runs/x"
     assert len(warnings) == 2 and (summary["status"], summary["epochs"]) == ("finished", 3)
-    assert read_curves(run / "tensorboard")["train/loss"].steps[-1] == summary["steps"] - 1
+    assert read_curves(run)["train/loss"].steps[-1] == summary["steps"] - 1
     assert all((run / f"logs/rank-{rank:03d}.log").read_text() for rank in (0, 1))

@@ -13,6 +13,7 @@ from rankzero.messages import Exit, RequestError, print_line
 from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.manifest import checkpoints_in
 from rankzero.runs.directory import RunDirectory, cannot_write_error, expanded
+from rankzero.runs.metrics.metrics_file import newest_rows
 from rankzero.runs.reports.html.report import REPORT, render
 from rankzero.runs.reports.recorded_run import is_run, read_run, with_live_values
 from rankzero.runs.reports.run_list import root_flag, unknown_run_error
@@ -62,8 +63,8 @@ def recorded_summary(path: Path) -> dict[str, Any]:
     live = with_live_values(recorded)
     environment = run.read(f"attempts/{recorded.attempts:04d}/environment.json")
     hosts: dict[str, int] = environment.get("hosts") or {"": 1}
-    events = [file.stat().st_mtime for file in (path / "tensorboard").glob("events.out.tfevents.*")]
-    ended = max(events, default=recorded.started or time.time())
+    rows = newest_rows(path)
+    ended = rows[-1].seconds if rows else recorded.started or time.time()
     return {
         "ledger": [],
         "slow_ranks": [],

@@ -1,4 +1,4 @@
-"""The private names of torch (2.10 to 2.15) and tensorboard (2.21) that Rankzero uses.
+"""The private names of torch (2.10 to 2.15) that Rankzero uses.
 
 `Tensor.backward`, `Optimizer.step` and `Optimizer.zero_grad` check for tensor subclasses, profilers and hooks at every
 call. If none is in use, the functions here call the function that torch would call in the end. A step of a small model
@@ -180,21 +180,6 @@ def prepared_batches(reader: Any) -> int:
 def untyped(storage: TypedStorage) -> UntypedStorage:
     """Returns the storage without its dtype; the public method warns."""
     return storage._untyped_storage
-
-
-def file_writer_of(writer: Any) -> Any:
-    """Returns the file writer of a SummaryWriter, a new one if it is closed."""
-    return writer._get_file_writer()
-
-
-def event_file_of(event_writer: Any) -> Path:
-    """Returns the file of tensorboard's EventFileWriter."""
-    return Path(event_writer._file_name)
-
-
-def write_records(event_writer: Any, records: bytes) -> None:
-    """Appends records to the file of tensorboard's EventFileWriter, in this thread."""
-    event_writer._general_file_writer.write(records)
 
 
 def step_hooks(optimizer: Optimizer) -> list[Any]:

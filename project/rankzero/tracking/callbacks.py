@@ -11,7 +11,7 @@ from rankzero.distributed.monitoring.activity import Activity
 from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.stored_config import Config
-from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
+from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.tracking.figures.callback import RunFigures
 from rankzero.tracking.measurements.interval_measurements import IntervalMeasurements
 from rankzero.tracking.measurements.slow_ranks import SlowRanks

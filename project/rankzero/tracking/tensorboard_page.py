@@ -5,12 +5,11 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from rankzero.distributed.torch_inside import file_writer_of
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.html.report import launch_line
 from rankzero.runs.reports.secrets import HIDDEN, without_secrets
 from rankzero.runs.stored_config import Config, dump_config, flattened
-from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
+from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.csv_rows import remove_lost_rows
 from rankzero.tracking.measurements.series import SERIES
@@ -149,11 +148,11 @@ def _add_session_start(writer: Any, hyper_parameters: dict[str, Any]) -> None:
     from torch.utils.tensorboard.summary import hparams
 
     _, session_start, _ = hparams(hyper_parameters, {})
-    file_writer_of(writer).add_summary(session_start)
+    writer.file_writer.add_summary(session_start)
 
 
 def _add_session_end(writer: Any) -> None:
     from torch.utils.tensorboard.summary import hparams
 
     _, _, session_end = hparams({}, {})
-    file_writer_of(writer).add_summary(session_end)
+    writer.file_writer.add_summary(session_end)

@@ -116,7 +116,7 @@ def test_one_run_has_no_settings_and_without_curves_no_figure_is_written(root, c
     lines = compare("first")
     assert "one run: there are no settings to compare" in lines and (root / "compare.png").exists()
     assert not any("setting " in line for line in lines)
-    assert "second: there are no curves in runs/second/tensorboard" in compare("first", "second")
+    assert "second: there are no curves in runs/second/metrics.jsonl" in compare("first", "second")
     (root / "compare.png").unlink()
     lines = compare("second")
     assert lines[-1] == "no figure is written, because there are no curves" and not (root / "compare.png").exists()

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from rankzero import Trainer as RunTrainer
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.tensorboard.curves import read_curves
+from rankzero.runs.metrics.curves import read_curves
 from rankzero.training import lightning_inside
 from running import script_process
 from stock import Loaders, ManualNet, Net, assert_equals_stock, assert_same_training, observe, train, with_methods
@@ -169,7 +169,7 @@ def trained_in(folder, *callbacks, ckpt_path=None, model_class=SeededModel, **se
         model = model_class()
         trainer.fit(model, ckpt_path=ckpt_path)
     assert trainer.fit_loop.epoch_loop._batches_that_stepped == trainer.global_step
-    curve = read_curves(folder / "tensorboard")["train/loss"]
+    curve = read_curves(folder)["train/loss"]
     ledger = RunDirectory(folder).read("summary.json")["ledger"]
     return model.layer.weight.detach().clone(), dict(zip(curve.steps, curve.values, strict=True)), ledger
 

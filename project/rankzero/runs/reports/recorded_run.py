@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.runs.checkpoints.manifest import checkpoints_in, step_of
+from rankzero.runs.metrics.metrics_file import newest_rows
 from rankzero.runs.reports.shown_metrics import is_measurement, nan_for_none
-from rankzero.runs.tensorboard.newest_values import newest_values
 
 RUN_FILE, SUMMARY_FILE, CONFIG_FILE = "run.json", "summary.json", "config.yaml"
 
@@ -169,12 +169,12 @@ def _seconds_since_1970(text: str | None) -> float | None:
 
 
 def with_live_values(run: RecordedRun) -> RecordedRun:
-    """Returns the run with the newest values of its TensorBoard files, if its newest attempt has no summary yet."""
+    """Returns the run with the values that it has logged last, if its newest attempt has no summary yet."""
     if run.has_newest_summary:
         return run
-    values = newest_values(run.path / "tensorboard")
-    steps = [value.step + 1 for value in values.values()]  # values of the n-th step are logged at n - 1
-    logged = {tag: value.number for tag, value in values.items()}
+    rows = newest_rows(run.path)
+    steps = [row.step + 1 for row in rows]  # values of the n-th step are logged at n - 1
+    logged = {tag: number for row in rows for tag, number in row.values.items()}
     counts = {name: int(logged[tag]) for name, tag in _AXES.items() if tag in logged}
     live: dict[str, Any] = {
         "steps": max([*steps, saved_steps(run) or 0], default=None) or run.steps,

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from rankzero.distributed.monitoring.activity import HOOK, VALIDATION, Activity
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
+from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.tracking.figures.collection import MAX_SAMPLES, Collection, CollectionError, Validation
 from rankzero.tracking.figures.outputs import class_names, find_classes, find_images
 from rankzero.tracking.figures.publishing import Publisher

@@ -9,10 +9,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from PIL import Image
 
-from rankzero.distributed.torch_inside import file_writer_of
 from rankzero.runs.checkpoints.atomic_files import replacing, synced
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
+from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.tracking.figures.class_counts import THRESHOLDS, Curve
 from rankzero.tracking.figures.outputs import tags_of
 from rankzero.tracking.measurements.series import PREFIX
@@ -73,7 +72,7 @@ def _image_adder(tag: str, content: bytes, step: int) -> Callable[[Any], object]
     width, height = Image.open(io.BytesIO(content)).size
     image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=content)
     summary = Summary(value=[Summary.Value(tag=tag, image=image)])
-    return lambda writer: file_writer_of(writer).add_summary(summary, step)
+    return lambda writer: writer.file_writer.add_summary(summary, step)
 
 
 def _curve_adder(tag: str, curve: Curve, step: int) -> Callable[[Any], object]:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
+from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.tracking.measurements.flop_count import FlopCount, can_count, peak_flops_per_second
 from rankzero.tracking.measurements.series import (
@@ -123,6 +123,8 @@ class IntervalMeasurements(LoopCallback):
         self._is_enabled = epoch_loop.record.is_enabled = bool(interval)
         if not self._is_enabled:
             return
+        if self.logger:
+            self.logger.position = lambda: (self._epoch(trainer), self.throughput.samples)
         self._began_at = self._ended_at = monotonic()
         self._is_rank_zero = trainer.is_global_zero
         logger_connector_of(trainer).holds_rows = self.log_system and self._is_rank_zero
@@ -252,12 +254,14 @@ class IntervalMeasurements(LoopCallback):
                 speed[MFU] = 100 * flops_per_sample * per_device / self._peak
         return speed
 
-    def _position(self, trainer: Trainer) -> dict[str, float]:
+    def _epoch(self, trainer: Trainer) -> float:
         batches, loop = trainer.num_training_batches, fit_loop_of(trainer)
         fraction = loop.epoch_loop.batches_done / batches if batches and math.isfinite(batches) else 0.0
-        epoch = loop.epochs_done + min(1.0, fraction)
+        return loop.epochs_done + min(1.0, fraction)
+
+    def _position(self, trainer: Trainer) -> dict[str, float]:
         return {
-            "x_axis/epoch": epoch,
+            "x_axis/epoch": self._epoch(trainer),
             "x_axis/samples": float(self.throughput.samples),
             "x_axis/attempt": float(self.run.attempt),
         }

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from rankzero.distributed.monitoring.monitor import Monitor
-from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
+from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from matplotlib.colors import to_hex
 
+from rankzero.runs.metrics.curves import Curve
 from rankzero.runs.reports.comparison.compared_run import (
     EPOCHS,
     MAX_PANELS,
@@ -34,7 +35,6 @@ from rankzero.runs.reports.html.plot import COLORS
 from rankzero.runs.reports.recorded_run import RecordedRun
 from rankzero.runs.reports.run_status import Status
 from rankzero.runs.reports.text import distinct
-from rankzero.runs.tensorboard.curves import Curve
 
 
 def panel(title, runs, values=(3.0, 2.0, 1.0)):

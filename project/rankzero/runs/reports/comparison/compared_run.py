@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from rankzero.runs.metrics.curves import Curve, read_curves
+from rankzero.runs.metrics.metrics_file import METRICS_FILE
 from rankzero.runs.reports.html.plot import interpolated
 from rankzero.runs.reports.recorded_run import (
     CONFIG_FILE,
@@ -18,7 +20,6 @@ from rankzero.runs.reports.recorded_run import (
 from rankzero.runs.reports.run_status import Status, status_of
 from rankzero.runs.reports.shown_metrics import is_measurement, is_training_loss, is_validation, main_metric
 from rankzero.runs.stored_config import Config, read_config
-from rankzero.runs.tensorboard.curves import Curve, read_curves
 
 STEPS, SAMPLES, EPOCHS, SECONDS = "steps", "samples", "epochs", "seconds"
 X_AXES = (STEPS, SAMPLES, EPOCHS, SECONDS)
@@ -98,7 +99,7 @@ class ComparedRun:
         if not self.config:
             yield f"{self.label}: {CONFIG_FILE} is missing or damaged, so its settings are not known"
         if not self.curves:
-            yield f"{self.label}: there are no curves in {self.run.path / 'tensorboard'}"
+            yield f"{self.label}: there are no curves in {self.run.path / METRICS_FILE}"
 
 
 def read_compared_runs(paths: Sequence[Path]) -> list[ComparedRun]:
@@ -111,11 +112,7 @@ def read_compared_runs(paths: Sequence[Path]) -> list[ComparedRun]:
 def _read(path: Path) -> ComparedRun:
     run = read_run(path)
     config = read_config(stored_config_text(path))
-    try:
-        curves = read_curves(path / "tensorboard")
-    except OSError:
-        curves = {}
-    return ComparedRun(run.name, with_live_values(run), status_of(run), config, curves)
+    return ComparedRun(run.name, with_live_values(run), status_of(run), config, read_curves(path))
 
 
 MAX_PANELS = 6

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
 
+from rankzero.runs.metrics.curves import Curve
 from rankzero.runs.reports.html import plot
 from rankzero.runs.reports.html.plot import BRIGHT_COLORS, Scale, Tick
 from rankzero.runs.reports.text import number_text
-from rankzero.runs.tensorboard.curves import Curve
 
 STEP_PARTS = {
     "wall_time/data_wait_ms": "waiting for data",

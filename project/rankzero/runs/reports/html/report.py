@@ -17,6 +17,7 @@ from rankzero.messages import print_error, printable, spelled
 from rankzero.runs.checkpoints.atomic_files import write_text
 from rankzero.runs.checkpoints.manifest import checkpoints_in, read_manifest
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.metrics.curves import read_curves
 from rankzero.runs.reports.html.charts import charts_of
 from rankzero.runs.reports.html.plot import HEIGHT, WIDTH
 from rankzero.runs.reports.recorded_run import stored_config_text
@@ -24,7 +25,6 @@ from rankzero.runs.reports.secrets import HIDDEN, command_without_secrets, witho
 from rankzero.runs.reports.shown_metrics import nan_for_none, unique_metrics
 from rankzero.runs.reports.text import duration, number_text
 from rankzero.runs.stored_config import flattened, read_config
-from rankzero.runs.tensorboard.curves import read_curves
 
 _NAME_FLAGS = ("--name", "--run", "--run_name")
 
@@ -141,7 +141,7 @@ def write_report(run: RunDirectory, summary: Mapping[str, Any]) -> Path | None:
 
 def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
     """Returns the report of a run."""
-    curves = read_curves(run.path / "tensorboard")
+    curves = read_curves(run.path)
     attempts = list(_attempts(run, summary))
     environment = attempts[-1]["environment"] if attempts else {}
     figures, omitted_figures = _figures(run.path / "figures")

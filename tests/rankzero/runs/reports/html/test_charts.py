@@ -2,10 +2,10 @@ import math
 
 import pytest
 
+from rankzero.runs.metrics.curves import Curve
 from rankzero.runs.reports.html import plot
 from rankzero.runs.reports.html.charts import MAX_CHARTS, MAX_LINES, STEP_PARTS, charts_of
 from rankzero.runs.reports.html.plot import Scale, mapped_ticks, step_scale, value_scale
-from rankzero.runs.tensorboard.curves import Curve
 
 
 def curve(*values, every=10):

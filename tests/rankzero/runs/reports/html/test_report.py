@@ -8,9 +8,10 @@ import pytest
 from reported import ENVIRONMENT, SUMMARY, make_run, write_curves
 
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.metrics.metrics_file import METRICS_FILE, Row, append_rows
 from rankzero.runs.reports.html import report as report_module
 from rankzero.runs.reports.html.report import REPORT, next_commands, render, write_report
-from rankzero.runs.tensorboard.logger import DurableTensorBoardLogger
+from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
 
 HOSTILE = "<script>alert(1)</script><img src=http://x/y onerror=alert(1)>\"'&{{7*7}}\x1b[31m\u202e\udcff"
 VOID = {"meta", "img", "input"}
@@ -168,10 +169,11 @@ def test_hostile_names_and_texts_are_shown_as_text_and_secrets_are_left_out(tmp_
 def test_a_run_without_curves_and_environment_and_with_a_damaged_configuration_has_a_report(tmp_path):
     run, summary = make_run(tmp_path / "x", environment={}, status="stopped")
     shutil.rmtree(run.path / "tensorboard")
+    (run.path / METRICS_FILE).unlink()
     for content in ("a: [", "a: *b", "- 1"):
         (run.path / "config.yaml").write_text(content)
         page = page_of(run, summary)
-        assert "The TensorBoard folder of this run contains no values." in page.text
+        assert "This run has logged no values." in page.text
         assert "Resume: the same command with --name x" in page.text
         assert not {"Environment", "Configuration", "tensorboard"} & set(page.words) and "svg" not in page.tags
 
@@ -199,10 +201,8 @@ def test_the_newest_figures_and_a_part_of_long_curves_give_a_small_page_and_what
         file = folder / f"name_{100 - number}.png"
         file.write_bytes(b"\x89PNG")
         os.utime(file, (number, number))
-    writer = DurableTensorBoardLogger(run)
-    for step in range(20_000):
-        writer._queued.append(({"val/noise": float(step * 7919 % 1000)}, step, 1.0 * step))
-    writer.finalize("success")
+    rows = (Row(step, 1.0 * step, {"val/noise": float(step * 7919 % 1000)}) for step in range(20_000))
+    append_rows(run.path, rows, durably=False)
     text = render(run, {**summary, "steps": 20_000})
     assert "<h3>name 98</h3>" in text and 'aria-label="name 98 at full size"' in text
     assert '<img src="data:image/png;base64,iVBORw==" alt="name 98">' in text and "huge" not in text

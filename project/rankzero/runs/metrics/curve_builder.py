@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankzero.runs.tensorboard.curves import Curve
+from rankzero.runs.metrics.curves import Curve
 
 MAX_POINTS = 1 << 14
 """Number of points above which a curve is downsampled; 25 curves then take 10 MB."""
@@ -18,15 +18,13 @@ class CurveBuilder:
 
     Of several points with the same step, the one logged last remains. Whenever there are more than `MAX_POINTS`, only
     the first point of each interval of steps remains, and the length of these intervals doubles until half of the
-    points are left. Curves that were logged at the same steps thus keep common steps. The last points of the curve and
-    of each file remain as well.
+    points are left. Curves that were logged at the same steps thus keep common steps. The last point remains as well.
     """
 
     def __init__(self) -> None:
         self._steps: array[Any] = array("q")
         self._times: array[Any] = array("d")
         self._values: array[Any] = array("d")
-        self._ends: list[tuple[int, float, float]] = []
         self._interval = 1
         self._low, self._high, self._not_finite, self._count = math.inf, -math.inf, 0, 0
         self._reduced = 0
@@ -40,20 +38,12 @@ class CurveBuilder:
         if len(self._steps) > MAX_POINTS:
             self._reduce(MAX_POINTS // 2)
 
-    def end_file(self) -> None:
-        """Keeps the point that was added last."""
-        if self._steps:
-            self._ends.append((self._steps[-1], self._times[-1], self._values[-1]))
-
     def build(self) -> Curve:
         """Returns the curve."""
         is_downsampled = self._interval > 1
         self._reduce(MAX_POINTS)
         if not is_downsampled:
             return Curve(self._steps, self._times, self._values)
-        for position, numbers in enumerate(self._points):
-            numbers[:0] = array(numbers.typecode, [end[position] for end in self._ends])
-        self._keep(_newest_by_step(np.array(self._steps)))
         if self._low > self._high:
             self._low = self._high = math.nan
         return Curve(*self._points, self._low, self._high, self._not_finite, self._count)

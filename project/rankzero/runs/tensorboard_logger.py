@@ -1,12 +1,14 @@
-"""TensorBoard logger that survives a full disk, a deleted folder and other write errors."""
+"""Writes `metrics.jsonl` and TensorBoard's files; survives a full disk, a deleted folder and other write errors."""
 
+import itertools
 import threading
 import time
 from argparse import Namespace
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import ChainMap, deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyExperiment, rank_zero_experiment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-from rankzero.distributed.torch_inside import event_file_of, file_writer_of, write_records
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.metrics.metrics_file import Row, append_rows, cut_rows
 from rankzero.runs.reports.secrets import without_secrets
-from rankzero.runs.tensorboard.records import record_of
 
 RETRY_SECONDS = 30.0
 MAX_QUEUED_CALLS = 100_000
@@ -46,14 +47,16 @@ def _report_unless_of_writer(hook: Callable[[Any], object], error: Any) -> None:
 
 
 class DurableTensorBoardLogger(TensorBoardLogger):
-    """Lightning's TensorBoard logger, but a full disk or a deleted folder does not end the run (tensorboard 2.21).
+    """Lightning's TensorBoard logger, which also appends each row of values to `metrics.jsonl` (tensorboard 2.21).
 
-    TensorBoard's writer thread ends at its first error, and every later call raises this error again. This logger tries
-    a new writer every `RETRY_SECONDS`, and keeps the newest `MAX_QUEUED_CALLS` calls in memory until a write succeeds.
-    If its file was deleted, it begins a new one at the next write; values of the deleted file are lost.
+    A full disk or a deleted folder does not end the run. TensorBoard's writer thread ends at its first error, and every
+    later call raises this error again. This logger tries a new writer every `RETRY_SECONDS`, and keeps the newest
+    `MAX_QUEUED_CALLS` rows in memory until a write succeeds. If TensorBoard's file was deleted, it begins a new one at
+    the next write.
 
     Attributes:
         descriptions: Tag -> description of the series, which TensorBoard shows.
+        position: Returns the epoch, with a fraction, and the number of samples that a row states.
         is_muted: Whether the logger writes nothing now.
     """
 
@@ -63,13 +66,17 @@ class DurableTensorBoardLogger(TensorBoardLogger):
             threading.excepthook = partial(_report_unless_of_writer, threading.excepthook)
         self.run = run
         self.descriptions: dict[str, str] = {}
+        self.position: Callable[[], tuple[float | None, int | None]] = lambda: (None, None)
         self._described: set[str] = set()
         self._retry_at = self._flushed_at = 0.0
-        self._is_failing = self.is_muted = False
+        self._is_failing = self.is_muted = self._is_unsynced = False
         self._purge_step: int | None = None
         self._purge_here: int | None = None  # the `purge_step` of the current file
         self._purge_file: Path | None = None
-        self._queued: deque[tuple[dict[str, float], int | None, float]] = deque(maxlen=MAX_QUEUED_CALLS)
+        self._file: Path | None = None  # of `_experiment`
+        self._queued: deque[Row] = deque(maxlen=MAX_QUEUED_CALLS)
+        self._rows: deque[Row] = deque(maxlen=MAX_QUEUED_CALLS)
+        """The rows that TensorBoard's files, and that `metrics.jsonl` do not contain yet."""
 
     @property
     @rank_zero_experiment
@@ -77,12 +84,18 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         if self.is_muted:
             return DummyExperiment()
         self.run.claim()  # otherwise `fit` would find the writer's files, and choose another directory
-        if self._experiment is None:
+        if self._experiment is None or self._experiment.file_writer is None:  # closed
             from torch.utils.tensorboard import SummaryWriter
 
+            earlier = set(self._files())
             # With the default max_queue of 10, a call waits for the writer's thread as soon as 10 values are queued.
             self._experiment = SummaryWriter(self.log_dir, purge_step=self._purge_here, max_queue=MAX_QUEUED_CALLS)
+            self._file = next((path for path in self._files() if path not in earlier), None)
         return self._experiment
+
+    def _files(self) -> Iterator[Path]:
+        """Returns TensorBoard's files of all attempts."""
+        return Path(self.log_dir).glob("events.out.tfevents.*")
 
     @property
     def save_dir(self) -> str:
@@ -105,11 +118,12 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         return str(self.run.path.absolute() / "tensorboard")
 
     def purge_from(self, step: int) -> None:
-        """Hides values that a lost attempt logged after `step` batches, so that there is one curve.
+        """Hides values that a lost attempt logged after `step` batches, and removes them from `metrics.jsonl`.
 
         Values of the n-th batch are logged at n - 1 (lightning 2.6).
         """
         self._purge_step = step
+        self._try_to_write(lambda: cut_rows(self.run.path, step))
         self._leave_file()  # if user code has created one: only the beginning of a file can hide values
 
     @rank_zero_only
@@ -117,7 +131,8 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         # Lightning (2.6) adds the epoch to all metrics; `x_axis/epoch` shows it, with the fraction of the epoch.
         try:
             numbers = {name: float(value) for name, value in metrics.items() if name != "epoch"}
-            self._queued.append((numbers, step, time.time()))
+            self._rows.append(Row(int(step or 0), time.time(), numbers, *self.position()))
+            self._queued.append(self._rows[-1])
         except (TypeError, ValueError):  # a value is a dictionary of numbers or not a number
             without_epoch = {name: value for name, value in metrics.items() if name != "epoch"}
             self._try_to_write(lambda: super(DurableTensorBoardLogger, self).log_metrics(without_epoch, step))
@@ -141,40 +156,48 @@ class DurableTensorBoardLogger(TensorBoardLogger):
 
     def save(self) -> None:
         if time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
-            self.flush()
+            self._write(durably=False)
 
     def flush(self) -> None:
-        """Writes all logged values now."""
-        self._flushed_at = time.monotonic()
-        self._try_to_write(self._write)
-        self._try_to_write(super().save)
+        """Writes all logged values now; afterwards, the rows of `metrics.jsonl` are on the disk."""
+        self._write(durably=True)
 
     def finalize(self, status: str) -> None:
         self._retry_at = 0.0  # values in memory would be lost
-        self._try_to_write(self._write)
+        self._write(durably=True)
         self._try_to_write(lambda: super(DurableTensorBoardLogger, self).finalize(status))
 
-    def _write(self) -> None:
-        """Writes all waiting values in one call; the writer's thread would reopen the file for each value."""
+    def _write(self, durably: bool) -> None:
+        self._flushed_at = time.monotonic()
+        self._try_to_write(lambda: self._append_rows(durably))
+        self._try_to_write(self._write_events)
+        self._try_to_write(super().save)
+
+    def _append_rows(self, durably: bool) -> None:
+        if self._rows or (durably and self._is_unsynced):
+            self.run.claim()
+            append_rows(self.run.path, merged(self._rows), durably)
+            self._rows.clear()
+            self._is_unsynced = not durably
+
+    def _write_events(self) -> None:
+        """Writes all waiting values, those of a row as one event: the writer's thread reopens the file for each."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         if not self._queued:
             return
-        records = []
-        for metrics, step, seconds in self._queued:
+        writer = self.experiment.file_writer
+        for row in self._queued:
             values = [
                 Summary.Value(tag=name, simple_value=number, metadata=self._new_metadata(name))
-                for name, number in metrics.items()
+                for name, number in row.values.items()
             ]
-            event = Event(wall_time=seconds, step=None if step is None else int(step), summary=Summary(value=values))
-            records.append(record_of(event.SerializeToString()))
-        writer = file_writer_of(self.experiment).event_writer
-        writer.flush()  # values in its queue are older
-        write_records(writer, b"".join(records))
+            writer.add_event(Event(summary=Summary(value=values)), row.step, row.seconds)
+        writer.flush()
         self._queued.clear()
         if self._purge_here is not None and self._purge_file is None:
-            self._purge_file = event_file_of(writer)
+            self._purge_file = self._file
 
     def _new_metadata(self, tag: str) -> Any:
         """Returns the description of a series before its first value; None before further values."""
@@ -198,23 +221,22 @@ class DurableTensorBoardLogger(TensorBoardLogger):
             if not isinstance(error, OSError):
                 raise
             if not self._is_failing:
-                rank_zero_warn(f"rankzero: TensorBoard's curves cannot be written now, and are kept in memory: {error}")
+                rank_zero_warn(f"rankzero: the run's curves cannot be written now, and are kept in memory: {error}")
             self._is_failing = True
             self._retry_at = time.monotonic() + RETRY_SECONDS
             self._leave_file()
 
     def _leave_deleted_file(self) -> None:
         """Leaves a file that was deleted; the writer would create it again without its beginning, or fail."""
-        file_writer = self._experiment.file_writer if self._experiment is not None else None
-        if file_writer is None:
+        path = self._file if self._experiment is not None else None
+        if path is None:
             return
-        path = event_file_of(file_writer.event_writer)
         try:
             path.stat()
         except FileNotFoundError:
             rank_zero_warn(
-                f"rankzero: a TensorBoard file in {self.log_dir} was deleted during the run: earlier curves of this "
-                "attempt are lost, training continues, and new values are written to a new file"
+                f"rankzero: a TensorBoard file in {self.log_dir} was deleted during the run: TensorBoard no longer "
+                "shows earlier values of this attempt, training continues, and new values are written to a new file"
             )
             self._leave_file()
             with suppress(OSError):
@@ -232,3 +254,9 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         self._purge_here = None if has_purged else self._purge_step
         if self._purge_here is not None:
             self._purge_file = None
+
+
+def merged(rows: Iterable[Row]) -> list[Row]:
+    """Returns one row for consecutive rows of the same step: values of the model, and Rankzero's measurements."""
+    groups = [list(group) for _, group in itertools.groupby(rows, key=attrgetter("step"))]
+    return [group[0]._replace(values=dict(ChainMap(*(row.values for row in reversed(group))))) for group in groups]

@@ -1,0 +1,1 @@
+"""The metrics of a run: the file `metrics.jsonl`, and curves for reports and comparisons."""

@@ -1,1 +1,0 @@
-"""TensorBoard files of a run: writing and reading."""
