@@ -84,7 +84,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         if self.is_muted:
             return DummyExperiment()
         self.run.claim()  # otherwise `fit` would find the writer's files, and choose another directory
-        if self._experiment is None or self._experiment.file_writer is None:  # closed
+        if self._experiment is None:
             from torch.utils.tensorboard import SummaryWriter
 
             earlier = set(self._files())
@@ -166,12 +166,14 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         self._retry_at = 0.0  # values in memory would be lost
         self._write(durably=True)
         self._try_to_write(lambda: super(DurableTensorBoardLogger, self).finalize(status))
+        self._leave_file()
 
     def _write(self, durably: bool) -> None:
         self._flushed_at = time.monotonic()
         self._try_to_write(lambda: self._append_rows(durably))
         self._try_to_write(self._write_events)
-        self._try_to_write(super().save)
+        if self._experiment is not None:  # a finished logger begins no new file
+            self._try_to_write(super().save)
 
     def _append_rows(self, durably: bool) -> None:
         if self._rows or (durably and self._is_unsynced):
