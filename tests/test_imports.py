@@ -37,20 +37,20 @@ MAX_PRIVATE_NAMES = 64
 OF_PYTHON = {"_asdict", "_current_frames", "_fields", "_ncallbacks", "_option_string_actions"}
 """Private names of Python's own modules, and the methods of named tuples."""
 
-MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 281, 36_176, 38_207
+MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 281, 35_699, 38_207
 """Size of `rankzero` and of the tests; like the numbers below, they may fall and may not rise."""
 
 MAX_CLOSURES = {
-    "trainer": (205, 29_760),
-    "commands.fit": (219, 31_319),
-    "commands.evaluate": (221, 31_695),
-    "commands.predict": (223, 32_147),
-    "commands.preflight": (219, 31_372),
-    "commands.submit": (243, 34_015),
-    "commands.list": (57, 6_375),
-    "commands.compare": (53, 6_451),
-    "commands.report": (53, 6_485),
-    "commands.explain": (45, 5_252),
+    "trainer": (205, 29_366),
+    "commands.fit": (219, 30_913),
+    "commands.evaluate": (221, 31_282),
+    "commands.predict": (223, 31_734),
+    "commands.preflight": (219, 30_966),
+    "commands.submit": (243, 33_568),
+    "commands.list": (57, 6_291),
+    "commands.compare": (53, 6_378),
+    "commands.report": (53, 6_435),
+    "commands.explain": (45, 5_215),
 }
 """Module -> most files, and most lines, of all modules that it imports, also inside functions."""
 

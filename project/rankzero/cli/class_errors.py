@@ -64,12 +64,7 @@ def _classes_in(file: Path) -> list[str]:
 
 
 def import_failure(requested: str, error: BaseException | None) -> RequestError | None:
-    """Returns the message for an error in a user's module; None if the error arose elsewhere.
-
-    Args:
-        requested: The user's request.
-        error: An exception that is, or was caused by, the error in the user's module.
-    """
+    """Returns the message for an error in a user's module; None if the error arose elsewhere."""
     for cause in reversed(list(_causes(error))):
         if isinstance(cause, ImportError) and (file := hidden_file(cause.name or "")):
             return hidden_file_error(requested, cause.name or "", file)

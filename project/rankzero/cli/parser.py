@@ -65,14 +65,7 @@ def reader(read: Callable[[str], Any]) -> Callable[[Any], Any]:
 def parsing_error(
     message: str, types: Mapping[str, Any], origins: Origins | None = None, error: Exception | None = None
 ) -> RequestError:
-    """Converts a message of jsonargparse, which has several lines in its own terms, into a `RequestError`.
-
-    Args:
-        message: The message of jsonargparse.
-        types: Existing option, without dashes -> its type.
-        origins: The source of each value.
-        error: The exception that the message describes.
-    """
+    """Converts a message of jsonargparse, which has several lines in its own terms, into a `RequestError`."""
     origins = origins or Origins()
     if match := re.match(r"[Uu]nrecognized arguments: -*([^\s=]*)", message):
         return _unknown_name_error(f"--{match[1]}", "there is no such flag", match[1], list(types))

@@ -231,10 +231,6 @@ def without_replaced(plugins: Sequence[Any], arguments: dict[str, Any]) -> list[
     `LightningEnvironment` stands for `launcher="local"`, and `SLURMEnvironment(auto_requeue=False)` for
     `requeue="never"`.
 
-    Args:
-        plugins: The user's plugins.
-        arguments: Rankzero's arguments of the Trainer by name, which are changed.
-
     Raises:
         RequestError: A plugin would replace Rankzero's checkpoints or launchers by code of the user's.
     """

@@ -181,14 +181,6 @@ def check_all(
 ) -> Exit:
     """Runs all checks, prints them and the verdict. All ranks must call, after `Coordinator.share_members`.
 
-    Args:
-        session: The processes.
-        run: The run, whose model and data cannot be used afterwards.
-        options: How the network is measured.
-        report: Receives the checks.
-        start_seconds: Seconds from the start of this process to the end of the rendezvous; None if unknown.
-        import_seconds: Seconds that the import of torch took; None if unknown.
-
     Returns:
         0 if all processes can train together, 1 if not.
     """
@@ -271,14 +263,7 @@ def _check_network(
 
 
 def _check_training(session: Session, run: PlannedRun, report: Report, owns_group: bool) -> None:
-    """Checks the data and some steps of the model.
-
-    Args:
-        session: The processes.
-        run: The run.
-        report: Receives the checks.
-        owns_group: Whether to destroy the process group after the data is loaded, so that no step waits for a rank.
-    """
+    """Checks the data and some steps of the model."""
     coordinator = session.coordinator
     if run.untried:
         for name in ("data", "loader processes", "training steps"):

@@ -121,12 +121,7 @@ def check_on_rank_zero(coordinator: "Coordinator", own: Any, check: Callable[[li
 
 
 def error_lines(errors: Mapping[int, str], hosts: Sequence[str]) -> list[str]:
-    """Describes the errors of ranks: the first line of each different error, and the ranks that have it.
-
-    Args:
-        errors: Rank -> text of its exception, see `gather`.
-        hosts: Host of each rank.
-    """
+    """Describes the errors of ranks: the first line of each different error, and the ranks that have it."""
     ranks_with: dict[str, list[int]] = {}
     for rank, text in errors.items():
         ranks_with.setdefault(text.splitlines()[0], []).append(rank)
@@ -195,11 +190,7 @@ class Report:
         return Check(name, SKIPPED, f"{failed[-1]} failed" if failed else "not reached")
 
     def write(self, complete: bool) -> None:
-        """Writes all checks; those that have not run yet, or cannot, are `skipped`.
-
-        Args:
-            complete: Whether no check follows.
-        """
+        """Writes all checks; those that have not run yet, or cannot, are `skipped`."""
         if not self.prints or self.file is None:
             return
         content = {

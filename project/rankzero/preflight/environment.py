@@ -114,14 +114,7 @@ MAX_SHOWN = 5
 def check_environment(
     coordinator: Coordinator, world: WorldInfo, config: Mapping[str, Any], parameters: Mapping[str, str]
 ) -> Check:
-    """Compares versions, code, settings, models, limits and clocks of all ranks. All ranks must call.
-
-    Args:
-        coordinator: Exchanges values between all ranks.
-        world: The devices of all processes.
-        config: The settings of the run: name, such as `trainer.max_epochs`, -> value.
-        parameters: Name of each parameter of the model -> description.
-    """
+    """Compares versions, code, settings, models, limits and clocks of all ranks. All ranks must call."""
     settings = {name: str(value) for name, value in config.items() if _setting(name).split(".")[0] not in MAY_DIFFER}
     code: dict[str, str] = {}
 
@@ -148,11 +141,7 @@ def check_environment(
 
 
 class _RanksOfRankZero:
-    """What rank zero knows of the environments of all ranks. Empty on the other ranks.
-
-    Args:
-        hosts: Host of each rank.
-    """
+    """What rank zero knows of the environments of all ranks. Empty on the other ranks."""
 
     COMPARISONS = (
         ("Rankzero's code", "install the same version of Rankzero on all hosts"),
@@ -200,12 +189,7 @@ class _RanksOfRankZero:
             self.advice.append("synchronize the clocks of all hosts (chrony, NTP)")
 
     def compare_parts(self, position: int, sent: list[Any]) -> None:
-        """Receives the files or settings of the first rank with each digest.
-
-        Args:
-            position: The comparison.
-            sent: Name -> value or digest, by rank; None for the other ranks.
-        """
+        """Receives the files or settings of the first rank with each digest."""
         name, remedy = self.COMPARISONS[position]
         digests = self.digests[position]
         parts_of_ranks = [sent[digests.index(digest)] for digest in digests]

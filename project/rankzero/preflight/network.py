@@ -186,12 +186,7 @@ def check_collectives(
 
 
 def step_seconds(gradient_bytes: int, rows: list[dict[str, float]]) -> float:
-    """Returns the seconds that an all-reduce of the gradients takes, interpolated between the measured sizes.
-
-    Args:
-        gradient_bytes: Bytes of all gradients.
-        rows: The measured sizes with their seconds, smallest size first.
-    """
+    """Returns the seconds that an all-reduce of the gradients takes, interpolated between the measured sizes."""
     largest = rows[-1]
     if gradient_bytes > largest["bytes"]:
         return largest["seconds"] * gradient_bytes / largest["bytes"]

@@ -57,11 +57,6 @@ def check_processes(coordinator: Coordinator, world: WorldInfo, seconds: float |
     """Lists host, rank, local rank, device and process id of every process. All ranks must call.
 
     If a process is missing, the rendezvous has already failed and named it.
-
-    Args:
-        coordinator: The processes.
-        world: The devices of all processes.
-        seconds: Seconds from the start of this process to the end of the rendezvous; None if unknown.
     """
     device = f"{world.accelerator}:{world.index}" if world.accelerator == "cuda" else world.accelerator
     devices = coordinator.all_gather_object(device)
@@ -85,12 +80,7 @@ def check_processes(coordinator: Coordinator, world: WorldInfo, seconds: float |
 
 
 def check_imports(coordinator: Coordinator, seconds: float | None) -> Check:
-    """Reports how long each rank took to import torch. All ranks must call.
-
-    Args:
-        coordinator: Exchanges values between all ranks.
-        seconds: Seconds that this process took; None if unknown.
-    """
+    """Reports how long each rank took to import torch. All ranks must call."""
     if seconds is None:
         return Check("imports", SKIPPED, "torch was imported before the checks")
     times: list[float] = coordinator.all_gather_object(round(seconds, 2))

@@ -54,14 +54,6 @@ class Trial:
 
     The model and the data cannot be used afterwards. They see the rank and the world size of the run. No step
     communicates, but a barrier in a hook that loads data waits for all ranks, if a process group exists.
-
-    Args:
-        launch: The position of this process among all processes.
-        world: The devices of all processes.
-        model: The model.
-        data: Its data module, training loaders, or None if the model has loaders of its own.
-        plan: Batch sizes and seed; no loader has used this plan before.
-        settings: Arguments of the Trainer: `max_epochs`, `max_steps`, `precision`.
     """
 
     def __init__(
@@ -297,13 +289,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def check_data(fingerprints: Sequence[Mapping[str, str]], errors: Mapping[int, str], hosts: Sequence[str]) -> Check:
-    """Compares the training data of all ranks.
-
-    Args:
-        fingerprints: Fingerprint of each rank's training data, see `rankzero.sampling.fingerprint`; {} if unknown.
-        errors: Error of each rank that could not read its data.
-        hosts: Host of each rank.
-    """
+    """Compares the training data of all ranks."""
     if errors:
         advice = ["correct the error shown above; all hosts need the same data"]
         summary = "the training data cannot be read"
@@ -319,13 +305,7 @@ def check_data(fingerprints: Sequence[Mapping[str, str]], errors: Mapping[int, s
 
 
 def check_workers(coordinator: Coordinator, workers: int, prefetched_bytes: int) -> Check:
-    """Compares the loader processes of each host with its cores and its shared memory. All ranks must call.
-
-    Args:
-        coordinator: Exchanges values between all ranks.
-        workers: Number of loader processes of this rank.
-        prefetched_bytes: Size of the batches in bytes that the loader processes of this rank may hold.
-    """
+    """Compares the loader processes of each host with its cores and its shared memory. All ranks must call."""
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None
     own = {"workers": workers, "cores": sorted(usable_cores()), "shared_memory": free, "needed": prefetched_bytes}
     ranks: list[dict[str, Any]] = coordinator.all_gather_object(own)
@@ -356,12 +336,7 @@ def check_workers(coordinator: Coordinator, workers: int, prefetched_bytes: int)
 
 
 def check_steps(coordinator: Coordinator, trial: Trial) -> Check:
-    """Trains a few steps on every rank, without communication. All ranks must call.
-
-    Args:
-        coordinator: Exchanges values between all ranks.
-        trial: Has loaded its batch on all ranks.
-    """
+    """Trains a few steps on every rank, without communication. All ranks must call."""
     name, hosts = "training steps", coordinator.hosts
     results, errors = gather(coordinator, trial.train)
     if errors and all(_NO_GROUP in text for text in errors.values()):

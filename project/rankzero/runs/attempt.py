@@ -122,16 +122,6 @@ class Outcome:
 class Attempt:
     """One attempt at a run: a context manager around Lightning's `fit`. All ranks must create one.
 
-    Args:
-        run: Directory of the run, which need not exist.
-        options: Options for resuming and requeuing the run.
-        config: Configuration that is stored with the attempt and its checkpoints.
-        trainer: Trainer of this attempt.
-        plan: Order of samples.
-        outcome: Progress and error, which callbacks update during training.
-        counts: Returns counts and speed of training.
-        session: The processes.
-
     Raises:
         CannotStart: The run cannot be started or resumed. Rank zero finds this, and all ranks raise it.
     """

@@ -164,11 +164,6 @@ class RunDirectory:
     def begin_attempt(self, config: str, job_id: str | None = None, step: int = 0) -> None:
         """Creates the directory if necessary and records a new attempt. Only rank zero calls this.
 
-        Args:
-            config: Configuration of this attempt as YAML.
-            job_id: Job id given by the scheduler or torchrun; None without one.
-            step: Number of optimizer steps that earlier attempts have saved.
-
         Raises:
             RequestError: The directory cannot be written.
         """
@@ -328,12 +323,6 @@ class RunDirectory:
 
 def choose_run(root: str, name: str | None, title: str, job_id: str | None) -> RunDirectory:
     """Chooses the run's directory, which need not exist. Only rank zero calls this.
-
-    Args:
-        root: Folder in which runs are stored.
-        name: Value of `--name`; None without it.
-        title: `<model>-<data>`, from which the name of an unnamed run is made.
-        job_id: Job id given by the scheduler or torchrun, by which a requeued job finds its run; None without one.
 
     Raises:
         RequestError: The root cannot be read, or is a URL.

@@ -49,18 +49,7 @@ class NoCheckpointError(RequestError, FileNotFoundError):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options for resuming and requeuing a run: the Trainer's arguments of the same names.
-
-    Args:
-        resume: `auto`, `never` or the path of a checkpoint.
-        accept_changed: Settings that may differ from the checkpoint: `data`, `global_batch_size`.
-        trust_checkpoint: Whether to read a checkpoint that can run any code.
-        keep_best: `min:METRIC` or `max:METRIC`.
-        requeue: `auto` or `never`.
-        max_attempts: Number of attempts after which no further attempt is requested.
-        hang_timeout: Seconds without progress after which a run hangs.
-        hang_action: `stop` or `report`.
-    """
+    """Options for resuming and requeuing a run: the Trainer's arguments of the same names."""
 
     resume: str = "auto"
     accept_changed: tuple[str, ...] = ()

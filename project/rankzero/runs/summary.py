@@ -33,14 +33,7 @@ from rankzero.runs.reports.shown_metrics import numbers
 
 @dataclass(frozen=True)
 class TrainingCounts:
-    """Counts and speed of training.
-
-    Args:
-        samples: Training samples over all ranks and attempts.
-        samples_per_second: Training samples per second over all ranks, in this attempt.
-        ledger_entries: Entries of the sample ledger, one per epoch.
-        problem: Why the run trains nothing, such as weights that are not finite; None without a problem.
-    """
+    """Counts and speed of training."""
 
     samples: int
     samples_per_second: float
@@ -62,22 +55,7 @@ def summarize(
     metrics: Mapping[str, float | None] | None = None,
     reason: str | None = None,
 ) -> dict[str, Any]:
-    """Returns the summary of the whole run; only `seconds` and `samples_per_second` are of this attempt alone.
-
-    Args:
-        status: `finished`, `stopped` or `failed`.
-        trainer: Trainer of this attempt.
-        counts: Counts and speed of training.
-        run: Directory of the run.
-        world: Number of processes and their devices.
-        launch: How the processes were started.
-        keep_best: Value of `--keep_best`.
-        seconds: Duration of this attempt.
-        another_attempt: Whether another attempt would help, see `objection_to_next_attempt`.
-        slow_ranks: Descriptions of the ranks that were slower than the others.
-        metrics: Metrics to write; None for those of the Trainer, which it may compute over all ranks.
-        reason: Why the attempt has stopped or failed; None if it has finished.
-    """
+    """Returns the summary of the whole run; only `seconds` and `samples_per_second` are of this attempt alone."""
 
     def relative_path(checkpoint: Path | None) -> str | None:
         return str(checkpoint.relative_to(run.path)) if checkpoint else None

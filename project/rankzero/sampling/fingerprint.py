@@ -29,10 +29,6 @@ def fingerprint(dataset: Any, count: int) -> dict[str, str]:
     numbers or texts are ignored: they may be a time, a process id or a folder that changes with every job. Paths in
     containers count by file name, without their folders.
 
-    Args:
-        dataset: The data set.
-        count: Number of its samples.
-
     Returns:
         Attribute name -> readable description with a digest.
     """

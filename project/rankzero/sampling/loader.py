@@ -45,14 +45,6 @@ class ManagedLoader(DataLoader[Any]):
     It is an instance of the user's loader class and has the attributes of the user's loader, such as data set and
     settings. An internal copy of that loader reads the batches. The copy's sampler is replaced without torch's check
     against changes to a loader in use, because the copy is not in use yet.
-
-    Args:
-        loader: The user's loader.
-        batches: The run's order of samples.
-        broadcast: Sends an object from rank zero to all ranks. All ranks must call.
-
-    Attributes:
-        user_loader: The user's loader.
     """
 
     batch_sampler: ElasticBatchSampler | EvaluationBatchSampler
@@ -210,11 +202,6 @@ def read_ahead(dataset: SeededDataset, batches: Iterator[Positions], key: int) -
     """Reads several small batches at once and yields them one by one.
 
     Gathering thirty numbers takes as long as gathering thousands.
-
-    Args:
-        dataset: Data set that returns a batch as tensors.
-        batches: Samples of each batch.
-        key: Key of the epoch, see `rankzero.sampling.permutation.epoch_key`.
     """
     batches_per_read = 1
     while samples_of_batches := list(islice(batches, batches_per_read)):
@@ -245,10 +232,6 @@ class DeviceCopies:
 
     The copies have a stream of their own and start from pinned memory, so that neither the host nor the step before
     waits for them. torch takes pinned memory from a pool, to which it returns after the copy.
-
-    Args:
-        device: The GPU.
-        channels_last: Whether tensors with four dimensions take this memory layout.
     """
 
     def __init__(self, device: torch.device, channels_last: bool) -> None:

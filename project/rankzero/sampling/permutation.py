@@ -79,12 +79,7 @@ def draw_key(seed: int, epoch: int, pass_index: int) -> int:
 
 
 def sample_keys(key: int, indices: Positions) -> NDArray[np.uint64]:
-    """Returns 64 random bits for each sample, the same in every worker, process and attempt that reads this epoch.
-
-    Args:
-        key: Key of the epoch, see `epoch_key`.
-        indices: Sample indices.
-    """
+    """Returns 64 random bits for each sample, the same in every worker, process and attempt that reads this epoch."""
     bits = indices.astype(np.uint64) * _MULTIPLIERS[0] + np.uint64(key)
     for multiplier in _MULTIPLIERS:
         bits ^= bits >> _32

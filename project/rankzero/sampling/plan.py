@@ -102,13 +102,6 @@ class SamplingPlan:
     ) -> object:
         """Returns a loader that reads in the run's order, or `loader` itself if the user's code defines another order.
 
-        Args:
-            loader: Loader that a data module returned.
-            training: Whether `loader` is a training loader.
-            broadcast: Sends an object from rank zero to all ranks. All ranks must call.
-            padded_for: Name of the feature that needs a sample on every rank, if any.
-            gather: Returns the objects of all ranks, in order of rank; None if other ranks do not call.
-
         Raises:
             RequestError: A batch would be larger than the data set, the data differs between ranks or from the
                 checkpoint's, several training loaders would have different numbers of micro-batches, or a user's
@@ -317,12 +310,6 @@ _NEW_RUN = "--resume never to restart the run"
 
 def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts_batch_size_change: bool) -> str | None:
     """Makes a resumed run keep its global batch size, seed and data, because another order would repeat samples.
-
-    Args:
-        plan: The run's sampling plan, before it has wrapped a loader.
-        manifest: The checkpoint's manifest.
-        run: Name of the run.
-        accepts_batch_size_change: Whether `--accept_changed global_batch_size` was given.
 
     Returns:
         A note for the user, or None.

@@ -21,11 +21,7 @@ from rankzero.distributed.timers import TIMERS
 
 
 class PrepareWorker:
-    """The `worker_init_fn` of a DataLoader that prepares its loader processes.
-
-    Args:
-        init: The user's `worker_init_fn`, called afterwards.
-    """
+    """The `worker_init_fn` of a DataLoader that prepares its loader processes."""
 
     def __init__(self, init: Callable[[int], None] | None) -> None:
         self.init = init
@@ -58,10 +54,6 @@ def raise_if_worker_died(reader: object, error: Exception) -> None:
     """Names the loader process that died while a batch was fetched from it.
 
     torch (2.15) does so only if the process has already exited when the connection to it breaks.
-
-    Args:
-        reader: Iterator of a DataLoader.
-        error: Error of the connection.
 
     Raises:
         RuntimeError: A loader process has exited.

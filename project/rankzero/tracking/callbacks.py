@@ -34,18 +34,7 @@ def tracking_callbacks(
     log_system: bool,
     weights: FiniteWeights,
 ) -> list[Callback]:
-    """Returns the callbacks, in the order in which they are called.
-
-    Args:
-        run: Directory of the run.
-        config: Returns the configuration of the run, once training begins.
-        throughput: Counts samples and training time; already a callback of the Trainer.
-        monitor: Provides the phase of the main thread, and the slow ranks.
-        checkpointing: Saves checkpoints; None if nothing is saved.
-        logger: The run's own logger; None if nothing is logged.
-        log_system: Whether the user's loggers receive the same values.
-        weights: Examines the loss.
-    """
+    """Returns the callbacks, in the order in which they are called."""
     return [
         SlowRanks(monitor, logger),
         IntervalMeasurements(run, throughput, monitor, checkpointing, logger, log_system, weights),

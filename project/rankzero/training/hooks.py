@@ -78,12 +78,7 @@ TICK_SECONDS = 0.1
 
 
 class Subscribers:
-    """Table of the hooks of `LoopHooks` and the subscribers that implement them.
-
-    Args:
-        trainer: The Trainer, whose callbacks are called first, in their order.
-        extra_subscribers: Subscribers that are called after the callbacks.
-    """
+    """Table of the hooks of `LoopHooks` and the subscribers that implement them."""
 
     HOOKS = (
         *("on_ready", "on_logging_step", "on_batch_done", "on_tick", "on_interval_end"),
@@ -123,11 +118,6 @@ class HookBridge(Callback):
     """Calls the batch hooks of `LoopHooks` when Lightning's own loop runs. Must be the first of all callbacks.
 
     Also records the phases of Lightning's own loop, and of validation.
-
-    Args:
-        call: Calls a hook of `LoopHooks`, given its name and arguments.
-        activity: Receives the phases.
-        record: Receives losses and gradients.
     """
 
     def __init__(self, call: Callable[..., None], activity: Activity, record: IntervalRecord) -> None:
@@ -188,9 +178,6 @@ class BatchHooks:
 
     It knows the callbacks and overridden hooks that it found when it was created; hooks that no code overrides cost
     nothing.
-
-    Args:
-        trainer: Trainer whose callbacks and module are called.
 
     Attributes:
         observed: Hook -> whether a call of it reaches user code.

@@ -26,11 +26,6 @@ class TrainingLoop:
     """Trains on the batches of an epoch.
 
     Hooks, callbacks and methods that user code adds or replaces take effect at the next batch.
-
-    Args:
-        loop: Lightning's loop over the batches, which counts them.
-        subscribers: The subscribers to Rankzero's hooks.
-        data_fetcher: Source of the batches.
     """
 
     def __init__(self, loop: Any, subscribers: Subscribers, data_fetcher: Any) -> None:

@@ -20,14 +20,7 @@ LOG_SECONDS = 0.3
 
 
 class LogReader:
-    """Reads the new parts of the logs of a job.
-
-    Args:
-        root: Folder of the runs.
-        name: Name of the run.
-        is_array: Whether the job is an array, with one log per member.
-        skip: Whether to skip what the logs already contain.
-    """
+    """Reads the new parts of the logs of a job."""
 
     def __init__(self, root: Path, name: str, is_array: bool, skip: bool = True) -> None:
         self.root, self.name, self.is_array = root, name, is_array

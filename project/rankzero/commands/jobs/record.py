@@ -121,13 +121,7 @@ def logs_of(root: Path, name: str, is_array: bool) -> list[Path]:
 
 
 def archive_logs(root: Path, record: Record, archived: dict[Path, Path]) -> None:
-    """Renames the logs of an ended PBS job, because PBS would overwrite them.
-
-    Args:
-        root: Folder of the runs.
-        record: The ended job.
-        archived: Receives each log -> the file it was renamed to.
-    """
+    """Renames the logs of an ended PBS job, because PBS would overwrite them."""
     for path in logs_of(root, record.name, record.array is not None):
         if path.suffix == ".log":
             archived[path] = path.rename(path.with_name(f"{path.name}.{record.id}"))

@@ -81,23 +81,7 @@ class Allocation(NamedTuple):
 
 
 class RequestedWorld(NamedTuple):
-    """The processes that the user requests: how many, on which devices, and how they connect.
-
-    Args:
-        nodes: Number of machines (`--nodes`); by default, the launcher's number.
-        devices: Number of processes per machine (`--devices`); by default, the launcher's number or one per GPU.
-        gpus: Indices of the GPUs to use on each machine, one process each, or () for all; by default, the first ones.
-        accelerator: `auto`, `cpu`, `gpu`, `cuda` or `mps`.
-        launcher: Launcher whose variables are read, or `auto`.
-        node_rank: Index of this machine, for machines joined by hand.
-        address: Host of rank 0.
-        port: Port for the rendezvous on rank 0's host.
-        interface: Network interface to use.
-        backend: `nccl` or `gloo`; by default, the backend that fits the devices.
-        start_timeout: Seconds to wait for all processes, and for each to build its data and model; by default 300
-            for the former, and no limit for the latter.
-        auth: `required` if all processes have to know the same key, otherwise `auto`.
-    """
+    """The processes that the user requests: how many, on which devices, and how they connect."""
 
     nodes: int | None = None
     devices: int | None = None

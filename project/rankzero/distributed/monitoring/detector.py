@@ -11,14 +11,7 @@ from rankzero.distributed.timers import TIMERS
 
 
 class HangDetector:
-    """Knows the last status of each rank.
-
-    Args:
-        hosts: Host of each rank.
-        silence_seconds: Time without a report after which a connected rank counts as blocked.
-        clock: Returns the time in seconds.
-        leader_of: Returns the rank that passes on the reports of a rank, or the rank itself.
-    """
+    """Knows the last status of each rank."""
 
     def __init__(
         self,

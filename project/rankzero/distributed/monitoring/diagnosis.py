@@ -104,12 +104,7 @@ def ranks_text(ranks: Iterable[int]) -> str:
 
 
 def differences(values: Sequence[Any], hosts: Sequence[str]) -> list[str]:
-    """Describes which ranks have which value; an empty list if all have the same.
-
-    Args:
-        values: The value of each rank.
-        hosts: Host of each rank.
-    """
+    """Describes which ranks have which value; an empty list if all have the same."""
     ranks_of: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks_of.setdefault(str(value), []).append(rank)

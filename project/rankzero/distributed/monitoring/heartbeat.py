@@ -53,14 +53,7 @@ CollectiveInFlight = Callable[[], InFlight]
 
 
 class Heartbeat:
-    """Observes the activity of this rank from another thread.
-
-    Args:
-        activity: The activity of the main thread.
-        timeout: `--hang_timeout`: seconds without progress after which a run hangs.
-        collective_in_flight: See `CollectiveInFlight`.
-        clock: The clock of `activity`.
-    """
+    """Observes the activity of this rank from another thread."""
 
     def __init__(
         self,

@@ -7,11 +7,7 @@ from rankzero.distributed.timers import TIMERS
 
 
 class PauseDetector:
-    """Notices pauses of this process; time before the end of a pause must not count towards a hang.
-
-    Args:
-        clock: Returns the time in seconds.
-    """
+    """Notices pauses of this process; time before the end of a pause must not count towards a hang."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._resumed_at = clock, 0.0

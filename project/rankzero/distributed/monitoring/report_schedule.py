@@ -13,11 +13,7 @@ def report_interval(nodes: int) -> float:
 
 
 def silence_seconds(interval: float) -> float:
-    """Returns the seconds without a report after which a connected rank counts as blocked.
-
-    Args:
-        interval: Seconds between two requests for a report.
-    """
+    """Returns the seconds without a report after which a connected rank counts as blocked."""
     return TIMERS.silence + max(0.0, interval - TIMERS.heartbeat)
 
 

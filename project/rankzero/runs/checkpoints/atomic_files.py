@@ -28,12 +28,7 @@ def synced(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replacing(path: Path, unique_suffix: str = "") -> Iterator[Path]:
-    """Yields a temporary path next to `path`; renames it to `path` after the `with` block, or removes it on an error.
-
-    Args:
-        path: File to create or replace.
-        unique_suffix: Part of the temporary name that differs between processes which write the same file.
-    """
+    """Yields a temporary path next to `path`; renames it after the `with` block, or removes it on an error."""
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}{unique_suffix}{SAVING}")
     try:

@@ -41,10 +41,6 @@ _PURPOSE = "rankzero checkpoint, version 1"
 def sign(name: str, description: Mapping[str, Any]) -> str:
     """Signs a state file with the user's key, and creates the key if the user has none.
 
-    Args:
-        name: Name of the file.
-        description: `bytes` and `sha256` of the file.
-
     Raises:
         NoKeyError: The key cannot be used, or it does not exist and cannot be created.
     """

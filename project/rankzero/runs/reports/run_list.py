@@ -57,14 +57,7 @@ def why_not_listed(root: Path, error: OSError) -> str:
 
 
 def unknown_run_error(asked: str, name: str, root: Path, instead: str) -> RequestError:
-    """Returns the error for a run that does not exist, with a similar name or the newest names.
-
-    Args:
-        asked: The user's request.
-        name: The requested name; empty without one.
-        root: Folder of the runs.
-        instead: What to type, with `{}` in place of a similar name.
-    """
+    """Returns the error for a run that does not exist, with a similar name or the newest names."""
     try:
         names = [path.name for _, path in reversed(runs_in(root))]
     except OSError as error:

@@ -32,13 +32,7 @@ class Column(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row.
-
-    Args:
-        cells: Its texts.
-        style: Style of the row on a terminal.
-        styles: Index of a cell -> its style.
-    """
+    """A row."""
 
     cells: Sequence[str]
     style: str = ""
@@ -88,12 +82,7 @@ def column_widths(columns: Sequence[Column], rows: Sequence[Row], total_width: i
 
 
 def rendered(table: Table, has_colors: bool) -> str:
-    """Returns a table as text without a line break at its end. Its lines are not wrapped, so commands can be copied.
-
-    Args:
-        table: The table, in which brackets are no markup.
-        has_colors: Whether the text contains the codes of colors, if stdout is a terminal.
-    """
+    """Returns a table as text without a line break at its end. Its lines are not wrapped, so commands can be copied."""
     # The console must not write to stdout: it would raise an error if stdout cannot be written.
     file = io.TextIOWrapper(io.BytesIO(), encoding=stdout_encoding(), errors="replace")
     is_terminal = has_colors and Console().is_terminal

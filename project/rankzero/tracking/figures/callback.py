@@ -29,13 +29,6 @@ class RunFigures(LoopCallback):
     """Draws figures for modules whose `validation_step` returns the documented names.
 
     An error never ends training: it is reported once, and no further figures are drawn in this attempt.
-
-    Args:
-        run: Directory of the run.
-        throughput: Measures the speed of training, without the time for drawing.
-        activity: Receives the phase in which figures are drawn.
-        logger: The run's own logger; None if nothing is logged.
-        log_system: Whether the user's loggers receive figures, too.
     """
 
     def __init__(

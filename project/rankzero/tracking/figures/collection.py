@@ -34,12 +34,7 @@ class Pairs:
 
 
 class PairSelection:
-    """Keeps a random selection of this rank's pairs, with its own random numbers.
-
-    Args:
-        ranks: Number of ranks, each of which keeps an equal part of `MAX_PAIRS`.
-        rank: This rank.
-    """
+    """Keeps a random selection of this rank's pairs, with its own random numbers."""
 
     def __init__(self, ranks: int, rank: int) -> None:
         self.limit = math.ceil(MAX_PAIRS / ranks)
@@ -183,13 +178,7 @@ class CollectionError(Exception):
 
 @dataclass(frozen=True)
 class Validation:
-    """Outputs of a validation on all ranks.
-
-    Args:
-        counts: Counts of a classification; None for a regression.
-        worst: The samples with the largest losses; none without images.
-        pairs: Predicted and true values of a regression; None for a classification.
-    """
+    """Outputs of a validation on all ranks."""
 
     counts: ClassCounts | None = None
     worst: tuple[WorstSample, ...] = ()

@@ -32,15 +32,6 @@ class FlopCount:
     torch's `FlopCounterMode` counts all operators, but some operators and compiled functions fail or change under it.
     A forward pass that activation checkpointing repeats is not counted, as usual for the utilization of a device.
     Nothing is counted if a layer cannot be counted, because the total would be too small.
-
-    Args:
-        module: The module, which is not compiled.
-        activity: The phase of the main thread.
-        record: The samples of the current logging interval.
-
-    Attributes:
-        flops: Number of operations on this rank.
-        samples: Number of samples on this rank.
     """
 
     def __init__(self, module: LightningModule, activity: Activity, record: IntervalRecord) -> None:

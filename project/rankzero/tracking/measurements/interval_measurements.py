@@ -52,16 +52,7 @@ since the start that it is at least: about 20,000 values in two hours, and 60,00
 
 
 class _Interval(NamedTuple):
-    """An interval whose values are being exchanged between ranks.
-
-    Args:
-        step: Step at which its values are logged.
-        loss_tag: Tag of the mean loss.
-        has_gradient_norm: Whether the norm was measured.
-        has_details: Whether the exchange has details.
-        own_values: Values that only rank zero knows, by tag.
-        tags_of_module: Tags that the module itself logs, which get no second value.
-    """
+    """An interval whose values are being exchanged between ranks."""
 
     step: int
     loss_tag: str
@@ -79,16 +70,6 @@ class IntervalMeasurements(LoopCallback):
 
     Loss, learning rates and gradient norm are logged at every logging step; all other series, the details, at most once
     per `DETAIL_SECONDS`. For a model with steps of 0.1 ms, they would take longer than the steps.
-
-    Args:
-        run: Directory of the run, with the number of the attempt.
-        throughput: Counts samples and training time.
-        monitor: Has the phase of the main thread, and the ranks that are slow.
-        checkpointing: Has duration and size of the last checkpoint; None if nothing is saved.
-        logger: The run's own logger; None if nothing is logged.
-        log_system: Whether the user's loggers receive the values, too: each in the same row as the values of the user,
-            for which rank zero waits for the exchange.
-        weights: Examines the loss.
     """
 
     def __init__(

@@ -109,12 +109,7 @@ def combine(rows: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def values_of_ranks(rows: Sequence[Sequence[float]], slow_ranks: Sequence[int]) -> dict[str, float]:
-    """Returns values of single ranks in one group per chart, and those of slow ranks a second time, as marks.
-
-    Args:
-        rows: As in `combine`.
-        slow_ranks: Ranks that are slow.
-    """
+    """Returns values of single ranks in one group per chart, and those of slow ranks a second time, as marks."""
     values: dict[str, float] = {}
     for tag, group in RANK_SERIES.items():
         column = [row[EXCHANGED.index(tag)] for row in rows]

@@ -23,12 +23,7 @@ MIN_MEASURED_STEPS = 5
 
 
 class SlowRanks(LoopCallback):
-    """Measures a few steps per second, each by a hook on the parameter that receives its gradient first.
-
-    Args:
-        monitor: Receives the measured times; on rank zero, it has the ranks that are slow.
-        logger: The run's own logger; None if nothing is logged.
-    """
+    """Measures a few steps per second, each by a hook on the parameter that receives its gradient first."""
 
     def __init__(self, monitor: Monitor, logger: DurableTensorBoardLogger | None) -> None:
         self.monitor, self.logger = monitor, logger

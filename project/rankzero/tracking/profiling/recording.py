@@ -48,14 +48,6 @@ class Recording:
     overlap without being nested. The parts are recorded with their times instead, for a track of their own. A step has
     a range of torch's profiler, named as tools for its traces expect it: `ProfilerStep#7`.
 
-    Args:
-        activity: What the main thread is doing.
-        device: Type of this rank's device, such as `cuda`.
-
-    Attributes:
-        has_begun: Whether recording has begun.
-        is_over: Whether recording has ended.
-
     Raises:
         RuntimeError: torch's profiler is not available or already in use.
     """

@@ -31,10 +31,6 @@ class HeldCheckpoint(LoopHooks):
     A run stops and saves after a step. If the step, including the validation after it, takes longer than the time
     between SIGTERM and SIGKILL, the run is killed before it can save. Without slow steps nothing is copied. All ranks
     must have this subscriber, after the callback that stops the run.
-
-    Args:
-        control_channel: Reports a stop request to rank zero.
-        checkpoint_callback: Holds and writes the checkpoints.
     """
 
     def __init__(self, control_channel: ControlChannel, checkpoint_callback: CheckpointCallback) -> None:

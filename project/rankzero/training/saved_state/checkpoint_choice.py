@@ -28,12 +28,6 @@ class ChosenCheckpoint(CheckpointConnector):
     """Checkpoint connector that only loads the choice of `rankzero.runs.resume` or the checkpoint of `ckpt_path`.
 
     Without a path, Lightning (2.6) also searches for files of an OnExceptionCheckpoint or of a Slurm job.
-
-    Args:
-        trainer: The Trainer.
-        run: The run whose checkpoints `last` and `best` refer to.
-        checkpoint_callback: The checkpoint callback; None if checkpoints are disabled.
-        coordinator: Sends rank zero's choice to all ranks.
     """
 
     def __init__(

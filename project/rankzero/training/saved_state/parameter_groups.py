@@ -14,13 +14,7 @@ def group_names(module: nn.Module, optimizer: Optimizer) -> list[list[str]]:
 
 
 def add_missing_groups(module: nn.Module, optimizers: Sequence[Optimizer], saved: Sequence[Sequence[Any]]) -> None:
-    """Adds the parameter groups that callbacks had added; the groups' settings are loaded with the optimizer's state.
-
-    Args:
-        module: The module that contains the parameters.
-        optimizers: The optimizers as configured.
-        saved: For each optimizer, and for each of its groups, the names of the parameters.
-    """
+    """Adds the parameter groups that callbacks had added; their settings are loaded with the state of the optimizer."""
     parameters = dict(module.named_parameters())
     for optimizer, groups in zip(optimizers, saved, strict=False):
         for names in groups[len(optimizer.param_groups) :]:

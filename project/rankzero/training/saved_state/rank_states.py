@@ -26,9 +26,6 @@ class RankStates(LoopCallback):
     """Saves and restores the generators and accumulated metrics of each rank.
 
     If the world size has changed, generators are reseeded from seed, step and rank, and metrics are merged.
-
-    Args:
-        plan: The plan of samples, which provides seed, rank and world size.
     """
 
     def __init__(self, plan: SamplingPlan) -> None:

@@ -34,9 +34,6 @@ class CompiledStep:
 
     With several ranks, either all ranks bypass DistributedDataParallel in a step or none does.
 
-    Args:
-        trainer: The Trainer.
-
     Attributes:
         graph: The current graph; None before the second step.
         reason: Why no step is compiled; None if steps are compiled.
@@ -222,12 +219,7 @@ class CompiledStep:
 
 @contextmanager
 def compiled_model(trainer: Trainer, model: LightningModule) -> Iterator[Any]:
-    """Compiles a module's steps as Lightning does for `torch.compile(module)`; its backward pass is not traced.
-
-    Args:
-        trainer: The Trainer.
-        model: The module, which is not compiled after the context.
-    """
+    """Compiles a module's steps as Lightning does for `torch.compile(module)`; its backward pass is not traced."""
     problem = compiler_problem(strategy_of(trainer).root_device)
     if problem or getattr(model, "_compiler_ctx", None) is not None:
         if problem and trainer.is_global_zero:

@@ -28,11 +28,7 @@ UPDATED = (SGD, Adam, AdamW)
 
 
 class Deferred:
-    """Stands in the trace for the result of a call that is made after the graph.
-
-    Args:
-        index: Position of the call among the recorded calls of the step.
-    """
+    """Stands in the trace for the result of a call that is made after the graph."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -107,10 +103,6 @@ class StepGraph:
 
     def run(self, batch: Any, batch_idx: int | None = None) -> tuple[Any, Sequence[Tensor | None], list[Call]]:
         """Runs the graph.
-
-        Args:
-            batch: The batch.
-            batch_idx: Its index, or None if `training_step` does not take it.
 
         Returns:
             The detached output of `training_step`, the gradient of each of `parameters`, and the recorded calls.
@@ -229,13 +221,7 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Group:
-    """A parameter group of the optimizer, as the graph updates it.
-
-    Args:
-        optimizer: The optimizer, after its first step.
-        group: The group.
-        parameters: The parameters of which the graph computes gradients.
-    """
+    """A parameter group of the optimizer, as the graph updates it."""
 
     def __init__(self, optimizer: Optimizer, group: dict[str, Any], parameters: Sequence[Tensor]) -> None:
         index = {parameter: position for position, parameter in enumerate(parameters)}
@@ -261,12 +247,7 @@ class Group:
         return self._rate
 
     def update(self, gradients: Sequence[Tensor | None], rate: Tensor) -> None:
-        """Updates the parameters; traced.
-
-        Args:
-            gradients: The gradients of all parameters.
-            rate: The learning rate.
-        """
+        """Updates the parameters; traced."""
         own: Any = [gradients[index] for index in self._indices]
         if any(gradient is None for gradient in own) or any(gradients[index] is not None for index in self._others):
             raise CannotCompileError("other parameters have a gradient than in the first step")

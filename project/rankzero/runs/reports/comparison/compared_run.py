@@ -125,13 +125,7 @@ _LOSS_TAGS = ("train/mean_loss", "train/loss")
 
 
 class Line(NamedTuple):
-    """The curve of one run in a panel.
-
-    Args:
-        number: Index of the run.
-        x: Positions of the points.
-        y: Their values, which may be NaN.
-    """
+    """The curve of one run in a panel."""
 
     number: int
     x: Sequence[float]
@@ -139,13 +133,7 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A panel of the figure.
-
-    Args:
-        title: The metric.
-        lines: The curves.
-        averaged: Number of values in each point; 1 if all values are drawn.
-    """
+    """A panel of the figure."""
 
     title: str
     lines: Sequence[Line]

@@ -23,12 +23,7 @@ _ABSENT = object()
 
 
 class Difference(NamedTuple):
-    """A setting in which runs differ.
-
-    Args:
-        name: Its name, as on the command line without dashes.
-        values: Its value in each run, as text; secret values are hidden.
-    """
+    """A setting in which runs differ."""
 
     name: str
     values: Sequence[str]
@@ -87,13 +82,7 @@ MAX_METRICS = 20
 
 
 class Result(NamedTuple):
-    """A row of results.
-
-    Args:
-        name: What the values are.
-        values: The value of each run, as text.
-        best: Indices of the runs with the best value; empty if no value is better than the others.
-    """
+    """A row of results."""
 
     name: str
     values: Sequence[str]
