@@ -37,19 +37,19 @@ MAX_PRIVATE_NAMES = 64
 OF_PYTHON = {"_asdict", "_current_frames", "_fields", "_ncallbacks", "_option_string_actions"}
 """Private names of Python's own modules, and the methods of named tuples."""
 
-MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 281, 35_699, 38_207
+MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 280, 35_654, 38_206
 """Size of `rankzero` and of the tests; like the numbers below, they may fall and may not rise."""
 
 MAX_CLOSURES = {
-    "trainer": (205, 29_366),
-    "commands.fit": (219, 30_913),
-    "commands.evaluate": (221, 31_282),
-    "commands.predict": (223, 31_734),
-    "commands.preflight": (219, 30_966),
-    "commands.submit": (243, 33_568),
+    "trainer": (204, 29_321),
+    "commands.fit": (218, 30_868),
+    "commands.evaluate": (220, 31_237),
+    "commands.predict": (222, 31_689),
+    "commands.preflight": (218, 30_921),
+    "commands.submit": (242, 33_523),
     "commands.list": (57, 6_291),
-    "commands.compare": (53, 6_378),
-    "commands.report": (53, 6_435),
+    "commands.compare": (52, 6_333),
+    "commands.report": (52, 6_390),
     "commands.explain": (45, 5_215),
 }
 """Module -> most files, and most lines, of all modules that it imports, also inside functions."""

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankzero.runs.metrics.metrics_file import METRICS_FILE, read_rows
+from rankzero.runs.metrics.metrics_file import read_rows
+
+MAX_POINTS = 1 << 12
+"""Number of points above which a curve is downsampled."""
 
 
 @dataclass
@@ -44,15 +47,56 @@ class Curve:
         return self.count > len(self.values)
 
 
+class CurveBuilder:
+    """Collects the points of a curve.
+
+    Of several points with the same step, the one added last remains. Whenever there are more than `MAX_POINTS`, only
+    the first point of each interval of steps remains, and the length of these intervals doubles until half of the
+    points are left. Curves that were logged at the same steps thus keep common steps. The last point remains as well.
+    """
+
+    def __init__(self) -> None:
+        self._points: dict[int, tuple[float, float]] = {}
+        self._interval, self._count, self._not_finite = 1, 0, 0
+        self._low, self._high = math.inf, -math.inf
+
+    def add(self, step: int, seconds: float, value: float) -> None:
+        """Adds a point that was logged `seconds` after 1970."""
+        self._count += 1
+        if math.isfinite(value):
+            self._low, self._high = min(self._low, value), max(self._high, value)
+        else:
+            self._not_finite += 1
+        self._points[step] = seconds, value
+        if len(self._points) > MAX_POINTS:
+            self._downsample()
+
+    def _downsample(self) -> None:
+        steps = sorted(self._points)
+        while len(kept := self._firsts(steps)) > MAX_POINTS // 2:
+            self._interval *= 2
+        self._points = {step: self._points[step] for step in kept}
+
+    def _firsts(self, steps: list[int]) -> list[int]:
+        """Returns the first of increasing steps in each interval, and the last step."""
+        firsts = {step // self._interval: step for step in reversed(steps)}
+        return sorted({*firsts.values(), steps[-1]})
+
+    def build(self) -> Curve:
+        """Returns the curve."""
+        steps = self._firsts(sorted(self._points)) if self._points else []
+        times, values = [self._points[step][0] for step in steps], [self._points[step][1] for step in steps]
+        if self._interval == 1:
+            return Curve(steps, times, values)
+        low, high = (self._low, self._high) if self._low <= self._high else (math.nan, math.nan)
+        return Curve(steps, times, values, low, high, self._not_finite, self._count)
+
+
 def read_curves(run: Path) -> dict[str, Curve]:
     """Returns the curves of a run by tag; {} if nothing was logged.
 
     Long curves are downsampled, so that memory does not grow with the length of the run.
     """
-    if not (run / METRICS_FILE).exists():
-        return {}
-    from rankzero.runs.metrics.curve_builder import CurveBuilder  # imports NumPy, in a tenth of a second
-
     builders: defaultdict[str, CurveBuilder] = defaultdict(CurveBuilder)
     for row in read_rows(run):
         for tag, number in row.values.items():

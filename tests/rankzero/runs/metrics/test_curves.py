@@ -5,9 +5,8 @@ import pytest
 from reported import scalars_of
 
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.metrics import curve_builder
-from rankzero.runs.metrics.curve_builder import CurveBuilder
-from rankzero.runs.metrics.curves import read_curves
+from rankzero.runs.metrics import curves as curves_module
+from rankzero.runs.metrics.curves import CurveBuilder, read_curves
 from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
 from running import run_without_importing
 
@@ -51,7 +50,7 @@ def test_reading_imports_neither_torch_nor_lightning_nor_tensorboard(tmp_path):
 
 @pytest.fixture
 def few_points(monkeypatch):
-    monkeypatch.setattr(curve_builder, "MAX_POINTS", 16)
+    monkeypatch.setattr(curves_module, "MAX_POINTS", 16)
 
 
 def build(points):
