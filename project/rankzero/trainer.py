@@ -30,9 +30,14 @@ from rankzero.runs.summary import TrainingCounts, metrics_of
 from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger, without_files
 from rankzero.sampling.generators import draw_seed, global_seed
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.tracking.callbacks import profile_callbacks, progress_callbacks, tracking_callbacks, without_progress
 from rankzero.tracking.csv_rows import keep_rows
+from rankzero.tracking.figures.callback import RunFigures
+from rankzero.tracking.measurements.interval_measurements import IntervalMeasurements
+from rankzero.tracking.measurements.slow_ranks import SlowRanks
 from rankzero.tracking.measurements.throughput import Throughput
+from rankzero.tracking.profiling.callback import Profile, ProfileRequest
+from rankzero.tracking.progress.choice import progress_callbacks, without_progress
+from rankzero.tracking.tensorboard_page import TensorBoardPage
 from rankzero.training import fit_loop
 from rankzero.training.callbacks.agreements import RankAgreements
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
@@ -133,22 +138,20 @@ class Trainer(TrainerArguments):
         if not barebones and not lightning.get("fast_dev_run") and (logger is None or logger):
             run_logger = DurableTensorBoardLogger(self.run)
 
+        profile = ProfileRequest.read(arguments["profile"], arguments["profile_ranks"], world.size)
+        monitor, activity, logs_system = channel.monitor, channel.monitor.activity, arguments["log_system"] == "yes"
         callbacks: list[Callback] = [
             self._ledger,
             *user_callbacks,
             self._throughput,
-            *tracking_callbacks(
-                self.run,
-                self._config_so_far,
-                self._throughput,
-                channel.monitor,
-                self._checkpointing,
-                run_logger,
-                arguments["log_system"] == "yes",
-                self._weights,
+            SlowRanks(monitor, run_logger),
+            IntervalMeasurements(
+                *(self.run, self._throughput, monitor, self._checkpointing, run_logger, logs_system, self._weights)
             ),
+            *([RunFigures(self.run, self._throughput, activity, run_logger, logs_system)] if self.run.is_kept else []),
+            *([TensorBoardPage(self.run, self._config_so_far, plan, run_logger)] if run_logger else []),
             *([] if barebones else [self._weights]),
-            *profile_callbacks(arguments, self.run, world.size, channel.monitor.activity),
+            *([Profile(self.run, profile, activity)] if profile else []),
             RankStates(plan),
             OptimizerOverrides(),
             LiveSettings(),
@@ -182,7 +185,7 @@ class Trainer(TrainerArguments):
         self._found_settings = KeepFound()
         # Lightning moves batch-size and learning-rate finders to the front; these callbacks must precede them.
         self.callbacks: list[Callback] = [
-            fit_loop.install(self, plan, channel.monitor.activity),
+            fit_loop.install(self, plan, activity),
             ReportFailure(channel, self.outcome),
             self._found_settings,
             *self.callbacks,

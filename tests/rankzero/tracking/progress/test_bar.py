@@ -18,11 +18,11 @@ from rich import reconfigure
 from rich.console import Console
 
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.tracking.callbacks import progress_callbacks, without_progress
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress import bar as bar_module
 from rankzero.tracking.progress import time_left
 from rankzero.tracking.progress.bar import BarProgress, Line, Part, fitting
+from rankzero.tracking.progress.choice import progress_callbacks, without_progress
 from rankzero.tracking.progress.fit_progress import RecentRate
 from rankzero.tracking.progress.plain_lines import PlainProgress
 from running import train_in_process
