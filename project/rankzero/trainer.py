@@ -48,7 +48,7 @@ from rankzero.training.callbacks.sample_ledger import SampleLedger
 from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
 from rankzero.training.callbacks.time_limit import TimeLimit
 from rankzero.training.ddp import strategy_for
-from rankzero.training.lightning_inside import LOOP, check_release
+from rankzero.training.lightning_inside import check_release
 from rankzero.training.metrics import epoch_averages
 from rankzero.training.prediction_loop import PredictionLoop
 from rankzero.training.saved_state.checkpoint_choice import ChosenCheckpoint, as_given
@@ -99,7 +99,7 @@ class Trainer(TrainerArguments):
         user_callbacks = as_list(lightning.get("callbacks"))
         set_quiet(arguments["quiet"] == "yes")
         lightning = without_progress(lightning, user_callbacks) if is_quiet() else lightning
-        for feature in missing.keys() - {LOOP} if not launch.rank else ():
+        for feature in missing if not launch.rank else ():
             print_notice(f"without {feature}: {missing[feature]}")
         if arguments["seed"] is not None:
             seed_everything(arguments["seed"], verbose=False)

@@ -95,7 +95,13 @@ class EpochLoop(stock.EpochLoop):
     @property
     def is_complete(self) -> bool:
         """True from the last batch of the epoch on."""
-        return self.has_read_all_batches()
+        progress = self.batch_progress
+        return progress.is_last_batch or progress.current.ready == self.trainer.num_training_batches
+
+    def should_accumulate(self) -> bool:
+        """Returns whether no optimizer step follows the current batch."""
+        is_within_step = self.batch_progress.current.ready % self.trainer.accumulate_grad_batches
+        return bool(is_within_step) and not self.is_complete
 
     def reset(self) -> None:
         """Sets the counters to the position of the checkpoint, or to the beginning of an epoch."""

@@ -76,6 +76,11 @@ class FitLoop(stock.FitLoop):
         return bool(self.epoch_progress.current.started > self.epochs_done)  # type: ignore[attr-defined]
 
     @property
+    def can_stop_early(self) -> bool:
+        """True once `min_epochs` and `min_steps` are reached."""
+        return self.epochs_done >= (self.min_epochs or 0) and self.epoch_loop.global_step >= (self.min_steps or 0)
+
+    @property
     def has_reached_limits(self) -> bool:
         """True if `max_steps` or `max_epochs` is reached."""
         counts = (self.epoch_loop.global_step, self.max_steps), (self.epochs_done, self.max_epochs)
@@ -133,11 +138,11 @@ class FitLoop(stock.FitLoop):
             if subscribers is not None:
                 self.epoch_loop.subscribers = subscribers
 
-    def _end_restart(self, loop: stock.Loop) -> None:
+    def _end_restart(self, loop: Any) -> None:
         """Marks a loop and its inner loops as not restarting, as they are after training."""
         loop.on_iteration_done()
         for inner in vars(loop).values():
-            if isinstance(inner, stock.Loop):
+            if hasattr(inner, "on_iteration_done"):
                 self._end_restart(inner)
 
     def setup_data(self) -> None:

@@ -25,49 +25,22 @@ from rankzero.messages import RequestError
 TESTED_VERSIONS = ("2.6.6",)
 """Releases of Lightning with which the training loop is tested; with others, Lightning's own loop trains."""
 
-TRAINING, LOOP, VARIABLES = "training", "Rankzero's training loop", "the variables PL_TRAINER_*"
+TRAINING, VARIABLES = "training", "the variables PL_TRAINER_*"
 """Features that private names are needed for."""
 
 with names_for(TRAINING):
-    from lightning.pytorch.loops.fit_loop import _FitLoop
-    from lightning.pytorch.loops.loop import _Loop as Loop
+    from lightning.pytorch.loops.fit_loop import _FitLoop as FitLoop
     from lightning.pytorch.loops.prediction_loop import _PredictionLoop as PredictionLoop
-    from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+    from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop as EpochLoop
     from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper as IndexBatchSampler
     from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector as CheckpointConnector
     from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector as LoggerConnector
     from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata as Metadata
-    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
+    from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection as ResultCollection
     from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric as ResultMetric
     from lightning.pytorch.trainer.connectors.logger_connector.result import _Sync as Sync
     from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector as SignalConnector
     from lightning.pytorch.utilities.exceptions import _TunerExitException as TunerExit
-
-    class FitLoop(_FitLoop):
-        """Lightning's loop over epochs."""
-
-        @property
-        def can_stop_early(self) -> bool:
-            """True once `min_epochs` and `min_steps` are reached."""
-            return self._can_stop_early
-
-    class EpochLoop(_TrainingEpochLoop):
-        """Lightning's loop over batches."""
-
-        should_accumulate = _TrainingEpochLoop._should_accumulate
-        has_read_all_batches = _TrainingEpochLoop._num_ready_batches_reached
-        step_arguments = _TrainingEpochLoop._build_kwargs
-
-    class ResultCollection(_ResultCollection):
-        """Lightning's collection of logged values."""
-
-        extract_batch_size = _ResultCollection._extract_batch_size
-        forked_name = _ResultCollection._forked_name
-
-
-with names_for(LOOP):
-    from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher, _PrefetchDataFetcher
-    from lightning.pytorch.utilities.combined_loader import _MaxSizeCycle
 
 with names_for(VARIABLES):
     from lightning.pytorch.utilities.argparse import _defaults_from_env_vars
@@ -108,7 +81,6 @@ __all__ = [
     "FitLoop",
     "IndexBatchSampler",
     "LoggerConnector",
-    "Loop",
     "Metadata",
     "Precision",
     "PredictionLoop",
@@ -179,8 +151,6 @@ def fallback_reason(trainer: Trainer, data_fetcher: Any) -> str | None:
     module = trainer.lightning_module
     if lightning.__version__ not in TESTED_VERSIONS:
         return f"Rankzero's loop is not tested with lightning {lightning.__version__}"
-    if LOOP in missing:
-        return missing[LOOP]
     if not module.automatic_optimization:
         return f"{type(module).__name__} uses manual optimization"
     if passes_iterator(data_fetcher):
@@ -233,11 +203,10 @@ def direct_fetch(data_fetcher: Any) -> Callable[[], Any]:
     combined = data_fetcher.combined_loader
     cycle = combined._iterator
     if not (
-        type(data_fetcher) is _PrefetchDataFetcher
+        not passes_iterator(data_fetcher)
         and data_fetcher.length is not None
         and not data_fetcher.batches
-        and type(cycle) is _MaxSizeCycle
-        and len(cycle.iterators) == 1
+        and len(combined.flattened) == len(cycle.iterators) == 1
         and combined.iterables is combined.flattened[0]
     ):
         return lambda: next(data_fetcher)[0]
@@ -250,7 +219,7 @@ def direct_fetch(data_fetcher: Any) -> Callable[[], Any]:
             # Looked up in each step: a stored reference to the iterator would keep its worker processes alive.
             batch = next(cycle.iterators[0])
         except StopIteration:
-            data_fetcher.done = cycle._consumed[0] = True
+            data_fetcher.done = True
             raise
         data_fetcher.fetched += 1
         data_fetcher.done = data_fetcher.fetched >= length
@@ -261,7 +230,7 @@ def direct_fetch(data_fetcher: Any) -> Callable[[], Any]:
 
 def passes_iterator(data_fetcher: Any) -> bool:
     """Returns whether `training_step` takes the iterator of the loader."""
-    return LOOP not in missing and isinstance(data_fetcher, _DataLoaderIterDataFetcher)
+    return not hasattr(data_fetcher, "prefetch_batches")
 
 
 def data_fetcher_of(trainer: Trainer) -> Any:
@@ -344,11 +313,6 @@ def names_set_by(callback: Callback, module: LightningModule) -> list[str]:
 def batches_per_step_of(callback: StochasticWeightAveraging) -> int | None:
     """Returns the Trainer's batches per step, which the callback replaces in its last epoch; None before."""
     return getattr(callback, "_accumulate_grad_batches", None)
-
-
-def has_loaded_schedule(callback: StochasticWeightAveraging) -> bool:
-    """Returns whether a checkpoint contained the state of the callback's schedule."""
-    return callback._scheduler_state is not None
 
 
 def set_update_count(metric: Metric, count: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
 from rankzero.distributed.monitoring.activity import BACKWARD, FORWARD, HOOK, OPTIMIZER
@@ -62,7 +63,7 @@ class TrainingLoop:
         is_bare = type(self.strategy) is OneProcess and type(trainer.precision_plugin) is stock.Precision
         self._runs_step: Any = module if is_bare and self.strategy.model is module else self.strategy
         self._backward, compiled = backward, self.loop.compiled_step
-        self._takes_batch_idx = "batch_idx" in self.loop.step_arguments(OrderedDict(), None, 0)
+        self._takes_batch_idx = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self._clip_gradients = stock.gradient_clipper(trainer.precision_plugin)
         self._clips = stock.overrides(module, "configure_gradient_clipping", LightningModule)
         if compiled and self._steps_itself:
@@ -123,7 +124,7 @@ class TrainingLoop:
             self.progress.increment_by(0, is_last_batch=True)
             self.progress.increment_processed()
             self.loop.update_lr_schedulers("step", update_plateau_schedulers=False)
-            if self.loop.has_read_all_batches():
+            if self.loop.is_complete:
                 self.loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
             raise StopIteration
 
@@ -150,7 +151,7 @@ class TrainingLoop:
     def _optimize_by_lightning(self, batch: Any, batch_idx: int) -> Any:
         """Takes the optimizer step as Lightning does, because user code overrides a part of it."""
         self.activity.enter(FORWARD)
-        arguments = self.loop.step_arguments(OrderedDict(), batch, batch_idx)
+        arguments = OrderedDict(batch=batch, batch_idx=batch_idx) if self._takes_batch_idx else OrderedDict(batch=batch)
         if self.module.automatic_optimization:
             outputs = self.loop.automatic_optimization.run(self.trainer.optimizers[0], batch_idx, arguments)
         else:

@@ -15,7 +15,7 @@ from torch import nn
 
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
-from rankzero.training.lightning_inside import batches_per_step_of, has_loaded_schedule
+from rankzero.training.lightning_inside import batches_per_step_of
 from rankzero.training.saved_state.parameter_groups import group_names
 from rankzero.training.saved_state.pruning import prune_again, pruned_parameters
 
@@ -53,7 +53,8 @@ class LiveSettings(LoopCallback):
             checkpoint["pruned"] = pruned
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: State) -> None:
-        self._loaded = {**checkpoint.get("live_settings", {}), "pruned": checkpoint.get("pruned", {})}
+        kept = {name: checkpoint.get(name, {}) for name in ("pruned", "callbacks")}
+        self._loaded = {**checkpoint.get("live_settings", {}), **kept}
 
     def on_ready(self, trainer: Trainer) -> None:
         module, loaded = trainer.lightning_module, self._loaded or {}
@@ -66,7 +67,7 @@ class LiveSettings(LoopCallback):
             trainer.accumulate_grad_batches = batches
         trainer.should_stop |= loaded.get("should_stop", False)
         if loaded and fit_loop_of(trainer).is_within_epoch:
-            _resume_averaging(trainer)
+            _resume_averaging(trainer, loaded["callbacks"])
 
 
 def flags_of(module: nn.Module) -> dict[str, bool]:
@@ -102,11 +103,11 @@ def _batches_per_step(trainer: Trainer) -> int:
     return int(trainer.accumulate_grad_batches)
 
 
-def _resume_averaging(trainer: Trainer) -> None:
+def _resume_averaging(trainer: Trainer, loaded: Mapping[str, Any]) -> None:
     """Makes StochasticWeightAveraging install its schedule, with the loaded state, in the middle of an epoch.
 
     The callback does this in `on_train_epoch_start` (lightning 2.6), which never averages weights twice in an epoch.
     """
     for callback in _averaging(trainer):
-        if has_loaded_schedule(callback):
+        if loaded.get(callback.state_key, {}).get("scheduler_state") is not None:
             callback.on_train_epoch_start(trainer, trainer.lightning_module)
