@@ -66,7 +66,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
             threading.excepthook = partial(_report_unless_of_writer, threading.excepthook)
         self.run = run
         self.descriptions: dict[str, str] = {}
-        self.position: Callable[[], tuple[float | None, int | None]] = lambda: (None, None)
+        self.position: Callable[[], tuple[float, int]] | None = None
         self._described: set[str] = set()
         self._retry_at = self._flushed_at = 0.0
         self._is_failing = self.is_muted = self._is_unsynced = False
@@ -131,7 +131,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         # Lightning (2.6) adds the epoch to all metrics; `x_axis/epoch` shows it, with the fraction of the epoch.
         try:
             numbers = {name: float(value) for name, value in metrics.items() if name != "epoch"}
-            self._rows.append(Row(int(step or 0), time.time(), numbers, *self.position()))
+            self._rows.append(Row(int(step or 0), time.time(), numbers, *(self.position() if self.position else ())))
             self._queued.append(self._rows[-1])
         except (TypeError, ValueError):  # a value is a dictionary of numbers or not a number
             without_epoch = {name: value for name, value in metrics.items() if name != "epoch"}

@@ -120,7 +120,9 @@ def test_a_model_with_its_own_loaders_needs_no_data_module(cwd, user_module, nam
 def test_a_users_model_without_loaders_needs_data(cwd, user_module, model):
     error = refusal_of(fit_in_process, *model.split())
     assert error.asked == model and error.instead == "--data mine.Data"
-    assert "has no train_dataloader; choose CIFAR10, Digits" in error.found and os.listdir(cwd) == ["mine.py"]
+    assert "has no train_dataloader; choose CIFAR10, Digits" in error.found and {*os.listdir(cwd)} - {
+        "__pycache__"
+    } == {"mine.py"}
 
 
 def test_data_that_does_not_fit_the_default_model_is_refused_with_a_model_of_its_module(cwd, user_module):

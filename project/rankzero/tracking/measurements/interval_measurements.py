@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -105,7 +106,7 @@ class IntervalMeasurements(LoopCallback):
         if not self._is_enabled:
             return
         if self.logger:
-            self.logger.position = lambda: (self._epoch(trainer), self.throughput.samples)
+            self.logger.position = partial(self._epoch_and_samples, trainer)
         self._began_at = self._ended_at = monotonic()
         self._is_rank_zero = trainer.is_global_zero
         logger_connector_of(trainer).holds_rows = self.log_system and self._is_rank_zero
@@ -235,15 +236,16 @@ class IntervalMeasurements(LoopCallback):
                 speed[MFU] = 100 * flops_per_sample * per_device / self._peak
         return speed
 
-    def _epoch(self, trainer: Trainer) -> float:
+    def _epoch_and_samples(self, trainer: Trainer) -> tuple[float, int]:
         batches, loop = trainer.num_training_batches, fit_loop_of(trainer)
         fraction = loop.epoch_loop.batches_done / batches if batches and math.isfinite(batches) else 0.0
-        return loop.epochs_done + min(1.0, fraction)
+        return loop.epochs_done + min(1.0, fraction), self.throughput.samples
 
     def _position(self, trainer: Trainer) -> dict[str, float]:
+        epoch, samples = self._epoch_and_samples(trainer)
         return {
-            "x_axis/epoch": self._epoch(trainer),
-            "x_axis/samples": float(self.throughput.samples),
+            "x_axis/epoch": epoch,
+            "x_axis/samples": float(samples),
             "x_axis/attempt": float(self.run.attempt),
         }
 
