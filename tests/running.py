@@ -224,10 +224,11 @@ def train_in_process(
     loops: bool = False,
     resume: Path | None = None,
     plan: SamplingPlan | None = None,
+    subscribers: Sequence[Any] = (),
     **settings: Any,
 ) -> None:
     """Trains a model with Lightning's Trainer; with `loops` or a plan, Rankzero's loops replace Lightning's."""
-    from rankzero.training.fit_loop import install
+    from rankzero.training.fit_loop import fit_loop_of, install
     from rankzero.training.strategies import OneProcess
 
     quiet = {
@@ -244,6 +245,7 @@ def train_in_process(
         )
         if loops or plan is not None:
             trainer.callbacks.insert(0, install(trainer, plan or SamplingPlan()))
+            fit_loop_of(trainer).extra_subscribers += subscribers
         trainer.fit(model or BoringModel(), data, ckpt_path=resume)
 
 

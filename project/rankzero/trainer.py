@@ -43,10 +43,8 @@ from rankzero.training.callbacks.agreements import RankAgreements
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.failure import ReportFailure
 from rankzero.training.callbacks.finite_weights import FiniteWeights
-from rankzero.training.callbacks.held_checkpoint import HeldCheckpoint
+from rankzero.training.callbacks.safe_point import NoSignalConnector, SafePoint
 from rankzero.training.callbacks.sample_ledger import SampleLedger
-from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
-from rankzero.training.callbacks.time_limit import TimeLimit
 from rankzero.training.ddp import strategy_for
 from rankzero.training.lightning_inside import check_release
 from rankzero.training.metrics import epoch_averages
@@ -192,9 +190,7 @@ class Trainer(TrainerArguments):
         ]
         fit_loop.fit_loop_of(self).extra_subscribers += [
             RankAgreements(channel),
-            TimeLimit(channel, attempt_deadline(arguments["time_limit"], launch), self._checkpointing),
-            StopAtSafePoint(channel, self._checkpointing, self._weights),
-            *([HeldCheckpoint(channel, self._checkpointing)] if self._checkpointing else []),
+            SafePoint(channel, attempt_deadline(arguments["time_limit"], launch), self._checkpointing, self._weights),
         ]
         epoch_averages.install(self, run_logger)
 

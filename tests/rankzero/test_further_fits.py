@@ -123,7 +123,7 @@ def test_an_interactive_program_trains_again_after_an_interrupt(script_folder, m
         def training_step(self, batch, batch_idx):
             if self.global_step == 3:
                 os.kill(os.getpid(), signal.SIGINT)
-                while not self.trainer.session.coordinator.control_channel._stop_reason:
+                while not self.trainer.session.coordinator.control_channel.stop_reason:
                     time.sleep(0.01)
             return super().training_step(batch, batch_idx)
 

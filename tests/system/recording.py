@@ -239,10 +239,10 @@ class KillInStep(Callback):
     """
 
     def __init__(self, step: int, seconds: float) -> None:
-        from rankzero.training.callbacks import held_checkpoint
+        from rankzero.training.callbacks import safe_point
 
         self.step, self.seconds = step, seconds
-        held_checkpoint.COPY_SHARE = 1.0  # a copy before each slow step, although copies take long on a busy machine
+        safe_point.COPY_SHARE = 1.0  # a copy before each slow step, although copies take long on a busy machine
 
     def on_train_batch_start(self, trainer, *arguments) -> None:
         if trainer.global_step == self.step:

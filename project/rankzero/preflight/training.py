@@ -33,7 +33,7 @@ from rankzero.preflight.check import FAIL, OK, WARN, Check, error_lines, gather
 from rankzero.sampling import generators
 from rankzero.sampling.fingerprint import differences_between_ranks
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.training.callbacks.stop import NoSignalConnector
+from rankzero.training.callbacks.safe_point import NoSignalConnector
 from rankzero.training.lightning_inside import TunerExit
 
 STEPS, SECONDS = 30, 1.0

@@ -43,6 +43,9 @@ class ControlChannel:
         secret: The key that all ranks know; None if they do not share one.
 
     Attributes:
+        position: Number of the newest safe point that this rank has reached, from 0; -1 before the first one. The main
+            thread increments it, then reads `stop_reason`.
+        stop_reason: Why all ranks stop at a safe point; None without a request.
         agreements: Topic -> agreement of all ranks; only with several processes.
         monitor: Reports what the main thread is doing, and acts on a hang.
         on_stop: Called on rank zero in a separate thread when a stop is requested, before the step ends.
@@ -64,8 +67,8 @@ class ControlChannel:
         self.on_stop: Callable[[], None] = lambda: None
         self.on_abort: Callable[[str], None] = lambda cause: None
         self.describe_exit: Callable[[int], str] = lambda rank: ""
-        self._position, self._silences = -1, 0
-        self._stop_reason: str | None = None
+        self.position, self._silences = -1, 0
+        self.stop_reason: str | None = None
         self._stop_at: int | None = None
         self._stop_decided = threading.Event()
         self._failure_received = threading.Event()
@@ -128,25 +131,21 @@ class ControlChannel:
         """Stops all ranks at the next safe point that they can agree on. Any thread of any rank may call."""
         if self._rank_connection:
             self._send({"stop": reason})
-        elif self._stop_reason is None:
-            self._stop_reason, self._stop_at = reason, 0
+        elif self.stop_reason is None:
+            self.stop_reason, self._stop_at = reason, 0
             self._stop_decided.set()
             self._confirm_stop(reason)
 
-    def check_stop(self) -> str | None:
-        """Counts a safe point that this rank has reached; returns the reason if all ranks stop here, else None.
+    def is_stop_position(self) -> bool:
+        """Whether all ranks stop at this position; waits until all have reported theirs, after a stop request.
 
-        All ranks reach the same safe points. A rank that has received a stop request waits here until all ranks have
-        reported their positions. The receiving thread of each rank reports the position, so that no rank has to reach a
-        safe point first.
+        All ranks reach the same safe points. The receiving thread of each rank reports the position, so that no rank
+        has to reach a safe point first.
         """
-        self._position += 1
-        if self._stop_reason is None:
-            return None
         while not self._stop_decided.wait(TIMERS.slow_poll):
             self._check_failure()
         assert self._stop_at is not None
-        return self._stop_reason if self._position >= self._stop_at else None
+        return self.position >= self._stop_at
 
     def _check_failure(self) -> None:
         if self._failure_received.is_set():
@@ -154,12 +153,12 @@ class ControlChannel:
 
     def forget_stop(self) -> None:
         """Makes a request to stop that has been served apply to no later run; only in a single process."""
-        self._stop_reason = self._stop_at = None
+        self.stop_reason = self._stop_at = None
         self._stop_decided.clear()
 
     def _confirm_stop(self, reason: str) -> None:
         """Confirms the stop request to the user at once, and lets rank zero save what it holds in memory."""
-        stop_point = "after this step" if self._position >= 0 else "before the first step"
+        stop_point = "after this step" if self.position >= 0 else "before the first step"
         print_error(f"{reason}: stopping {stop_point}" + "; send it again to stop immediately" * (reason == "SIGINT"))
         threading.Thread(target=self.on_stop, name="on stop", daemon=True).start()
 
@@ -230,14 +229,14 @@ class ControlChannel:
             self._terminate(f"{self.members.name_of(leader)} was lost{connection.close_reason}", False)
 
     def _handle_message(self, message: Message) -> None:
-        if "stop_requested" in message and self._stop_reason is None:
+        if "stop_requested" in message and self.stop_reason is None:
             # The main thread first counts a safe point, then reads the stop reason. This thread first sets the stop
             # reason, then reads the count. So no safe point is missed: either the main thread sees the request at this
             # safe point, or the position sent here includes it.
-            self._stop_reason = str(message["stop_requested"])
-            self._send({"position": self._position})
+            self.stop_reason = str(message["stop_requested"])
+            self._send({"position": self.position})
             if self.rank == 0:
-                self._confirm_stop(self._stop_reason)
+                self._confirm_stop(self.stop_reason)
         elif "stop_at" in message:
             self._stop_at = int(message["stop_at"])
             self._stop_decided.set()

@@ -12,7 +12,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress.time_left import Limits, Pace, Position
-from rankzero.training.callbacks.time_limit import TimeLimit
+from rankzero.training.callbacks.safe_point import SafePoint
 from rankzero.training.fit_loop import FitLoop
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.validations import ValidationSchedule
@@ -61,7 +61,7 @@ class FitProgress:
         self._timers = [callback for callback in callbacks if isinstance(callback, Timer)]
         loop = trainer.fit_loop
         subscribers = loop.extra_subscribers if isinstance(loop, FitLoop) else []
-        self._time_limits = [item.wall_time for item in subscribers if isinstance(item, TimeLimit)]
+        self._time_limits = [item.wall_time for item in subscribers if isinstance(item, SafePoint)]
         self._samples = RecentRate()
         self._validated_batches = self._batches_at_epoch_start = -1
         self._epoch_batches = inf

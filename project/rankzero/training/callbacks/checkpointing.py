@@ -81,6 +81,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
     Attributes:
         last_seconds: Seconds that the last save took until it was on disk; None before the first save.
         last_bytes: Size of the last checkpoint on disk; None before the first save.
+        is_due: Whether a save is due at the next safe point.
         error: Error of the newest save; None if the save succeeded.
     """
 
@@ -110,7 +111,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         self.saved_position: Any = None
         self.checked_step = 0
         self.clock_checked_at = 0.0
-        self._is_due = self._has_warned = self._has_validated = self._has_checked_metric = self._is_over = False
+        self.is_due = self._has_warned = self._has_validated = self._has_checked_metric = self._is_over = False
         self._last_weights: dict[str, Tensor] = {}
         self._announced: GatheredRows | None = None
 
@@ -177,22 +178,22 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
 
     def on_step_done(self, trainer: Trainer) -> None:
         """Determines whether a save is due. All ranks must call."""
-        self._is_due |= self._is_interval_over(trainer.global_step, trainer)
+        self.is_due |= self._is_interval_over(trainer.global_step, trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._has_validated |= not trainer.sanity_checking
 
     def on_epoch_done(self, trainer: Trainer) -> None:
-        self._is_due |= bool(self.interval.epochs) and trainer.current_epoch % self.interval.epochs == 0
+        self.is_due |= bool(self.interval.epochs) and trainer.current_epoch % self.interval.epochs == 0
         if not self._has_checked_metric and (self._has_validated or not trainer.enable_validation):
             self._has_checked_metric = True
             self._warn_if_metric_is_missing(trainer)
 
-    def on_safe_point(self, trainer: Trainer) -> None:
-        """Saves if a save is due or training is over. All ranks must call."""
+    def save_if_due(self, trainer: Trainer) -> None:
+        """Saves, at a safe point, if a save is due or training is over. All ranks must call."""
         loop: Any = trainer.fit_loop.epoch_loop
         self._is_over = loop.may_be_done and (loop.done or loop.is_complete) and trainer.fit_loop.done
-        if self._is_due or self._is_over:
+        if self.is_due or self._is_over:
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -217,7 +218,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
 
     def save(self, trainer: Trainer) -> None:
         """Saves, unless the current position is already saved. All ranks must call."""
-        self._is_due, self.clock_checked_at = False, time.monotonic()
+        self.is_due, self.clock_checked_at = False, time.monotonic()
         if self._write(trainer):
             self.saved_position = self._position(trainer)
             if trainer.is_global_zero and trainer.checkpoint_callback is self:

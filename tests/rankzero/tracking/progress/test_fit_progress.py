@@ -11,7 +11,7 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress.fit_progress import FitProgress
 from rankzero.tracking.progress.time_left import Limits, Pace, Position
-from rankzero.training.callbacks.time_limit import TimeLimit
+from rankzero.training.callbacks.safe_point import SafePoint
 from rankzero.training.hooks import LoopCallback
 from running import train_in_process
 
@@ -102,7 +102,7 @@ def test_limits_of_the_trainer_are_read_and_the_time_limit_of_the_job_includes_t
     def limits_with(*callbacks, end=None):
         class Limited(Simulation):
             def on_fit_start(self, trainer, pl_module):
-                limits = [TimeLimit(SimpleNamespace(), end, None)] if end else []
+                limits = [SafePoint(SimpleNamespace(), end, None, None)] if end else []
                 trainer.fit_loop.extra_subscribers.extend(limits)
 
             def on_train_start(self, trainer, pl_module):

@@ -104,5 +104,5 @@ def test_time_is_over_when_the_next_steps_and_twice_the_longest_save_no_longer_f
         wall_time.note_save(seconds)
     wall_time.validation_guess = guess
     for seconds, kind in [(3.0, PLAIN), *noted]:
-        wall_time.note_step(seconds, kind)
+        wall_time.steps[kind].append(seconds)
     assert last_second_in_time(wall_time, clock, next_steps) == 1000 - 10 - 2 * 20 - needed

@@ -1,5 +1,8 @@
 import functools
+import math
 import signal
+from itertools import cycle
+from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch import Callback, Trainer
@@ -13,28 +16,25 @@ from rankzero.messages import SaveError, Stopped
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import checkpoints_in
 from rankzero.runs.directory import RunDirectory
+from rankzero.training.callbacks import safe_point as safe_points
 from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
 from rankzero.training.callbacks.finite_weights import FiniteWeights
-from rankzero.training.callbacks.stop import NoSignalConnector, StopAtSafePoint
-from rankzero.training.fit_loop import fit_loop_of
+from rankzero.training.callbacks.safe_point import NoSignalConnector, SafePoint
 from running import train_in_process
 from stock import SILENT
 
 
 class RequestStop(Callback):
-    """Installs `StopAtSafePoint`, and requests a stop in one of Lightning's hooks."""
+    """Requests a stop in one of Lightning's hooks."""
 
-    def __init__(self, stop, hook, occurrence=0):
-        self.stop, self.hook, self.occurrence, self.called_hooks = stop, hook, occurrence, []
-
-    def setup(self, trainer, pl_module, stage):
-        fit_loop_of(trainer).extra_subscribers.append(self.stop)
+    def __init__(self, channel, hook, occurrence=0):
+        self.channel, self.hook, self.occurrence, self.called_hooks = channel, hook, occurrence, []
 
     def record(self, hook, trainer, *arguments):
         self.called_hooks.append(hook)
         if (hook, self.called_hooks.count(hook) - 1) == (self.hook, self.occurrence):
             for reason in ("SIGTERM", "SIGUSR1"):
-                self.stop.control_channel.request_stop(reason)
+                self.channel.request_stop(reason)
 
 
 for _hook in ("on_train_batch_start", "on_train_batch_end", "on_validation_end", "on_train_epoch_end"):
@@ -53,14 +53,14 @@ def checkpoints(tmp_path):
 
 def train(channel, checkpoints, hook="", occurrence=0, **settings):
     """Trains 2 epochs of 4 batches; returns the hooks that were called, and the reason and step of the stop."""
-    request_stop = RequestStop(
-        StopAtSafePoint(channel, checkpoints, FiniteWeights(channel, stops=False)), hook, occurrence
-    )
+    request_stop = RequestStop(channel, hook, occurrence)
+    safe_point = SafePoint(channel, math.inf, checkpoints, FiniteWeights(channel, stops=False))
     model, reason = BoringModel(), None
     settings = {"limit_train_batches": 4, "max_epochs": 2, "num_sanity_val_steps": 0, **settings}
     settings |= {"plugins": [DirectoryCheckpointIO()], "enable_checkpointing": checkpoints is not None}
+    callbacks = [request_stop, *filter(None, [checkpoints])]
     try:
-        train_in_process(request_stop, *filter(None, [checkpoints]), model=model, loops=True, **settings)
+        train_in_process(*callbacks, model=model, loops=True, subscribers=[safe_point], **settings)
     except Stopped as stopped:
         reason = stopped.reason
     return request_stop.called_hooks, (reason, model.trainer.global_step)
@@ -125,3 +125,86 @@ def test_trainer_keeps_signal_handlers_unlike_stock_lightning():
     trainer._signal_connector = NoSignalConnector(trainer)
     trainer.fit(BoringModel())
     assert during_training == [before] and handlers() == before and not trainer._signal_connector.received_sigterm
+
+
+SLOW = 3.0
+
+
+class Paused(BoringModel):
+    """Takes time in steps, by their number from 0, and in validation."""
+
+    def __init__(self, clock, slow_steps, validation):
+        super().__init__()
+        self.clock, self.slow_steps, self.validation = clock, slow_steps, validation
+
+    def training_step(self, batch, batch_idx):
+        self.clock.now += SLOW if self.trainer.global_step in self.slow_steps else 0.001
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        self.clock.now += 0.0 if self.trainer.sanity_checking else self.validation
+        return super().validation_step(batch, batch_idx)
+
+
+class Recorder:
+    """Stands for the checkpoint callback: records the steps after which it holds a checkpoint."""
+
+    is_due = False
+
+    def __init__(self, clock, pause):
+        self.clock, self.pause, self.steps = clock, pause, []
+        self.channel = SimpleNamespace(position=-1, stop_reason=None)
+        self.subscribers = [SafePoint(self.channel, math.inf, self, None)]
+
+    def save_if_due(self, trainer):
+        pass
+
+    def hold(self, trainer):
+        self.steps.append(trainer.global_step)
+        self.clock.now += self.pause
+
+    def write_held(self):
+        pass
+
+
+SLOW_VALIDATION = {"validation": SLOW, "limit_val_batches": 1}
+COPY = 0.02 * SLOW
+"""Seconds of a copy that takes two percent of a slow step."""
+SLOW_COPY = {"slow_steps": range(16), "pause": 5.5 * COPY}
+CASES = {
+    "nothing is held without slow steps": ({}, []),
+    "nothing is held after one slow step": ({"slow_steps": [0]}, []),
+    "before each slow step": ({"slow_steps": range(8)}, [2, 3, 4, 5, 6, 7]),
+    "once more after the steps have become fast": ({"slow_steps": range(4)}, [2, 3, 4]),
+    "two percent of the time of slow steps": ({**SLOW_COPY, "limit_train_batches": 16}, [2, 8, 14]),
+    "two percent of the time of slow epochs": ({**SLOW_COPY, "limit_train_batches": 1, "max_epochs": 16}, [1, 7, 13]),
+    "two percent of the time of slow validations": (
+        {**SLOW_VALIDATION, "val_check_interval": 2, "pause": 2.5 * COPY, "limit_train_batches": 16},
+        [3, 9, 15],
+    ),
+    "before a slow validation": ({**SLOW_VALIDATION, "val_check_interval": 2}, [3, 5, 7]),
+    "before the validation of each epoch": ({**SLOW_VALIDATION, "max_epochs": 4, "limit_train_batches": 3}, [5, 8, 11]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_checkpoints_are_held_before_slow_steps_and_validations(monkeypatch, case):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)  # the time passes only in the model and the recorder
+    monkeypatch.setattr(safe_points, "time", clock)
+    settings = {"max_epochs": 1, "limit_train_batches": 8, "limit_val_batches": 0, **CASES[case][0]}
+    slow_steps, validation = settings.pop("slow_steps", ()), settings.pop("validation", 0.0)
+    recorder = Recorder(clock, settings.pop("pause", 0.0))
+    model, subscribers = Paused(clock, slow_steps, validation), recorder.subscribers
+    train_in_process(model=model, loops=True, subscribers=subscribers, **settings)
+    assert recorder.channel.on_stop == recorder.write_held
+    assert recorder.steps == CASES[case][1]
+
+
+def test_the_time_of_a_copy_on_a_gpu_is_measured_without_the_steps_before_it(monkeypatch):
+    clock, waits = SimpleNamespace(now=0.0, monotonic=lambda: clock.now), cycle([SLOW, SLOW_COPY["pause"]])
+    monkeypatch.setattr(safe_points, "time", clock)
+    monkeypatch.setattr(safe_points, "synchronize", lambda _: setattr(clock, "now", clock.now + next(waits)))
+    recorder, model = Recorder(clock, 0.0), Paused(clock, range(16), 0.0)
+    settings = {"max_epochs": 1, "limit_train_batches": 16, "limit_val_batches": 0}
+    train_in_process(model=model, loops=True, subscribers=recorder.subscribers, **settings)
+    assert recorder.steps == CASES["two percent of the time of slow steps"][1]
