@@ -29,7 +29,7 @@ from rankzero.distributed.monitoring.heartbeat import Heartbeat
 from rankzero.tracking.measurements.interval_measurements import IntervalMeasurements
 from rankzero.tracking.measurements.slow_ranks import SlowRanks
 from rankzero.training.hooks import LoopCallback
-from rankzero.training.metrics.interval_record import IntervalRecord
+from rankzero.training.metrics.step_log import IntervalRecord
 
 FEATURES = {
     "monitoring": ((Activity, "enter"), (Activity, "begin_batch"), (Heartbeat, "status"), (SlowRanks, "on_tick")),

@@ -19,7 +19,7 @@ from rankzero.training.hooks import Subscribers
 from rankzero.training.lightning_inside import fallback_reason
 from rankzero.training.loop import TrainingLoop
 from rankzero.training.metrics.epoch_averages import Results
-from rankzero.training.metrics.interval_record import IntervalRecord
+from rankzero.training.metrics.step_log import IntervalRecord
 from rankzero.training.speed.compiled_step import CompiledStep
 from rankzero.training.strategies import RunStrategy
 from rankzero.training.validations import ValidationSchedule

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
@@ -19,8 +19,10 @@ from rankzero.distributed.monitoring.activity import (
     VALIDATION,
     Activity,
 )
-from rankzero.training.lightning_inside import BATCH_HOOKS, overrides, public_state
-from rankzero.training.metrics.interval_record import IntervalRecord
+from rankzero.training.lightning_inside import BATCH_HOOKS, overrides
+
+if TYPE_CHECKING:
+    from rankzero.training.metrics.step_log import IntervalRecord
 
 
 class LoopHooks:
@@ -120,7 +122,7 @@ class HookBridge(Callback):
     Also records the phases of Lightning's own loop, and of validation.
     """
 
-    def __init__(self, call: Callable[..., None], activity: Activity, record: IntervalRecord) -> None:
+    def __init__(self, call: Callable[..., None], activity: Activity, record: "IntervalRecord") -> None:
         self._call, self._activity, self._record = call, activity, record
         self._next_tick = 0.0
 
@@ -176,8 +178,7 @@ class HookBridge(Callback):
 class BatchHooks:
     """Caller of Lightning's hooks of a batch: those of the callbacks in list order, then the module's.
 
-    It knows the callbacks and overridden hooks that it found when it was created; hooks that no code overrides cost
-    nothing.
+    It knows the callbacks and overridden hooks that it found when it was created.
 
     Attributes:
         observed: Hook -> whether a call of it reaches user code.
@@ -185,17 +186,10 @@ class BatchHooks:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self._module = trainer, trainer.lightning_module
-        self._strategy, self._module_vars = trainer.strategy, vars(self._module)
-        self._callbacks: list[Callback] = list(trainer.callbacks)  # type: ignore[attr-defined]
-        self._state = public_state(trainer.strategy)
-        self._called = [callback for callback in self._callbacks if _needs_call(callback)]
+        self._module_vars = vars(self._module)
+        self._called = [callback for callback in trainer.callbacks if _needs_call(callback)]  # type: ignore[attr-defined]
         self._overridden = {hook: overrides(self._module, hook, LightningModule) for hook in BATCH_HOOKS}
         self.observed = {hook: bool(self._called) or overridden for hook, overridden in self._overridden.items()}
-
-    @property
-    def are_current(self) -> bool:
-        """Whether user code has added or replaced no callback or method since this instance was created."""
-        return self._trainer.callbacks == self._callbacks and public_state(self._strategy) == self._state  # type: ignore[attr-defined]
 
     @property
     def may_change_gradients(self) -> bool:
@@ -206,8 +200,6 @@ class BatchHooks:
 
     def call(self, hook: str, *arguments: Any) -> Any:
         """Calls a hook of all callbacks and of the module, and returns the result of the module's hook."""
-        if not self.observed[hook]:
-            return None
         module, module_vars, result = self._module, self._module_vars, None
         previous_hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], hook
         for callback in self._called:

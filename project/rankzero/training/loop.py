@@ -53,7 +53,9 @@ class TrainingLoop:
     def _find_methods(self) -> None:
         """Looks up the hooks and methods that user code has set."""
         trainer, module = self.trainer, self.module
+        self._callbacks, self._strategy_state = list(trainer.callbacks), stock.public_state(self.strategy)
         self.hooks = BatchHooks(trainer)
+        self._observed = self.hooks.observed
         self._needs_transfer = stock.needs_transfer(trainer)
         self._steps_itself = stock.has_stock_optimizer_step(trainer)
         if self._steps_itself:
@@ -72,6 +74,16 @@ class TrainingLoop:
             self._runs_step, self._take_step, self._backward = compiled, compiled.take_step, compiled.backward
         self._overrides_schedules = stock.overrides(module, "lr_scheduler_step", LightningModule)
 
+    @property
+    def _is_current(self) -> bool:
+        """Whether user code has added or replaced no callback or method since the last look-up."""
+        return self.trainer.callbacks == self._callbacks and stock.public_state(self.strategy) == self._strategy_state
+
+    def _call(self, hook: str, *arguments: Any) -> None:
+        """Calls a hook, if that reaches user code."""
+        if self._observed[hook]:
+            self.hooks.call(hook, *arguments)
+
     def train_on_next(self) -> None:
         """Trains on the next batch.
 
@@ -81,7 +93,7 @@ class TrainingLoop:
         trainer, progress = self.trainer, self.progress
         self.activity.begin_batch(self.loop.global_step)
         batch = self._fetch()
-        if not self.hooks.are_current:
+        if not self._is_current:
             self._find_methods()
         progress.is_last_batch = self.data_fetcher.done
         if self._needs_transfer or not stock.is_plain(batch, self._device):
@@ -114,10 +126,10 @@ class TrainingLoop:
             for method in self._on_logging_step:
                 method(self.trainer)
         response = None
-        if self.hooks.observed["on_train_batch_start"]:
+        if self._observed["on_train_batch_start"]:
             self.activity.enter(HOOK)
             response = self.hooks.call("on_train_batch_start", batch, batch_idx)
-            if not self.hooks.are_current:
+            if not self._is_current:
                 self._find_methods()
         self.strategy.share = self._next_share()
         if response == -1:  # skip the rest of the epoch
@@ -161,18 +173,14 @@ class TrainingLoop:
 
     def _closure(self) -> Tensor | None:
         """Computes the gradients for the optimizer's `step`; returns the detached loss."""
-        loss = self._pass()
+        trainer, loss = self.trainer, self._pass()
         self.activity.enter(OPTIMIZER)
         if self.record.is_due and self.record.is_enabled:
             self.record.measure_gradients(self._optimizer)
-        self.hooks.call("on_before_optimizer_step", self._optimizer)
-        if self._clips or self.trainer.gradient_clip_val:
-            self._clip_gradients(
-                self.module,
-                self._optimizer,
-                self.trainer.gradient_clip_val,
-                gradient_clip_algorithm=self.trainer.gradient_clip_algorithm,
-            )
+        self._call("on_before_optimizer_step", self._optimizer)
+        if self._clips or trainer.gradient_clip_val:
+            limits = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+            self._clip_gradients(self.module, self._optimizer, *limits)
         return loss
 
     def _pass(self) -> Tensor | None:
@@ -197,11 +205,11 @@ class TrainingLoop:
         share = self.strategy.share
         if share.loss_weight != 1:
             loss = self.strategy.scale_loss(loss)
-        self.hooks.call("on_before_backward", loss)
+        self._call("on_before_backward", loss)
         hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "backward"
         self._backward(loss)
         module_vars["_current_fx_name"] = hook
-        if self.hooks.observed["on_after_backward"]:
+        if self._observed["on_after_backward"]:
             self.activity.enter(HOOK)
             self.hooks.call("on_after_backward")
         if share.has_empty_rank:  # otherwise DDP has already averaged the gradients
@@ -213,7 +221,7 @@ class TrainingLoop:
         batches_per_step = self.trainer.accumulate_grad_batches
         if type(output) is Tensor:
             loss = output if batches_per_step == 1 else output / batches_per_step
-            copies = self.hooks.observed["on_train_batch_end"]
+            copies = self._observed["on_train_batch_end"]
             self._outputs = {"loss": loss.detach().clone() if copies else loss}
             return loss
         if output is None and self.trainer.world_size > 1:
@@ -227,10 +235,9 @@ class TrainingLoop:
         return result.closure_loss
 
     def _zero_gradients(self) -> None:
-        counts = self.loop.automatic_optimization.optim_progress.optimizer.zero_grad
-        module_vars = self._module_vars
+        counts, module_vars = self.loop.automatic_optimization.optim_progress.optimizer.zero_grad, self._module_vars
         counts.increment_ready()
-        self.hooks.call("on_before_zero_grad", self._optimizer)
+        self._call("on_before_zero_grad", self._optimizer)
         counts.increment_started()
         hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "optimizer_zero_grad"
         zero_gradients(self._optimizer)
@@ -250,20 +257,16 @@ class TrainingLoop:
 
     def _step_schedules(self, batch_idx: int) -> None:
         """Steps the learning rate schedulers, except those that monitor a metric."""
-        loop, progress = self.loop, self.progress
+        loop, batches = self.loop, batch_idx + 1
         if self._overrides_schedules:
             loop.update_lr_schedulers("step", update_plateau_schedulers=False)
         elif not self._accumulates:
             for config in self.strategy.lr_scheduler_configs:
-                if (
-                    config.interval == "step"
-                    and not config.reduce_on_plateau
-                    and (batch_idx + 1) % config.frequency == 0
-                ):
+                if config.interval == "step" and not config.reduce_on_plateau and batches % config.frequency == 0:
                     loop.scheduler_progress.increment_ready()
                     config.scheduler.step()  # type: ignore[call-arg]
                     loop.scheduler_progress.increment_completed()
-        if progress.is_last_batch or progress.current.ready == self.trainer.num_training_batches:
+        if loop.is_complete:
             loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
 
     def _end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -275,7 +278,7 @@ class TrainingLoop:
             self._next_tick = now + TICK_SECONDS
             for method in self._on_tick:
                 method(trainer, batch, batch_idx)
-        self.hooks.call("on_train_batch_end", outputs, batch, batch_idx)
+        self._call("on_train_batch_end", outputs, batch, batch_idx)
         self.results.batch = self.results.batch_size = None
         if trainer.should_stop and self.loop.agreements:
             self.loop.agreements.agree_on_stop()

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from rankzero.distributed.monitoring.activity import BACKWARD, DATA, Activity
 from rankzero.distributed.torch_inside import is_compiled
-from rankzero.training.metrics.interval_record import IntervalRecord
+from rankzero.training.metrics.step_log import IntervalRecord
 
 CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from rankzero.sampling.batch_sampler import EVEN_SHARE, Share
 from rankzero.sampling.loader import batch_size, samples_in
 from rankzero.training.metrics.epoch_averages import Results, gathered_values, merge
-from rankzero.training.metrics.interval_record import IntervalRecord
+from rankzero.training.metrics.step_log import IntervalRecord
 from stock import differences
 
 

@@ -12,8 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_modules.mlp import MLP
-from lightning_modules.schedule import Constant, Cosine, OneCycle, Schedule
-from lightning_modules.supervised import Supervised, required
+from lightning_modules.supervised import Constant, Cosine, OneCycle, Schedule, Supervised, required
 from running import restore_process_state
 from stock import SILENT
 
