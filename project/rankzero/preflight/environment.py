@@ -5,8 +5,8 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -124,101 +124,90 @@ def check_environment(
         return [describe_environment(world), *digests]
 
     own, error, interrupt = attempt(describe)
-    ranks = _RanksOfRankZero(coordinator.hosts)
-    differing = coordinator.decide([own, error], ranks.compare_digests)
+    answers: list[Any] = []
+    clocks: list[Any] = []
+    sent: list[Any] = []  # of all ranks, like the two above, on rank zero
+
+    def receive(values: list[Any]) -> list[list[int]] | None:
+        answers.extend(values)
+        return _first_ranks(values)
+
+    differing_ranks = coordinator.decide([own, error], receive)
     if interrupt:
         raise interrupt
-    if differing is not None:
+    if differing_ranks is not None:
         before = time.time()
         coordinator.decide(None, lambda values: None)
-        coordinator.decide([before, time.time()], ranks.compare_clocks)
-        parts = (rankzero_code, lambda: code, lambda: settings, lambda: parameters)
-        for position, senders in enumerate(differing):
-            if senders:
-                sent = parts[position]() if coordinator.launch.rank in senders else None
-                coordinator.decide(sent, partial(ranks.compare_parts, position))
-    return check_on_rank_zero(coordinator, None, lambda values: ranks.result())
+        coordinator.decide([before, time.time()], clocks.extend)
+    if any(differing_ranks or ()):
+        parts: list[Callable[[], Any]] = [rankzero_code, lambda: code, lambda: settings, lambda: parameters]
+        is_sent = (coordinator.launch.rank in ranks for ranks in differing_ranks)
+        coordinator.decide([part() if sends else None for part, sends in zip(parts, is_sent, strict=True)], sent.extend)
+    return check_on_rank_zero(coordinator, None, lambda _: _compare(coordinator.hosts, answers, clocks, sent))
 
 
-class _RanksOfRankZero:
-    """What rank zero knows of the environments of all ranks. Empty on the other ranks."""
+COMPARISONS = (
+    ("Rankzero's code", "install the same version of Rankzero on all hosts"),
+    ("your code", "use the same files on all hosts"),
+    ("settings", "start all ranks with the same flags"),
+    ("the model's parameters", "build the same model on all ranks"),
+)
+"""What is compared by digest, and what to do if it differs."""
 
-    COMPARISONS = (
-        ("Rankzero's code", "install the same version of Rankzero on all hosts"),
-        ("your code", "use the same files on all hosts"),
-        ("settings", "start all ranks with the same flags"),
-        ("the model's parameters", "build the same model on all ranks"),
-    )
 
-    def __init__(self, hosts: Sequence[str]) -> None:
-        self.hosts = hosts
-        self.properties: list[dict[str, str]] = []
-        self.digests: list[list[str]] = []
-        self.errors: dict[int, str] = {}
-        self.clocks: list[float] = []
-        self.kinds: list[str] = []
-        self.details: list[str] = []
-        self.advice: list[str] = []
-        self.has_failed = False
+def _first_ranks(answers: list[Any]) -> list[list[int]] | None:
+    """Returns the first rank with each digest, for each comparison; an empty list if all digests are equal.
 
-    def compare_digests(self, answers: list[Any]) -> list[list[int]] | None:
-        """Receives properties, digests and error of each rank.
+    None if a rank has failed.
+    """
+    if any(error for _, error in answers):
+        return None
+    digests_of_ranks = zip(*(own[1:] for own, _ in answers), strict=True)
+    return [sorted(map(ranks.index, set(ranks))) if len(set(ranks)) > 1 else [] for ranks in digests_of_ranks]
 
-        Returns:
-            For each comparison, the first rank with each digest; an empty list if all digests are equal. None if a rank
-            has failed.
-        """
-        self.errors = {rank: error for rank, (_, error) in enumerate(answers) if error}
-        if self.errors:
-            return None
-        self.properties = [answer[0] for answer, _ in answers]
-        self.digests = [[answer[position] for answer, _ in answers] for position in (1, 2, 3, 4)]
-        found = differing(self.properties, self.hosts)
-        self.details += [f"{name}: {'; '.join(texts)}" for name, texts in found.items()]
-        self.advice += [f"install the same version of {name} on all hosts" for name in MUST_BE_EQUAL if name in found]
-        self.kinds, self.has_failed = list(found), bool(self.advice)
-        first_ranks = [{digest: ranks.index(digest) for digest in set(ranks)} for ranks in self.digests]
-        return [sorted(ranks.values()) if len(ranks) > 1 else [] for ranks in first_ranks]
 
-    def compare_clocks(self, readings: list[Any]) -> None:
-        """Receives two readings of each rank's clock."""
-        self.clocks = clock_differences(readings)
-        if skewed := _clock_texts(self.clocks, self.hosts):
-            self.kinds.append("clocks")
-            self.details += skewed
-            self.advice.append("synchronize the clocks of all hosts (chrony, NTP)")
+def _compare(hosts: Sequence[str], answers: list[Any], clocks: list[Any], sent: list[Any]) -> Check:
+    """Compares all ranks.
 
-    def compare_parts(self, position: int, sent: list[Any]) -> None:
-        """Receives the files or settings of the first rank with each digest."""
-        name, remedy = self.COMPARISONS[position]
-        digests = self.digests[position]
-        parts_of_ranks = [sent[digests.index(digest)] for digest in digests]
+    Args:
+        hosts: Host of each rank.
+        answers: Properties and digests, and error, of each rank.
+        clocks: Two readings of each rank's clock.
+        sent: For each comparison, the files or settings of the first rank with each digest, by rank.
+    """
+    if errors := {rank: error for rank, (_, error) in enumerate(answers) if error}:
+        summary, advice = "a rank cannot describe its environment", ["correct the error shown above"]
+        return Check("environment", FAIL, summary, error_lines(errors, hosts), advice)
+    properties = [own[0] for own, _ in answers]
+    found = differing(properties, hosts)
+    details = [f"{name}: {'; '.join(texts)}" for name, texts in found.items()]
+    advice = [f"install the same version of {name} on all hosts" for name in MUST_BE_EQUAL if name in found]
+    kinds, has_failed = list(found), bool(advice)
+    clocks_ahead = clock_differences(clocks)
+    if skewed := _clock_texts(clocks_ahead, hosts):
+        kinds.append("clocks")
+        details += skewed
+        advice.append("synchronize the clocks of all hosts (chrony, NTP)")
+    for position, (name, remedy) in enumerate(COMPARISONS):
+        digests = [own[position + 1] for own, _ in answers]
+        if len(set(digests)) == 1:
+            continue
+        parts = [sent[digests.index(digest)][position] for digest in digests]
         # Only some ranks may import a module, for example for logging.
-        different = differing(parts_of_ranks, self.hosts, ignores_missing=name == "your code")
-        if not different:
-            return
-        self.kinds.append(name)
-        self.advice.append(remedy)
-        shown = different
-        if name == "settings":
-            shown = differing([without_secrets(values) for values in parts_of_ranks], self.hosts)
-        for part in list(different)[:MAX_SHOWN]:
-            self.details.append(f"{part}: {'; '.join(shown.get(part) or [f'{HIDDEN} (different secrets)'])}")
-        self.details += [f"and {len(different) - MAX_SHOWN} more"] * (len(different) > MAX_SHOWN)
-        self.has_failed |= name != "settings" or any(is_decisive(part, texts) for part, texts in different.items())
-
-    def result(self) -> Check:
-        """Returns the check."""
-        if self.errors:
-            summary, advice = "a rank cannot describe its environment", ["correct the error shown above"]
-            return Check("environment", FAIL, summary, error_lines(self.errors, self.hosts), advice)
-        kinds = self.kinds
-        status = FAIL if self.has_failed else WARN if self.details else OK
-        equal = ", ".join(f"{name} {self.properties[0][name]}" for name in MUST_BE_EQUAL) + " on all ranks"
-        summary = f"{', '.join(kinds)} differ{'s' * (len(kinds) == 1 and not kinds[0].endswith('s'))} between ranks"
-        pairs = zip(self.properties, self.clocks, strict=True)
-        ranks = [{**values, "clock_ahead": clock} for values, clock in pairs]
-        return Check("environment", status, summary if kinds else equal, self.details, self.advice, {"ranks": ranks})
+        different = differing(parts, hosts, ignores_missing=name == "your code")
+        if different:
+            kinds.append(name)
+            advice.append(remedy)
+            shown = differing(list(map(without_secrets, parts)), hosts) if name == "settings" else different
+            for part in list(different)[:MAX_SHOWN]:
+                details.append(f"{part}: {'; '.join(shown.get(part) or [f'{HIDDEN} (different secrets)'])}")
+            details += [f"and {len(different) - MAX_SHOWN} more"] * (len(different) > MAX_SHOWN)
+            has_failed |= name != "settings" or any(is_decisive(part, texts) for part, texts in different.items())
+    status = FAIL if has_failed else WARN if details else OK
+    equal = ", ".join(f"{name} {properties[0][name]}" for name in MUST_BE_EQUAL) + " on all ranks"
+    summary = f"{', '.join(kinds)} differ{'s' * (len(kinds) == 1 and not kinds[0].endswith('s'))} between ranks"
+    ranks = [{**values, "clock_ahead": ahead} for values, ahead in zip(properties, clocks_ahead, strict=True)]
+    return Check("environment", status, summary if kinds else equal, details, advice, {"ranks": ranks})
 
 
 def is_decisive(name: str, texts: Sequence[str]) -> bool:
