@@ -23,6 +23,7 @@ from rankzero.messages import is_quiet, print_notice, set_quiet, set_spelling
 from rankzero.preflight.all_checks import PlannedRun, check_before_fit
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.runs.checkpoints.manifest import Retention
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.resume import RunOptions
 from rankzero.runs.stored_config import CONSTANTS, Config, as_json, describe_config, flattened
@@ -40,7 +41,7 @@ from rankzero.tracking.progress.choice import progress_callbacks, without_progre
 from rankzero.tracking.tensorboard_page import TensorBoardPage
 from rankzero.training import fit_loop
 from rankzero.training.callbacks.agreements import RankAgreements
-from rankzero.training.callbacks.checkpointing import CheckpointCallback
+from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
 from rankzero.training.callbacks.failure import ReportFailure
 from rankzero.training.callbacks.finite_weights import FiniteWeights
 from rankzero.training.callbacks.safe_point import NoSignalConnector, SafePoint
@@ -128,8 +129,11 @@ class Trainer(TrainerArguments):
         on_nan = arguments["on_nan"] or ("warn" if session.is_script else "stop")
         self._weights, self._checkpointing = FiniteWeights(channel, on_nan == "stop"), None
         if saves:
-            self._checkpointing = CheckpointCallback.read(
-                arguments, self.run, self._checkpoint_metadata, channel, self._weights
+            retention = Retention(arguments["keep"], arguments["keep_best"])
+            request_stop = channel.request_stop if arguments["save_errors"] == "stop" else None
+            self._checkpointing = CheckpointCallback(
+                *(self.run, Interval.read(arguments["save_every"]), self._checkpoint_metadata),
+                *(retention, request_stop, self._weights),
             )
         self._ledger, self._throughput = SampleLedger(plan), Throughput(plan)
         logger, run_logger = lightning.get("logger"), None

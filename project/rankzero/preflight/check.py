@@ -55,14 +55,7 @@ class Check(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Returns the check as an object for JSON."""
-        return {
-            "name": self.name,
-            "status": self.status,
-            "summary": self.summary,
-            "details": list(self.details),
-            "advice": list(self.advice),
-            "values": dict(self.values),
-        }
+        return {name: value for name, value in self._asdict().items() if name != "blocks"}
 
 
 def attempt(work: Callable[[], T]) -> tuple[T | None, str, KeyboardInterrupt | None]:

@@ -5,7 +5,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain, islice, repeat
 from typing import Any
 
@@ -64,7 +64,6 @@ class ManagedLoader(DataLoader[Any]):
         self.__class__ = _managed_class(type(loader))  # type: ignore[arg-type]
         is_batched = loader.batch_sampler is not None
         seeded_dataset = SeededDataset(loader.dataset, loader.collate_fn is default_collate, is_batched)
-        collate = loader.collate_fn if is_batched else partial(collate_only_item, loader.collate_fn)
         self._reader = copy.copy(loader)
         vars(self._reader).update(
             dataset=seeded_dataset,
@@ -73,7 +72,7 @@ class ManagedLoader(DataLoader[Any]):
             batch_size=None,
             drop_last=False,
             pin_memory=False,
-            collate_fn=Collate(identity if seeded_dataset.gathers else collate),
+            collate_fn=Collate(identity) if seeded_dataset.gathers else Collate(loader.collate_fn, is_batched),
             worker_init_fn=PrepareWorker(loader.worker_init_fn),
             # A loader draws its workers' seed from this generator, so that the global generator stays unchanged.
             generator=loader.generator or torch.Generator().manual_seed(batches.seed),
@@ -264,23 +263,22 @@ def identity(batch: Any) -> Any:
     return batch
 
 
-def collate_only_item(collate: Callable[[Any], Any], items: list[Any]) -> Any:
-    """Collates the only item of a loader that reads single items."""
-    return collate(items[0])
-
-
 class Collate:
     """Collate function that leaves None unchanged, because None stands for an empty batch.
 
     A StopIteration of the user's function becomes an error; it would end the epoch early.
+
+    Args:
+        collate: The user's function.
+        is_batched: Whether the loader reads batches; else the function gets the only item of a batch.
     """
 
-    def __init__(self, collate: Callable[[Any], Any]) -> None:
-        self.collate = collate
+    def __init__(self, collate: Callable[[Any], Any], is_batched: bool = True) -> None:
+        self.collate, self.is_batched = collate, is_batched
 
     def __call__(self, samples: Any) -> Any:
         try:
-            return None if samples is None else self.collate(samples)
+            return None if samples is None else self.collate(samples if self.is_batched else samples[0])
         except StopIteration as error:
             raise RuntimeError("the collate function raised StopIteration") from error
 

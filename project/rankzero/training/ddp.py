@@ -171,9 +171,8 @@ class DataParallel(RunStrategy, DDPStrategy):
         torch.distributed.gather_object(_on_host(value), values or None)
         return values
 
-    def reduce_in_place(self, values: Tensor, operation: str) -> int:
-        torch.distributed.all_reduce(values, getattr(torch.distributed.ReduceOp, operation.upper()))
-        return torch.distributed.get_world_size()
+    def sum_in_place(self, values: Tensor) -> None:
+        torch.distributed.all_reduce(values)
 
     def begin_gather_rows(self, row: Tensor) -> GatheredRows:
         ranks = self.coordinator.launch.world_size
@@ -191,7 +190,7 @@ class DataParallel(RunStrategy, DDPStrategy):
         def refuse(*_: Any) -> None:
             raise RuntimeError("a rank that has failed takes part in no collective")
 
-        names = ("gather", "gather_on_rank_zero", "reduce_in_place", "begin_gather_rows", "sum_over_ranks")
+        names = ("gather", "gather_on_rank_zero", "sum_in_place", "begin_gather_rows", "sum_over_ranks")
         vars(self).update(dict.fromkeys(names, refuse))
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:

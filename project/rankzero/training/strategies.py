@@ -164,13 +164,8 @@ class RunStrategy(Strategy):
         """Returns the values of all ranks on rank zero, and an empty list on all others. All ranks must call."""
         return [value]
 
-    def reduce_in_place(self, values: Tensor, operation: str) -> int:
-        """Reduces each element over ranks, in place, by `sum`, `max` or `min`. All ranks must call.
-
-        Returns:
-            The number of ranks.
-        """
-        return 1
+    def sum_in_place(self, values: Tensor) -> None:
+        """Replaces each element by its sum over ranks. All ranks must call."""
 
     def begin_gather_rows(self, row: Tensor) -> GatheredRows:
         """Begins to gather the rows of all ranks, which have the same length. All ranks must call."""

@@ -119,7 +119,7 @@ class ClassCounts:
         """Adds the counts of all other ranks, and moves the counts to the CPU. All ranks must call."""
         for name in ("matrix", "samples", "correct", "_bins"):
             counts = getattr(self, name).to(strategy.root_device)
-            strategy.reduce_in_place(counts, "sum")
+            strategy.sum_in_place(counts)
             setattr(self, name, counts.cpu())
 
 

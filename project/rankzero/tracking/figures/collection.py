@@ -146,7 +146,7 @@ class WorstSamples:
                 images[place] = self._images[number].cpu()
         if winners:
             images = images.to(strategy.root_device)
-            strategy.reduce_in_place(images, "sum")
+            strategy.sum_in_place(images)
         return [
             WorstSample(loss, int(predicted), int(true), image)
             for (loss, predicted, true, _, _), image in zip(winners, images.cpu(), strict=True)

@@ -20,7 +20,6 @@ from torch import Tensor
 from rankzero.distributed.devices import GatheredRows
 from rankzero.distributed.monitoring.activity import CHECKPOINT
 from rankzero.distributed.scheduler.durations import parse_duration
-from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import RunError, SaveError, print_error
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import SIGNATURE, Retention, checkpoints_in, file_of, read_manifest, step_of
@@ -114,20 +113,6 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         self.is_due = self._has_warned = self._has_validated = self._has_checked_metric = self._is_over = False
         self._last_weights: dict[str, Tensor] = {}
         self._announced: GatheredRows | None = None
-
-    @classmethod
-    def read(
-        cls,
-        arguments: Mapping[str, Any],
-        run: RunDirectory,
-        record: Callable[[], dict[str, Any]],
-        channel: ControlChannel,
-        weights: FiniteWeights,
-    ) -> "CheckpointCallback":
-        """Returns the callback that the arguments of the Trainer describe; the channel stops the run if it has to."""
-        retention = Retention(arguments["keep"], arguments["keep_best"])
-        request_stop = channel.request_stop if arguments["save_errors"] == "stop" else None
-        return cls(run, Interval.read(arguments["save_every"]), record, retention, request_stop, weights)
 
     @property
     def _newest(self) -> Path | None:

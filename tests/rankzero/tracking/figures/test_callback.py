@@ -111,7 +111,7 @@ def test_a_module_without_the_names_gets_nothing_and_exchanges_only_once(script_
     def observed(original):
         def call(figures, *arguments):
             with monkeypatch.context() as patch:
-                for name in ("broadcast", "reduce_in_place", "begin_gather_rows"):
+                for name in ("broadcast", "sum_in_place", "begin_gather_rows"):
                     patch.setattr(OneProcess, name, log_calls(getattr(OneProcess, name), calls, name))
                 return original(figures, *arguments)
 
