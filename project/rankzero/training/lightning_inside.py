@@ -1,6 +1,6 @@
 """The private names of Lightning (2.6.6) and torchmetrics (1.9) that Rankzero uses, and when its loop may train."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -129,20 +129,26 @@ def overrides(instance: Any, method_name: str, parent: type) -> bool:
     return callable(method) and getattr(method, "__func__", method) is not getattr(parent, method_name)
 
 
-def public_state(strategy: Any) -> tuple[Any, ...]:
+def lightning_optimizers(module: LightningModule) -> list[Any]:
+    """Returns Lightning's wrappers of the optimizers."""
+    found = module.optimizers()
+    return found if isinstance(found, list) else [found]
+
+
+def public_state(strategy: Any, wrappers: Sequence[Any]) -> tuple[Any, ...]:
     """Returns what changes if user code replaces a method of its module, the strategy, the precision or an optimizer.
 
     This runs in every step. For instances the number of attributes is enough: it grows when a method is replaced.
     """
-    module, optimizers = strategy.lightning_module, strategy._lightning_optimizers
+    module = strategy.lightning_module
     return (
         module.automatic_optimization,
         _methods_of(type(module)),
         len(module.__dict__),
         len(strategy.__dict__),
         len(strategy.precision_plugin.__dict__),
-        len(optimizers[0].__dict__) if optimizers else 0,
-        optimizers,
+        len(wrappers[0].__dict__) if wrappers else 0,
+        strategy.optimizers,
     )
 
 
@@ -165,7 +171,7 @@ def fallback_reason(trainer: Trainer, data_fetcher: Any) -> str | None:
 def has_stock_optimizer_step(trainer: Trainer) -> bool:
     """Returns whether neither the module nor another object replaces a part of Lightning's optimizer step."""
     module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
-    optimizers = strategy._lightning_optimizers
+    optimizers = lightning_optimizers(module)
     return (
         module.automatic_optimization
         and not any(overrides(module, hook, LightningModule) for hook in OPTIMIZER_HOOKS)

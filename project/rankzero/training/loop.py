@@ -53,7 +53,8 @@ class TrainingLoop:
     def _find_methods(self) -> None:
         """Looks up the hooks and methods that user code has set."""
         trainer, module = self.trainer, self.module
-        self._callbacks, self._strategy_state = list(trainer.callbacks), stock.public_state(self.strategy)
+        self._callbacks, self._wrappers = list(trainer.callbacks), stock.lightning_optimizers(module)
+        self._strategy_state = stock.public_state(self.strategy, self._wrappers)
         self.hooks = BatchHooks(trainer)
         self._observed = self.hooks.observed
         self._needs_transfer = stock.needs_transfer(trainer)
@@ -77,7 +78,8 @@ class TrainingLoop:
     @property
     def _is_current(self) -> bool:
         """Whether user code has added or replaced no callback or method since the last look-up."""
-        return self.trainer.callbacks == self._callbacks and stock.public_state(self.strategy) == self._strategy_state
+        state = stock.public_state(self.strategy, self._wrappers)
+        return self.trainer.callbacks == self._callbacks and state == self._strategy_state
 
     def _call(self, hook: str, *arguments: Any) -> None:
         """Calls a hook, if that reaches user code."""
