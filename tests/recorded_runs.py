@@ -65,13 +65,15 @@ def locked(run, **settings):
 
 
 def write_curves(run, curves, seconds_per_step=1.0, start=1e9):
-    """Writes the metrics of a run with curves (tag -> step -> value); step 0 is at the time `start`."""
+    """Writes the metrics of a run with curves (tag -> step -> value); step 0 is at `start`; a step has 32 samples."""
     steps = sorted({step for values in curves.values() for step in values})
     rows = (
         Row(
             step,
             start + step * seconds_per_step,
             {tag: values[step] for tag, values in curves.items() if step in values},
+            (step + 1) / 100,
+            32 * (step + 1),
         )
         for step in steps
     )

@@ -85,8 +85,6 @@ def _compare(arguments: Sequence[str]) -> int:
     metrics, omitted = (list(values["metric"]), []) if values["metric"] else chosen_metrics(compared)
     _check_metrics(values["metric"], compared)
     drawn, notes = panels(compared, metrics, values["x"])
-    if metrics and not drawn and any(entry.curves for entry in compared):
-        raise RequestError(f"--x {values['x']}", "\n".join(notes), f"--x {STEPS}")
     rows, unlisted = results(compared)
     labels = [entry.label for entry in compared]
     print_comparison(labels, differences([entry.config for entry in compared]), rows)

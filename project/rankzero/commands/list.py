@@ -18,9 +18,17 @@ from rankzero.commands.jobs.record import Record, submitted_at
 from rankzero.commands.jobs.request.job_request import array_indices
 from rankzero.messages import Exit, RequestError, print_line
 from rankzero.runs.directory import expanded
-from rankzero.runs.reports.recorded_run import ARCHIVED_NAME, RecordedRun, read_run, with_live_values
+from rankzero.runs.reports.recorded_run import (
+    ARCHIVED_NAME,
+    UNKNOWN,
+    WAITING,
+    RecordedRun,
+    Status,
+    read_run,
+    status_of,
+    with_live_values,
+)
 from rankzero.runs.reports.run_list import ListedRun, as_json, print_list, runs_in, why_not_listed
-from rankzero.runs.reports.run_status import UNKNOWN, WAITING, Status, status_of
 
 DEFAULT_COUNT = 50
 

@@ -15,9 +15,8 @@ from rankzero.runs.checkpoints.manifest import checkpoints_in
 from rankzero.runs.directory import RunDirectory, cannot_write_error, expanded
 from rankzero.runs.metrics.metrics_file import newest_rows
 from rankzero.runs.reports.html.report import REPORT, render
-from rankzero.runs.reports.recorded_run import is_run, read_run, with_live_values
+from rankzero.runs.reports.recorded_run import is_run, read_run, status_of, with_live_values
 from rankzero.runs.reports.run_list import root_flag, unknown_run_error
-from rankzero.runs.reports.run_status import status_of
 
 REPORT_FLAGS = (Flag("root", "DIR", file_path, "folder of the runs [runs]", "runs", default="runs"),)
 
@@ -57,35 +56,35 @@ def _report(arguments: Sequence[str]) -> int:
 def recorded_summary(path: Path) -> dict[str, Any]:
     """Returns the summary of a run; if its newest attempt has none, one of the values that the run has recorded."""
     run, recorded = RunDirectory(path), read_run(path)
-    stored, status = run.read("summary.json"), status_of(recorded)
-    if recorded.has_newest_summary and status.word == recorded.status:
-        return stored
+    status, attempts = status_of(recorded), len(recorded.attempts)
+    if recorded.has_newest_summary and status.word == recorded.summary["status"]:
+        return dict(recorded.summary)
     live = with_live_values(recorded)
-    environment = run.read(f"attempts/{recorded.attempts:04d}/environment.json")
+    environment = run.read(f"attempts/{attempts:04d}/environment.json")
     hosts: dict[str, int] = environment.get("hosts") or {"": 1}
     rows = newest_rows(path)
     ended = rows[-1].seconds if rows else recorded.started or time.time()
     return {
+        "epochs": 0,
+        "steps": 0,
+        "samples": 0,
+        "samples_per_second": 0.0,
+        "metrics": {},
+        "max_steps": -1,
         "ledger": [],
         "slow_ranks": [],
         "best": None,
         "can_validate": False,
-        "max_steps": -1,
-        **stored,
+        **live.summary,
         "run": run.name,
         "status": status.word,
         "reason": status.note,
-        "epochs": live.epochs or 0,
-        "steps": live.steps or 0,
-        "samples": live.samples or 0,
         "world_size": sum(hosts.values()),
         "nodes": len(hosts),
         "launcher": environment.get("launcher") or "local",
         "accelerator": str(environment.get("device") or "an unknown device"),
-        "metrics": dict(live.metrics),
-        "samples_per_second": live.samples_per_second or 0.0,
         "seconds": max(0.0, ended - (recorded.started or ended)),
-        "attempts": recorded.attempts,
+        "attempts": attempts,
         "checkpoint": next((str(saved.relative_to(path)) for saved in checkpoints_in(run.checkpoints)[-1:]), None),
         "max_epochs": live.max_epochs,
     }

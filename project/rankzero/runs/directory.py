@@ -115,10 +115,6 @@ class RunDirectory:
         attempts = self.read("run.json").get("attempts") or [{}]
         return dict(attempts[-1])
 
-    def was_started_by(self, job_id: str) -> bool:
-        """Returns whether the newest attempt belongs to this job of the scheduler or torchrun."""
-        return bool(self.newest_attempt.get("job") == job_id)
-
     def summary_of_part(self) -> dict[str, Any]:
         """Reads the newest summary of the current part; {} if no attempt of this part has ended."""
         summary = self.read("summary.json")
@@ -374,8 +370,6 @@ def _check_writable(folder: Path) -> None:
         raise NotADirectoryError(f"{existing} is a file")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise PermissionError(f"no permission to write in {existing.resolve()}")
-    if os.statvfs(existing).f_flag & os.ST_RDONLY:
-        raise OSError(f"{existing.resolve()} is on a read-only file system")
 
 
 def cannot_write_error(folder: Path, error: OSError) -> RequestError:

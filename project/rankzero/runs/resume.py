@@ -146,7 +146,7 @@ def _choose_resume_point(
     if run.part > 1 and resume != "auto" and not is_in_this_process and checkpoints_in(run.checkpoints, run.part):
         plan.notes.append(f"{resume} was the start of part {run.part} of run {run.name}, which resumes")
         resume = "auto"
-    is_restart = launch.restarts and launch.job_id and run.was_started_by(launch.job_id)
+    is_restart = launch.restarts and launch.job_id and run.newest_attempt.get("job") == launch.job_id
     if resume != "auto" and is_restart and (resume == "never" or newest_valid(run.checkpoints)[0]):
         plan.notes.append(f"--resume {resume} applied to the first start of job {launch.job_id}; the run resumes")
         resume = "auto"
@@ -264,8 +264,7 @@ def keep_for_loading(trainer: Trainer, state: VerifiedState | None) -> Path | No
 
 def unfinished_before(run: RunDirectory) -> str | None:
     """Returns the name of the numbered run before an unnamed run, if it has ended with a checkpoint, not finished."""
-    from rankzero.runs.reports.recorded_run import read_run
-    from rankzero.runs.reports.run_status import FINISHED, RUNNING, status_of
+    from rankzero.runs.reports.recorded_run import FINISHED, RUNNING, read_run, status_of
 
     base, _, number = run.name.rpartition("-")
     if run.title != base or not number.isdecimal():

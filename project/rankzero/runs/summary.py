@@ -28,7 +28,7 @@ from rankzero.messages import Stopped, is_peer_failure, place_of, user_message
 from rankzero.runs.checkpoints.manifest import Retention, checkpoints_in, has_valid_manifest
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.secrets import command_without_secrets, prose_without_secrets
-from rankzero.runs.reports.shown_metrics import numbers
+from rankzero.runs.reports.text import numbers
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
 
     Attributes:
         descriptions: Tag -> description of the series, which TensorBoard shows.
-        position: Returns the epoch, with a fraction, and the number of samples that a row states.
+        position: Returns the current epoch, with a fraction, and the current number of samples, which a row states.
         is_muted: Whether the logger writes nothing now.
     """
 
@@ -67,6 +67,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         self.run = run
         self.descriptions: dict[str, str] = {}
         self.position: Callable[[], tuple[float, int]] | None = None
+        self._interval: tuple[int, tuple[float, int]] | None = None
         self._described: set[str] = set()
         self._retry_at = self._flushed_at = 0.0
         self._is_failing = self.is_muted = self._is_unsynced = False
@@ -126,17 +127,28 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         self._try_to_write(lambda: cut_rows(self.run.path, step))
         self._leave_file()  # if user code has created one: only the beginning of a file can hide values
 
+    def mark_interval(self, step: int) -> tuple[float, int]:
+        """Returns the current position, which later rows of this step state: they may be logged an interval later."""
+        assert self.position is not None
+        self._interval = step, self.position()
+        return self._interval[1]
+
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         # Lightning (2.6) adds the epoch to all metrics; `x_axis/epoch` shows it, with the fraction of the epoch.
         try:
             numbers = {name: float(value) for name, value in metrics.items() if name != "epoch"}
-            self._rows.append(Row(int(step or 0), time.time(), numbers, *(self.position() if self.position else ())))
+            self._rows.append(Row(int(step or 0), time.time(), numbers, *self._position_at(step)))
             self._queued.append(self._rows[-1])
         except (TypeError, ValueError):  # a value is a dictionary of numbers or not a number
             without_epoch = {name: value for name, value in metrics.items() if name != "epoch"}
             self._try_to_write(lambda: super(DurableTensorBoardLogger, self).log_metrics(without_epoch, step))
         self.save()
+
+    def _position_at(self, step: int | None) -> tuple[float, int] | tuple[()]:
+        if self._interval is not None and self._interval[0] == step:
+            return self._interval[1]
+        return self.position() if self.position else ()
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:

@@ -6,16 +6,17 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.metrics.series import SERIES, STEP_PARTS
 from rankzero.runs.reports.html.report import launch_line
 from rankzero.runs.reports.secrets import HIDDEN, without_secrets
+from rankzero.runs.reports.text import GROUPS
 from rankzero.runs.stored_config import Config, dump_config, flattened
 from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.csv_rows import remove_lost_rows
-from rankzero.tracking.measurements.series import SERIES
 from rankzero.training.hooks import LoopCallback
 
-_OF_MODEL = "(?!train/samples|wall_time/|workload/|world/|weights/|x_axis/)"
+_OF_MODEL = f"(?!train/samples|{'|'.join(GROUPS)})"
 """Pattern before the tags that the user's module logs."""
 
 LAYOUT = {
@@ -27,11 +28,7 @@ LAYOUT = {
     },
     "2. Speed": {
         "samples per second": ["Multiline", ["train/samples_per_second"]],
-        "parts of a step (ms)": [
-            "Multiline",
-            [rf"wall_time/{part}_ms" for part in ("data_wait", "forward", "backward", "optimizer", "other")]
-            + ["wall_time/exposed_communication_ms"],
-        ],
+        "parts of a step (ms)": ["Multiline", list(STEP_PARTS)],
         "TFLOP/s per device": ["Multiline", ["workload/teraflops_per_second"]],
     },
     "3. Ranks": {

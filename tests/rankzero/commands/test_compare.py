@@ -11,7 +11,7 @@ from recorded_runs import locked, write_curves, write_run
 from running import run, run_without_importing
 
 CURVES = {"train/loss": {0: 1.0, 9: 0.5}, "val/loss": {9: 0.6}}
-CURVES |= {"x_axis/samples": {0: 32, 9: 320}, "x_axis/epoch": {0: 0.1, 9: 1.0}}
+CURVES |= {"x_axis/epoch": {0: 0.1, 9: 1.0}}
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_runs_are_given_by_name_or_path_and_drawn_once(root, cwd, compare, drawn
     assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["runs/first", "elsewhere/first"]
     assert row_of(lines, "steps") == ["69", "69"]
     add(root / "second", age=time.time() - 1e9)
-    for axis, last in {"steps": 9, "samples": 320, "epochs": 1, "seconds": 9}.items():
+    for axis, last in {"steps": 9, "samples": 320, "epochs": 0.1, "seconds": 9}.items():
         compare("second", "--x", axis)
         assert drawn[-1].axes[0].lines[0].get_xdata()[-1] == pytest.approx(last), axis
 
@@ -128,16 +128,6 @@ def test_no_run_and_too_many_runs_are_refused_with_runs_to_type(root, compare):
     assert compare(code=2)[-1] == "  type   python launch/compare.py r8"
     lines = compare(*(f"r{number}" for number in range(9)), code=2)
     assert "9 runs; one figure shows at most 8" in lines[2] and lines[-1].endswith("r6 r7")
-
-
-def test_a_run_that_has_not_logged_the_axis_is_drawn_by_its_totals_or_refused_without_them(root, compare, drawn):
-    add(root / "old", {"loss": {0: 1.0, 68: 0.5}})
-    lines = compare("old", "--x", "samples")
-    assert drawn[0].axes[0].lines[0].get_xdata()[-1] == pytest.approx(4311)
-    assert "old: it has not logged its samples by step; drawn as if each of its steps had equally many samples" in lines
-    (root / "old/summary.json").unlink()
-    lines = compare("old", "--x", "samples", code=2)
-    assert lines[1] == "  asked  --x samples" and lines[-1] == "  type   --x steps"
 
 
 def test_a_running_run_is_compared_with_the_values_it_has_logged(root, compare):

@@ -63,7 +63,6 @@ def test_a_run_whose_owner_is_alive_is_running_with_the_values_it_has_logged(roo
     path = write_run(root / "live", None, config={"trainer": {"max_epochs": 20}})
     steps = range(0, 500, 10)
     curves = {"train/loss": {step: 1 / (step + 1) for step in steps}, "val/accuracy": {399: 0.75}}
-    curves |= {"x_axis/epoch": {step: step / 100 for step in steps}}
     write_curves(path, curves | {"train/samples_per_second": dict.fromkeys(steps, 2000.0)})
     write_lock(write_run(root / "resumed", "stopped"))  # an earlier attempt stopped
     with locked(path):

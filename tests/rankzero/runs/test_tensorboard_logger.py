@@ -9,6 +9,7 @@ from tensorboard.summary.writer import event_file_writer
 from rankzero.runs import tensorboard_logger as logger_module
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.metrics.curves import read_curves
+from rankzero.runs.metrics.metrics_file import read_rows
 from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
 from running import disk_at
 
@@ -120,3 +121,14 @@ def test_values_are_kept_in_memory_while_the_folder_cannot_be_created_and_other_
     (warning,) = warnings_in(recwarn)
     assert "kept in memory" in warning and str(run.path) in warning
     assert logged_steps(run) == [1, 2, 3]
+
+
+def test_rows_that_are_logged_an_interval_later_state_the_position_of_their_step(tmp_path):
+    logger, position = DurableTensorBoardLogger(RunDirectory(tmp_path)), [0.5, 320]
+    logger.position = lambda: tuple(position)
+    logger.mark_interval(9)
+    position[:] = 1.0, 640
+    for step in (9, 19):
+        logger.log_metrics({"loss": 1.0}, step)
+    logger.finalize("success")
+    assert [(row.epoch, row.samples) for row in read_rows(tmp_path)] == [(0.5, 320), (1.0, 640)]

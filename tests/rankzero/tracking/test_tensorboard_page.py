@@ -10,7 +10,7 @@ from tensorboard.plugins.hparams import metadata
 from tensorboard.util.tensor_util import make_ndarray
 
 from rankzero import Trainer
-from rankzero.tracking.measurements.series import SERIES
+from rankzero.runs.metrics.series import SERIES
 from rankzero.tracking.tensorboard_page import LAYOUT, attempt_text, hyper_parameters_of
 from running import script_process
 from stock import QUIET

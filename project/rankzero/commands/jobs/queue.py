@@ -9,8 +9,17 @@ from pathlib import Path
 from rankzero.commands.jobs.record import Record, State, modified_at, read_record, submitted_at
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
-from rankzero.runs.reports.recorded_run import SUMMARY_FILE, RecordedRun
-from rankzero.runs.reports.run_status import FAILED, KILLED, RUNNING, STOPPED, UNKNOWN, WAITING, Status
+from rankzero.runs.reports.recorded_run import (
+    FAILED,
+    KILLED,
+    RUNNING,
+    STOPPED,
+    SUMMARY_FILE,
+    UNKNOWN,
+    WAITING,
+    RecordedRun,
+    Status,
+)
 
 MAX_QUERIES = 20
 """Number of jobs about which the scheduler is asked, the newest first."""
@@ -36,7 +45,7 @@ def may_change_status(run: RecordedRun, status: Status, record: Record) -> bool:
     """Returns whether the state of a run's job may show another status than the files of the run."""
     if status.word == RUNNING:
         return False
-    if status.word in (KILLED, UNKNOWN) or (status.word == STOPPED and run.awaits_attempt):
+    if status.word in (KILLED, UNKNOWN) or (status.word == STOPPED and run.summary.get("another_attempt")):
         return True
     return submitted_at(run.path.parent, record) > modified_at(run.path / SUMMARY_FILE)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankzero.runs.metrics.metrics_file import read_rows
+from rankzero.runs.metrics.metrics_file import Row, read_rows
 
 MAX_POINTS = 1 << 12
 """Number of points above which a curve is downsampled."""
@@ -24,6 +24,8 @@ class Curve:
         high: Highest finite value that was logged; NaN without one.
         not_finite: Number of logged values that are NaN or infinite.
         count: Number of logged values.
+        epochs: Number of epochs at each point, with a fraction; NaN if unknown.
+        samples: Number of samples of the run at each point; NaN if unknown.
     """
 
     steps: Sequence[int] = field(default_factory=list)
@@ -33,6 +35,8 @@ class Curve:
     high: float = math.nan
     not_finite: int = 0
     count: int = 0
+    epochs: Sequence[float] = ()
+    samples: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         if not self.count:
@@ -56,18 +60,18 @@ class CurveBuilder:
     """
 
     def __init__(self) -> None:
-        self._points: dict[int, tuple[float, float]] = {}
+        self._points: dict[int, tuple[float, Row]] = {}
         self._interval, self._count, self._not_finite = 1, 0, 0
         self._low, self._high = math.inf, -math.inf
 
-    def add(self, step: int, seconds: float, value: float) -> None:
-        """Adds a point that was logged `seconds` after 1970."""
+    def add(self, row: Row, value: float) -> None:
+        """Adds a value of a row."""
         self._count += 1
         if math.isfinite(value):
             self._low, self._high = min(self._low, value), max(self._high, value)
         else:
             self._not_finite += 1
-        self._points[step] = seconds, value
+        self._points[row.step] = value, row
         if len(self._points) > MAX_POINTS:
             self._downsample()
 
@@ -85,11 +89,14 @@ class CurveBuilder:
     def build(self) -> Curve:
         """Returns the curve."""
         steps = self._firsts(sorted(self._points)) if self._points else []
-        times, values = [self._points[step][0] for step in steps], [self._points[step][1] for step in steps]
-        if self._interval == 1:
-            return Curve(steps, times, values)
-        low, high = (self._low, self._high) if self._low <= self._high else (math.nan, math.nan)
-        return Curve(steps, times, values, low, high, self._not_finite, self._count)
+        values, rows = [self._points[step][0] for step in steps], [self._points[step][1] for step in steps]
+        curve = Curve(steps, [row.seconds for row in rows], values)
+        curve.epochs = [math.nan if row.epoch is None else row.epoch for row in rows]
+        curve.samples = [math.nan if row.samples is None else row.samples for row in rows]
+        if self._interval > 1:
+            curve.low, curve.high = (self._low, self._high) if self._low <= self._high else (math.nan, math.nan)
+            curve.not_finite, curve.count = self._not_finite, self._count
+        return curve
 
 
 def read_curves(run: Path) -> dict[str, Curve]:
@@ -100,5 +107,5 @@ def read_curves(run: Path) -> dict[str, Curve]:
     builders: defaultdict[str, CurveBuilder] = defaultdict(CurveBuilder)
     for row in read_rows(run):
         for tag, number in row.values.items():
-            builders[tag].add(row.step, row.seconds, number)
+            builders[tag].add(row, number)
     return {tag: builder.build() for tag, builder in sorted(builders.items())}

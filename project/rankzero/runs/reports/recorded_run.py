@@ -1,17 +1,24 @@
-"""What the files of a run's directory record about the run. Does not import torch."""
+"""What the files of a run record about the run, and its status by these files and its lock. Does not import torch."""
 
 import json
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process.process_state import process_state
+from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.timers import TIMERS
 from rankzero.runs.checkpoints.manifest import checkpoints_in, step_of
+from rankzero.runs.lock import Owner, current_owner, last_heartbeat, lock_path
 from rankzero.runs.metrics.metrics_file import newest_rows
-from rankzero.runs.reports.shown_metrics import is_measurement, nan_for_none
+from rankzero.runs.reports.text import age, is_measurement, nan_for_none
 
 RUN_FILE, SUMMARY_FILE, CONFIG_FILE = "run.json", "summary.json", "config.yaml"
 
@@ -20,57 +27,26 @@ ARCHIVED_NAME = re.compile(r".+\.before-[0-9]+")
 
 # Settings are searched in the text of the configuration, because parsing YAML takes milliseconds per run.
 _KEEP_BEST = re.compile(r"""^ *keep_best: *['"]?(min|max):([^\s'"]+)['"]? *$""", re.MULTILINE)
-_AXES = {"epochs": "x_axis/epoch", "samples": "x_axis/samples"}
 _MAX_EPOCHS = re.compile(r"^ *max_epochs: *([0-9]{1,15}) *$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run, as its files record it. Numbers are those of the newest summary, None if it does not contain them.
+    """A run, as its files record it. Missing and damaged files are empty.
 
     Args:
         path: Directory of the run.
-        attempts: Number of attempts.
-        starts: Start of each attempt in seconds since 1970, as far as they are known.
-        started: Start of the newest attempt; None if unknown.
-        host: Host of the newest attempt; empty if unknown.
-        job: Job of the newest attempt, as given by the scheduler or torchrun; empty without one.
-        status: Status in the summary: `finished`, `stopped`, `failed`; empty without a summary.
-        summarized_attempt: Number of the attempt that wrote the summary; 0 without a summary.
-        awaits_attempt: Whether the summary expects another attempt.
-        epochs: Completed epochs.
-        max_epochs: Requested epochs.
-        steps: Optimizer steps.
-        samples: Training samples over all ranks and attempts.
-        world_size: Number of processes.
-        samples_per_second: Speed of the attempt that wrote the summary.
-        seconds: Duration of that attempt.
-        metrics: Metrics; NaN for a value that is not finite.
-        kept_best: `min` or `max` and the metric of `--keep_best`; None without the flag.
+        record: Content of `run.json`.
+        summary: Content of `summary.json`, the newest summary.
+        config: Configuration of the newest attempt, as YAML.
         problem: Why a file cannot be read; empty if all can be.
-        note: Problem of the training that the summary states; empty without one.
     """
 
     path: Path
-    attempts: int = 0
-    starts: Sequence[float] = ()
-    started: float | None = None
-    host: str = ""
-    job: str = ""
-    status: str = ""
-    summarized_attempt: int = 0
-    awaits_attempt: bool = False
-    epochs: int | None = None
-    max_epochs: int | None = None
-    steps: int | None = None
-    samples: int | None = None
-    world_size: int | None = None
-    samples_per_second: float | None = None
-    seconds: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    kept_best: tuple[str, str] | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    config: str = ""
     problem: str = ""
-    note: str = ""
 
     @property
     def name(self) -> str:
@@ -83,40 +59,58 @@ class RecordedRun:
         return ARCHIVED_NAME.fullmatch(self.name) is not None
 
     @property
+    def attempts(self) -> Sequence[Mapping[str, Any]]:
+        """The records of all attempts."""
+        return self.record.get("attempts") or []
+
+    @property
+    def newest(self) -> Mapping[str, Any]:
+        """The record of the newest attempt; empty before the first."""
+        return self.attempts[-1] if self.attempts else {}
+
+    @property
+    def starts(self) -> list[float]:
+        """Start of each attempt in seconds since 1970, as far as they are known."""
+        return [_seconds_since_1970(entry["started"]) for entry in self.attempts if entry.get("started")]
+
+    @property
+    def started(self) -> float | None:
+        """Start of the newest attempt in seconds since 1970; None if unknown."""
+        text = self.newest.get("started") or self.record.get("created")
+        return _seconds_since_1970(text) if text else None
+
+    @property
     def has_newest_summary(self) -> bool:
         """Whether the newest attempt has written its summary."""
-        return bool(self.status) and self.summarized_attempt >= self.attempts
+        return bool(self.summary.get("status")) and (self.summary.get("attempts") or 0) >= len(self.attempts)
+
+    @property
+    def max_epochs(self) -> int | None:
+        """Number of requested epochs; None without a limit."""
+        limit = _MAX_EPOCHS.search(self.config)
+        max_epochs: int | None = self.summary.get("max_epochs", int(limit[1]) if limit else None)
+        return None if max_epochs == -1 else max_epochs
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the summary; NaN for a value that is not finite."""
+        return nan_for_none(self.summary.get("metrics") or {})
+
+    @property
+    def kept_best(self) -> tuple[str, str] | None:
+        """`min` or `max` and the metric of `--keep_best`; None without the flag."""
+        kept = _KEEP_BEST.search(self.config)
+        return (kept[1], kept[2]) if kept else None
 
 
 def read_run(path: Path) -> RecordedRun:
-    """Reads the files of a run. Files that are missing or damaged leave their fields empty."""
+    """Reads the files of a run."""
     problems: list[str] = []
     record, summary = _read_object(path / RUN_FILE, problems), _read_object(path / SUMMARY_FILE, problems)
-    attempts: Sequence[Mapping[str, Any]] = record.get("attempts") or []
-    newest = attempts[-1] if attempts else {}
-    config = stored_config_text(path)
-    kept, limit = _KEEP_BEST.search(config), _MAX_EPOCHS.search(config)
-    max_epochs = summary.get("max_epochs") if summary else int(limit[1]) if limit else None
-    counts = {name: summary.get(name) for name in ("epochs", "steps", "samples", "world_size")}
-    speed = {name: summary.get(name) for name in ("samples_per_second", "seconds")}
-    return RecordedRun(
-        path,
-        attempts=len(attempts),
-        starts=[start for entry in attempts if (start := _seconds_since_1970(entry.get("started"))) is not None],
-        started=_seconds_since_1970(newest.get("started") or record.get("created")),
-        host=newest.get("host") or "",
-        job=newest.get("job") or "",
-        status=summary.get("status") or "",
-        summarized_attempt=summary.get("attempts") or 0,
-        awaits_attempt=summary.get("another_attempt", False),
-        max_epochs=None if max_epochs == -1 else max_epochs,
-        metrics=nan_for_none(summary.get("metrics") or {}),
-        kept_best=(kept[1], kept[2]) if kept else None,
-        problem="; ".join(problems),
-        note=summary.get("problem") or "",
-        **counts,
-        **speed,
-    )
+    config = ""
+    with suppress(OSError):
+        config = (path / CONFIG_FILE).read_text(errors="replace")
+    return RecordedRun(path, record, summary, config, "; ".join(problems))
 
 
 def saved_steps(run: RecordedRun) -> int | None:
@@ -156,16 +150,8 @@ def _read_object(file: Path, problems: list[str]) -> dict[str, Any]:
     return content
 
 
-def stored_config_text(path: Path) -> str:
-    """Returns the configuration of a run as YAML; empty if it cannot be read."""
-    try:
-        return (path / CONFIG_FILE).read_text(errors="replace")
-    except OSError:
-        return ""
-
-
-def _seconds_since_1970(text: str | None) -> float | None:
-    return datetime.fromisoformat(text).timestamp() if text else None
+def _seconds_since_1970(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
 
 
 def with_live_values(run: RecordedRun) -> RecordedRun:
@@ -175,11 +161,67 @@ def with_live_values(run: RecordedRun) -> RecordedRun:
     rows = newest_rows(run.path)
     steps = [row.step + 1 for row in rows]  # values of the n-th step are logged at n - 1
     logged = {tag: number for row in rows for tag, number in row.values.items()}
-    counts = {name: int(logged[tag]) for name, tag in _AXES.items() if tag in logged}
-    live: dict[str, Any] = {
-        "steps": max([*steps, saved_steps(run) or 0], default=None) or run.steps,
-        **counts,
-        "samples_per_second": logged.get("train/samples_per_second", run.samples_per_second),
-        "metrics": {**run.metrics, **{tag: number for tag, number in logged.items() if not is_measurement(tag)}},
+    epochs = [int(row.epoch) for row in rows if row.epoch is not None]
+    live = {
+        "epochs": max(epochs, default=None),
+        "samples": max((row.samples for row in rows if row.samples is not None), default=None),
+        "steps": max([*steps, saved_steps(run) or 0], default=None) or None,
+        "samples_per_second": logged.get("train/samples_per_second"),
+        "metrics": run.metrics | {tag: number for tag, number in logged.items() if not is_measurement(tag)},
     }
-    return replace(run, **live)
+    known = {name: value for name, value in live.items() if value is not None}
+    return replace(run, summary={**run.summary, **known})
+
+
+RUNNING, WAITING, FINISHED, STOPPED, FAILED = "running", "waiting", "finished", "stopped", "failed"
+KILLED, UNKNOWN = "killed", "unknown"
+
+
+@dataclass(frozen=True)
+class Status:
+    """Status of a run."""
+
+    word: str
+    note: str = ""
+
+
+def status_of(run: RecordedRun, now: float | None = None) -> Status:
+    """Returns the status of a run, as far as it can be known on this host.
+
+    An attempt without a summary is running if the owner of the run's lock is alive. A process on this host can be
+    inspected. A process on another host counts as running if its last heartbeat is recent; otherwise it was killed, it
+    is suspended, or the clocks of the hosts differ.
+    """
+    now = time.time() if now is None else now
+    owner, file = current_owner(lock_path(run.path))
+    if owner is not None:
+        on_this_host = owner.pid > 0 and owner.is_on_host_of(Peer.this(Launch()))
+        status = _on_this_host(owner) if on_this_host else _on_another_host(owner, file, now)
+        if status.word == RUNNING or not run.has_newest_summary:
+            return status
+    if run.has_newest_summary:
+        return Status(run.summary["status"], run.problem or run.summary.get("problem") or "")
+    if run.problem:
+        return Status(UNKNOWN, run.problem)
+    if not run.attempts:
+        return Status(UNKNOWN, "no attempt is recorded")
+    host = f" on {run.newest['host']}" if run.newest.get("host") else ""
+    return Status(UNKNOWN, f"attempt {len(run.attempts)}{host} has neither a lock nor a summary")
+
+
+def _on_this_host(owner: Owner) -> Status:
+    process = process_state(owner.pid)
+    if process is None or process[1] != owner.born or process[0] in ("Z", "X"):
+        return Status(KILLED, f"process {owner.pid} on {owner.host} has ended without a summary")
+    if process[0] == "T":
+        return Status(RUNNING, f"process {owner.pid} is suspended (SIGSTOP); kill -CONT {owner.pid} resumes it")
+    return Status(RUNNING)
+
+
+def _on_another_host(owner: Owner, file: Path, now: float) -> Status:
+    heartbeat = last_heartbeat(file)
+    silence = now - heartbeat / 1e9 if heartbeat is not None else 0.0
+    if silence <= TIMERS.lock_stale:
+        return Status(RUNNING)
+    process = f"process {owner.pid} on {owner.host}" if owner.pid else "a process"
+    return Status(UNKNOWN, f"no heartbeat of {process} for {age(silence)}: killed, suspended, or the clocks differ")

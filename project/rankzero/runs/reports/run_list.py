@@ -9,11 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.messages import RequestError, few, print_line, printable_line, quoted, similar_names
-from rankzero.runs.reports.recorded_run import RUN_FILE, RecordedRun, is_run
-from rankzero.runs.reports.run_status import FAILED, FINISHED, KILLED, RUNNING, STOPPED, WAITING, Status
-from rankzero.runs.reports.shown_metrics import main_metric, unique_metrics
+from rankzero.runs.reports.recorded_run import (
+    FAILED,
+    FINISHED,
+    KILLED,
+    RUN_FILE,
+    RUNNING,
+    STOPPED,
+    WAITING,
+    RecordedRun,
+    Status,
+    is_run,
+)
 from rankzero.runs.reports.table import Column, Row, print_table
-from rankzero.runs.reports.text import MISSING, age, compact, number_text
+from rankzero.runs.reports.text import MISSING, age, compact, main_metric, number_text, unique_metrics
 
 MAX_NOTES = 12
 """Number of notes below the table."""
@@ -106,8 +115,7 @@ def print_list(listed: Sequence[ListedRun], root: Path, omitted: str = "") -> No
 
 def as_json(entry: ListedRun) -> dict[str, Any]:
     """Returns a run as an object for JSON, with None in place of values that are unknown or not finite."""
-    run = entry.run
-    metric = entry.metric
+    run, metric, speed = entry.run, entry.metric, entry.run.summary.get("samples_per_second")
     metrics = {name: value if math.isfinite(value) else None for name, value in run.metrics.items()}
     return {
         "name": run.name,
@@ -115,42 +123,36 @@ def as_json(entry: ListedRun) -> dict[str, Any]:
         "status": entry.status.word,
         "note": entry.status.note,
         "archived": run.is_archived,
-        "epochs": run.epochs,
+        "epochs": run.summary.get("epochs"),
         "max_epochs": run.max_epochs,
-        "steps": run.steps,
-        "samples": run.samples,
-        "world_size": run.world_size,
+        **{name: run.summary.get(name) for name in ("steps", "samples", "world_size")},
         "metric": None if metric is None else {"name": metric, "value": metrics.get(metric)},
         "metrics": metrics,
-        "samples_per_second": _finite(run.samples_per_second),
-        "seconds": run.seconds,
+        "samples_per_second": speed if speed is not None and math.isfinite(speed) else None,
+        "seconds": run.summary.get("seconds"),
         "started": run.started,
-        "attempts": run.attempts,
-        "host": run.host,
-        "job": run.job,
+        "attempts": len(run.attempts),
+        "host": run.newest.get("host") or "",
+        "job": run.newest.get("job") or "",
     }
 
 
 def _row(entry: ListedRun, has_common_metric: bool, now: float) -> Row:
-    run, metric = entry.run, entry.metric
+    run, metric, epochs = entry.run, entry.metric, entry.run.summary.get("epochs")
     values: Mapping[str, float] = unique_metrics(run.metrics)
     value = number_text(None if metric is None else values[metric])
-    of = f"/{run.max_epochs}" if run.max_epochs and run.epochs is not None else ""
+    of = f"/{run.max_epochs}" if run.max_epochs and epochs is not None else ""
     cells = [
         run.name,
         entry.status.word,
-        MISSING if run.epochs is None else f"{run.epochs}{of}",
-        compact(run.steps),
+        MISSING if epochs is None else f"{epochs}{of}",
+        compact(run.summary.get("steps")),
         *([value] if has_common_metric else [metric or MISSING, value]),
-        compact(run.samples_per_second),
+        compact(run.summary.get("samples_per_second")),
         age(now - entry.started),
-        str(run.attempts) if run.attempts else MISSING,
+        str(len(run.attempts) or MISSING),
     ]
     return Row(cells, "dim" if run.is_archived else "", {1: _STYLES.get(entry.status.word, "magenta")})
-
-
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
 
 
 def _modified(run: Path) -> float:

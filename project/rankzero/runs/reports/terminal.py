@@ -13,9 +13,8 @@ from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import is_quiet, print_line, printable_line, spelled
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.shown_metrics import metrics_line, nan_for_none, unique_metrics
 from rankzero.runs.reports.table import rendered
-from rankzero.runs.reports.text import number_text
+from rankzero.runs.reports.text import metrics_line, nan_for_none, number_text, unique_metrics
 
 
 def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: Path | str | None) -> str:

@@ -14,7 +14,7 @@ from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.tracking.figures.class_counts import THRESHOLDS, Curve
 from rankzero.tracking.figures.outputs import tags_of
-from rankzero.tracking.measurements.series import PREFIX
+from rankzero.tracking.measurements.exchange import PREFIX
 
 FOLDER = "figures"
 

@@ -16,22 +16,19 @@ from torch.optim import Optimizer
 
 from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.metrics.series import EPOCH, FIRST_GRADIENT, GRADIENT_NORM, MFU, SAMPLES, SERIES
 from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.sampling.loader import ManagedLoader
-from rankzero.tracking.measurements.flop_count import FlopCount, can_count, peak_flops_per_second
-from rankzero.tracking.measurements.series import (
+from rankzero.tracking.measurements.exchange import (
     DETAILS_REQUESTED,
-    FIRST_GRADIENT,
-    GRADIENT_NORM,
     LOSS_SAMPLES,
     LOSS_SUM,
-    MFU,
     PREFIX,
-    SERIES,
     Exchange,
     combine,
     values_of_ranks,
 )
+from rankzero.tracking.measurements.flop_count import FlopCount, can_count, peak_flops_per_second
 from rankzero.tracking.measurements.step_time import StepTime
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
@@ -148,14 +145,15 @@ class IntervalMeasurements(LoopCallback):
         record.reset()
         exchange.begin(values)
         if self._is_rank_zero:
-            own_values = self._learning_rates
+            assert self.logger is not None
+            step, own_values = epoch_loop._batches_that_stepped, self._learning_rates
+            epoch, samples = self.logger.mark_interval(step)
             if has_details:
-                own_values = (
-                    own_values | self._speed(trainer) | self._position(trainer) | self._guarded(self._checkpoint)
-                )
+                own_values = own_values | self._speed(trainer) | self._guarded(self._checkpoint)
+                own_values |= {EPOCH: epoch, SAMPLES: float(samples), "x_axis/attempt": float(self.run.attempt)}
             tags_of_module = frozenset(shown_metrics(trainer)["log"])
             self._interval = _Interval(
-                step=epoch_loop._batches_that_stepped,
+                step=step,
                 loss_tag=_loss_tag(epoch_loop, tags_of_module),
                 has_gradient_norm=GRADIENT_NORM in values,
                 has_details=has_details,
@@ -240,14 +238,6 @@ class IntervalMeasurements(LoopCallback):
         batches, loop = trainer.num_training_batches, fit_loop_of(trainer)
         fraction = loop.epoch_loop.batches_done / batches if batches and math.isfinite(batches) else 0.0
         return loop.epochs_done + min(1.0, fraction), self.throughput.samples
-
-    def _position(self, trainer: Trainer) -> dict[str, float]:
-        epoch, samples = self._epoch_and_samples(trainer)
-        return {
-            "x_axis/epoch": epoch,
-            "x_axis/samples": float(samples),
-            "x_axis/attempt": float(self.run.attempt),
-        }
 
     def _checkpoint(self) -> dict[str, float]:
         """Returns duration and size of the last checkpoint, once."""

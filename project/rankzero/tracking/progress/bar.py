@@ -17,8 +17,7 @@ from rich.text import Text
 
 from rankzero.distributed.devices import HostCopy
 from rankzero.messages import encodable, printable_line
-from rankzero.runs.reports.shown_metrics import numbers, unique_metrics
-from rankzero.runs.reports.text import rough_duration
+from rankzero.runs.reports.text import numbers, rough_duration, unique_metrics
 from rankzero.tracking.progress.fit_progress import (
     EvaluationProgress,
     FitProgress,

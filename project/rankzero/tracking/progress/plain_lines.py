@@ -10,8 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from rankzero.distributed.devices import HostCopy
 from rankzero.messages import print_line
-from rankzero.runs.reports.shown_metrics import metrics_line, numbers
-from rankzero.runs.reports.text import rough_duration
+from rankzero.runs.reports.text import metrics_line, numbers, rough_duration
 from rankzero.tracking.progress.fit_progress import (
     EvaluationProgress,
     FitProgress,

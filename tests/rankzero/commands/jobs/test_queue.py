@@ -6,8 +6,7 @@ from rankzero.commands.jobs import queue
 from rankzero.commands.jobs.queue import recorded_jobs, states_of, status_with_job
 from rankzero.commands.jobs.record import Record, State, write_record
 from rankzero.distributed.timers import TIMERS
-from rankzero.runs.reports.recorded_run import RecordedRun
-from rankzero.runs.reports.run_status import Status
+from rankzero.runs.reports.recorded_run import RecordedRun, Status
 
 JOB = Record("a", "slurm", "srun", "12")
 
@@ -48,6 +47,6 @@ def test_the_scheduler_is_asked_about_each_job_up_to_a_number_and_for_a_limited_
     ],
 )
 def test_the_state_of_the_job_completes_the_status(tmp_path, word, attempts, state, expected, note):
-    run = RecordedRun(tmp_path / "a", attempts=attempts)
+    run = RecordedRun(tmp_path / "a", {"attempts": attempts * [{}]})
     status = status_with_job(run, Status(word), JOB, {"a": state} if state else {})
     assert status.word == expected and "job 12 (slurm)" in status.note and note in status.note

@@ -7,6 +7,7 @@ from reported import scalars_of
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.metrics import curves as curves_module
 from rankzero.runs.metrics.curves import CurveBuilder, read_curves
+from rankzero.runs.metrics.metrics_file import Row
 from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
 from running import run_without_importing
 
@@ -56,7 +57,7 @@ def few_points(monkeypatch):
 def build(points):
     builder = CurveBuilder()
     for step, value in points:
-        builder.add(step, 1e9 + step, value)
+        builder.add(Row(step, 1e9 + step, {}, step / 100, 32 * step), value)
     return builder.build()
 
 
@@ -70,6 +71,7 @@ def test_a_long_curve_keeps_its_first_and_last_point_and_equal_distances(few_poi
     assert max(distances) - min(distances) <= every
     assert [1e9 + step for step in curve.steps] == list(curve.times)
     assert [step / 2 for step in curve.steps] == list(curve.values)
+    assert [step / 100 for step in curve.steps] == curve.epochs and [32 * step for step in curve.steps] == curve.samples
 
 
 def test_extreme_and_infinite_values_of_all_points_are_known(few_points):

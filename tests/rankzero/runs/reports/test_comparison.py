@@ -1,22 +1,21 @@
 import math
 import warnings
-from pathlib import Path
 
 import pytest
 from matplotlib.colors import to_hex
 
-from rankzero.runs.metrics.curves import Curve
+from rankzero.runs.metrics.curves import Curve, read_curves
+from rankzero.runs.metrics.metrics_file import Row, append_rows
 from rankzero.runs.reports.comparison.compared_run import (
     EPOCHS,
     MAX_PANELS,
     MAX_POINTS,
     SAMPLES,
-    SECONDS,
     TRAIN_LOSS,
     ComparedRun,
     Line,
     Panel,
-    XAxis,
+    TrainingClock,
     chosen_metrics,
     means,
     panels,
@@ -32,8 +31,7 @@ from rankzero.runs.reports.comparison.tables import (
     results,
 )
 from rankzero.runs.reports.html.plot import COLORS
-from rankzero.runs.reports.recorded_run import RecordedRun
-from rankzero.runs.reports.run_status import Status
+from rankzero.runs.reports.recorded_run import RecordedRun, Status
 from rankzero.runs.reports.text import distinct
 
 
@@ -103,14 +101,16 @@ def run_of(tmp_path, label="a", kept_best=None, **tags):
         tag.replace("__", "/"): Curve(list(range(len(values))), [0.0] * len(values), list(values))
         for tag, values in tags.items()
     }
-    return ComparedRun(label, RecordedRun(tmp_path / label, kept_best=kept_best), Status("finished"), {}, curves)
+    return ComparedRun(
+        label, RecordedRun(tmp_path / label, config=f"keep_best: {kept_best}"), Status("finished"), {}, curves
+    )
 
 
 def test_train_loss_and_validation_metrics_are_drawn_that_of_keep_best_first_then_common_ones(tmp_path):
     first = run_of(tmp_path, train__loss=[1], val__loss=[1], val__accuracy=[1], val_f1=[1], x_axis__samples=[1])
     second = run_of(tmp_path, train__loss=[1], val__loss=[1], val__accuracy=[1], train__lr=[1], learning=[1])
     assert chosen_metrics([first, second]) == ([TRAIN_LOSS, "val/accuracy", "val/loss", "val_f1"], [])
-    kept = run_of(tmp_path, kept_best=("min", "val/loss"), val__loss=[1], val__accuracy=[1])
+    kept = run_of(tmp_path, kept_best="min:val/loss", val__loss=[1], val__accuracy=[1])
     assert chosen_metrics([kept])[0] == ["val/loss", "val/accuracy"]
     assert chosen_metrics([run_of(tmp_path, reward=[1], x_axis__epoch=[1])])[0] == ["reward"]
     assert chosen_metrics([run_of(tmp_path)]) == ([], [])
@@ -118,18 +118,12 @@ def test_train_loss_and_validation_metrics_are_drawn_that_of_keep_best_first_the
     assert chosen_metrics([many])[1] == [f"val/m{MAX_PANELS - 1}"]
 
 
-def test_missing_and_not_finite_curves_and_axes_are_drawn_as_far_as_possible_and_noted(tmp_path):
-    whole, broken = (
-        run_of(tmp_path, "a", val__loss=[1, 2]),
-        run_of(tmp_path, "b", val__loss=[1, math.nan], val__acc=[1]),
-    )
+def test_missing_and_not_finite_curves_are_drawn_as_far_as_possible_and_noted(tmp_path):
+    whole = run_of(tmp_path, "a", val__loss=[1, 2])
+    broken = run_of(tmp_path, "b", val__loss=[1, math.nan], val__acc=[1])
     drawn, notes = panels([whole, broken, run_of(tmp_path, "empty")], ["val/loss", "val/acc"], "steps")
     assert [[line.number for line in panel.lines] for panel in drawn] == [[0, 1], [1]]
     assert notes == ["b: 1 of 2 values of val/loss are not finite", "a: has no curve of val/acc"]
-    new, old = run_of(tmp_path, "new", loss=[1], x_axis__samples=[32]), run_of(tmp_path, "old", loss=[1])
-    drawn, notes = panels([new, old], [TRAIN_LOSS], "samples")
-    assert [line.number for line in drawn[0].lines] == [0]
-    assert notes == ["old: it has not logged its samples by step, so it is not drawn; --x steps draws it"]
 
 
 def test_long_curves_are_drawn_as_means_of_successive_finite_values(tmp_path):
@@ -140,9 +134,9 @@ def test_long_curves_are_drawn_as_means_of_successive_finite_values(tmp_path):
     assert math.isnan(means([math.nan], 2)[0]) and means([], 2) == []
 
 
-def compared(tmp_path, *runs):
+def compared(tmp_path, *runs, config=""):
     return [
-        ComparedRun(str(number), RecordedRun(tmp_path / str(number), **values), Status("finished"), {}, {})
+        ComparedRun(str(number), RecordedRun(tmp_path / str(number), {}, values, config), Status("finished"), {}, {})
         for number, values in enumerate(runs)
     ]
 
@@ -166,8 +160,9 @@ def test_rows_have_the_values_and_best_runs_of_all(tmp_path):
 
 
 def test_keep_best_overrides_the_direction_of_a_name_and_of_very_many_metrics_those_on_validation_data_remain(tmp_path):
-    runs = [{"metrics": {"val/error_score": value}, "kept_best": ("max", "val/error_score")} for value in (1.0, 2.0)]
-    (row,) = [row for row in results(compared(tmp_path, *runs))[0] if row.name == "val/error_score"]
+    runs = [{"metrics": {"val/error_score": value}} for value in (1.0, 2.0)]
+    rows, _ = results(compared(tmp_path, *runs, config="keep_best: max:val/error_score"))
+    (row,) = [row for row in rows if row.name == "val/error_score"]
     assert row.best == {1}
     metrics = {f"m{number:02}": 1.0 for number in range(MAX_METRICS)} | {"val/loss": 1.0}
     rows, omitted = results(compared(tmp_path, {"metrics": metrics}))
@@ -237,21 +232,12 @@ def test_equal_settings_are_said_and_unknown_ones_are_not_and_names_equal_when_s
     assert distinct(names, 12, (3, 11))[1].startswith("11 ")
 
 
-def recorded(starts=(), **totals):
-    return RecordedRun(Path("run"), starts=starts, **totals)
-
-
-def curve(steps, times=None, values=None):
-    return Curve(list(steps), list(times or [0.0] * len(steps)), list(values or [1.0] * len(steps)))
-
-
-def test_samples_and_epochs_lie_on_lines_between_logged_positions_from_the_first_step_on():
-    curves = {
-        "x_axis/samples": curve([9, 19, 29], values=[320.0, 640.0, 800.0]),
-        "x_axis/epoch": curve([9], values=[0.5]),
-    }
-    assert XAxis(SAMPLES, curves, recorded()).values(curve([-1, 9, 14, 29])) == [0.0, 320.0, 480.0, 800.0]
-    assert XAxis(EPOCHS, {}, recorded(steps=10, epochs=2)).values(curve([-1, 4, 9])) == [0.0, 1.0, 2.0]  # by its totals
+def test_values_are_drawn_at_the_samples_and_epochs_of_their_rows(tmp_path):
+    append_rows(tmp_path, [Row(9, 0.0, {"loss": 1.0}, 0.5, 320), Row(19, 0.0, {"loss": 0.5})], durably=False)
+    run = ComparedRun("a", RecordedRun(tmp_path), Status("finished"), {}, read_curves(tmp_path))
+    for kind, first in {SAMPLES: 320, EPOCHS: 0.5}.items():
+        (panel,), notes = panels([run], [TRAIN_LOSS], kind)
+        assert panel.lines[0].x[0] == first and math.isnan(panel.lines[0].x[1]) and not notes
 
 
 @pytest.mark.parametrize(
@@ -265,5 +251,5 @@ def test_samples_and_epochs_lie_on_lines_between_logged_positions_from_the_first
     ids=["two attempts", "attempts without values", "unknown starts", "a clock that was set back"],
 )
 def test_seconds_leave_out_the_time_between_attempts(starts, times, seconds):
-    loss = curve(range(1, len(times) + 1), times=times)
-    assert XAxis(SECONDS, {"loss": loss}, recorded(starts)).values(loss) == seconds
+    loss = Curve(list(range(1, len(times) + 1)), times, [1.0] * len(times))
+    assert TrainingClock(starts, {"loss": loss}).seconds(times) == seconds

@@ -8,16 +8,15 @@ import pytest
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.process_state import process_state
 from rankzero.runs.lock import Owner
-from rankzero.runs.reports.recorded_run import is_run, read_run
-from rankzero.runs.reports.run_status import status_of
+from rankzero.runs.reports.recorded_run import is_run, read_run, status_of
 from recorded_runs import suspend, write_lock, write_run
 
 
 def test_the_fields_of_a_run_come_from_its_files(tmp_path):
-    path = write_run(tmp_path / "a", "stopped", attempts=3, another_attempt=True, age=100)
+    path = write_run(tmp_path / "a", "stopped", attempts=3, age=100)
     run = read_run(path)
-    assert (run.status, run.attempts, run.steps, run.host, len(run.starts)) == ("stopped", 3, 69, "node1", 3)
-    assert run.has_newest_summary and run.awaits_attempt and not run.is_archived and run.problem == ""
+    assert (run.summary["status"], len(run.attempts), run.newest["host"], len(run.starts)) == ("stopped", 3, "node1", 3)
+    assert run.has_newest_summary and not run.is_archived and run.problem == ""
     text = (path / "run.json").read_text()
     (path / "run.json").write_text(text.replace('"attempts": [', '"attempts": [{"number": 0}, '))
     assert not read_run(path).has_newest_summary  # the summary is that of an earlier attempt

@@ -7,18 +7,23 @@ from rich.box import SQUARE
 from rich.cells import cell_len
 from rich.table import Table
 
-from rankzero.runs.reports.shown_metrics import (
+from rankzero.runs.metrics.series import SERIES
+from rankzero.runs.reports.table import Column, Row, column_widths, print_table, rendered
+from rankzero.runs.reports.text import (
+    age,
+    compact,
     direction,
+    duration,
     is_measurement,
     is_training_loss,
     is_validation,
     main_metric,
     metrics_line,
+    number_text,
+    rough_duration,
+    shortened,
     unique_metrics,
 )
-from rankzero.runs.reports.table import Column, Row, column_widths, print_table, rendered
-from rankzero.runs.reports.text import age, compact, duration, number_text, rough_duration, shortened
-from rankzero.tracking.measurements.series import SERIES
 
 
 @pytest.mark.parametrize(

@@ -2,68 +2,37 @@
 
 import bisect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from rankzero.runs.metrics.curves import Curve, read_curves
 from rankzero.runs.metrics.metrics_file import METRICS_FILE
-from rankzero.runs.reports.html.plot import interpolated
 from rankzero.runs.reports.recorded_run import (
     CONFIG_FILE,
     RecordedRun,
+    Status,
     read_run,
-    stored_config_text,
+    status_of,
     with_live_values,
 )
-from rankzero.runs.reports.run_status import Status, status_of
-from rankzero.runs.reports.shown_metrics import is_measurement, is_training_loss, is_validation, main_metric
+from rankzero.runs.reports.text import is_measurement, is_training_loss, is_validation, main_metric
 from rankzero.runs.stored_config import Config, read_config
 
 STEPS, SAMPLES, EPOCHS, SECONDS = "steps", "samples", "epochs", "seconds"
 X_AXES = (STEPS, SAMPLES, EPOCHS, SECONDS)
 
-TAGS = {SAMPLES: "x_axis/samples", EPOCHS: "x_axis/epoch"}
-"""Axis -> the curve with its values by step, which Rankzero logs since version 0.2."""
 
+class TrainingClock:
+    """Measures the time of a run without the time between its attempts."""
 
-class XAxis:
-    """The horizontal axis for the curves of one run.
+    def __init__(self, starts: Iterable[float], curves: Mapping[str, Curve]) -> None:
+        self._times = sorted(time for curve in curves.values() for time in curve.times)
+        self._starts = sorted(starts) or self._times[:1]
 
-    Args:
-        kind: One of `X_AXES`.
-        curves: All curves of the run.
-        run: What its files record: the start of each attempt, and the totals of the run.
-    """
-
-    def __init__(self, kind: str, curves: Mapping[str, Curve], run: RecordedRun) -> None:
-        self.kind = kind
-        logged = curves.get(TAGS.get(kind, ""))
-        position = logged or _position_by_totals(run.steps, run.samples if kind == SAMPLES else run.epochs)
-        # Steps count from zero: before step 0, no sample was used.
-        points = zip(position.steps, position.values, strict=True) if position else ()
-        self._position = [(-1, 0.0), *(point for point in points if point[0] >= 0)]
-        self.is_estimated = kind in TAGS and logged is None
-        """Whether the run has not logged what the axis needs, so that only the totals of its summary are known."""
-        self._times = sorted(time for curve in curves.values() for time in curve.times) if kind == SECONDS else []
-        self._starts = sorted(run.starts) or self._times[:1]
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the positions are known, possibly only by the totals of the run."""
-        return self.kind not in TAGS or len(self._position) > 1
-
-    def values(self, curve: Curve) -> list[float]:
-        """Returns the position of each value of a curve; the axis must be known."""
-        if self.kind == STEPS:
-            return [float(step) for step in curve.steps]
-        if self.kind == SECONDS:
-            return self._seconds(curve.times)
-        return [interpolated(self._position, step) for step in curve.steps]
-
-    def _seconds(self, times: Sequence[float]) -> list[float]:
-        """Returns the seconds of training until each time, without the time between attempts."""
+    def seconds(self, times: Sequence[float]) -> list[float]:
+        """Returns the seconds of training until each time."""
         offsets, total = [], 0.0
         for start, following in zip(self._starts, [*self._starts[1:], float("inf")], strict=True):
             offsets.append(total)
@@ -76,11 +45,6 @@ class XAxis:
         ]
 
 
-def _position_by_totals(steps: int | None, total: int | None) -> Curve | None:
-    """Returns the position at the last step, for a run whose position grows equally in each step; None if unknown."""
-    return Curve([steps - 1], [0.0], [float(total)]) if steps and total else None
-
-
 @dataclass(frozen=True)
 class ComparedRun:
     """One of the runs that are compared."""
@@ -90,6 +54,12 @@ class ComparedRun:
     status: Status
     config: Config
     curves: Mapping[str, Curve]
+
+    def positions(self, curve: Curve, kind: str) -> Sequence[float]:
+        """Returns the position of each value of a curve on a horizontal axis, one of `X_AXES`."""
+        if kind == SECONDS:
+            return TrainingClock(self.run.starts, self.curves).seconds(curve.times)
+        return {STEPS: curve.steps, SAMPLES: curve.samples, EPOCHS: curve.epochs}[kind]
 
     @property
     def notes(self) -> Iterator[str]:
@@ -111,8 +81,7 @@ def read_compared_runs(paths: Sequence[Path]) -> list[ComparedRun]:
 
 def _read(path: Path) -> ComparedRun:
     run = read_run(path)
-    config = read_config(stored_config_text(path))
-    return ComparedRun(run.name, with_live_values(run), status_of(run), config, read_curves(path))
+    return ComparedRun(run.name, with_live_values(run), status_of(run), read_config(run.config), read_curves(path))
 
 
 MAX_PANELS = 6
@@ -171,20 +140,14 @@ def loss_tag(curves: Mapping[str, Curve]) -> str | None:
 
 def panels(compared: Sequence[ComparedRun], metrics: Sequence[str], kind: str) -> tuple[list[Panel], list[str]]:
     """Returns the panels, and notes about curves that are missing."""
-    axes = [XAxis(kind, entry.curves, entry.run) for entry in compared]
     notes = []
-    for entry, axis in zip(compared, axes, strict=True):
-        if entry.curves and axis.is_estimated:
-            reason = f"{entry.label}: it has not logged its {kind} by step"
-            estimate = f"{reason}; drawn as if each of its steps had equally many {kind}"
-            notes.append(estimate if axis.is_known else f"{reason}, so it is not drawn; --x steps draws it")
     found = []
     for metric in metrics:
         lines, averaged = [], 1
-        for number, (entry, axis) in enumerate(zip(compared, axes, strict=True)):
+        for number, entry in enumerate(compared):
             tag = loss_tag(entry.curves) if metric == TRAIN_LOSS else metric
             curve = entry.curves.get(tag or "")
-            if not entry.curves or not axis.is_known:
+            if not entry.curves:
                 continue
             if curve is None:
                 notes.append(f"{entry.label}: has no curve of {metric}")
@@ -195,7 +158,7 @@ def panels(compared: Sequence[ComparedRun], metrics: Sequence[str], kind: str) -
                 )
             size = -(-len(curve.values) // MAX_POINTS)
             averaged = max(averaged, size)
-            lines.append(Line(number, means(axis.values(curve), size), means(curve.values, size)))
+            lines.append(Line(number, means(entry.positions(curve, kind), size), means(curve.values, size)))
         if lines:
             found.append(Panel(metric, lines, averaged))
     return found, notes

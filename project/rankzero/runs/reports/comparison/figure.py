@@ -16,8 +16,7 @@ from matplotlib.ticker import FuncFormatter
 from rankzero.runs.checkpoints.atomic_files import replacing
 from rankzero.runs.reports.comparison.compared_run import EPOCHS, SAMPLES, SECONDS, STEPS, Panel
 from rankzero.runs.reports.html.plot import COLORS
-from rankzero.runs.reports.shown_metrics import direction
-from rankzero.runs.reports.text import compact, distinct, shortened
+from rankzero.runs.reports.text import compact, direction, distinct, shortened
 
 STYLES = ("-", "--", "-.", ":", "--", "-.", ":", "-")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

@@ -11,9 +11,16 @@ from rankzero.messages import print_line
 from rankzero.runs.reports.comparison.compared_run import ComparedRun
 from rankzero.runs.reports.recorded_run import RecordedRun
 from rankzero.runs.reports.secrets import without_secrets
-from rankzero.runs.reports.shown_metrics import direction, is_validation, unique_metrics
 from rankzero.runs.reports.table import Column, Row, available_width, print_table
-from rankzero.runs.reports.text import MISSING, distinct, duration, number_text
+from rankzero.runs.reports.text import (
+    MISSING,
+    direction,
+    distinct,
+    duration,
+    is_validation,
+    number_text,
+    unique_metrics,
+)
 from rankzero.runs.stored_config import SINGLE_START_ARGUMENTS, Config, flattened
 
 _IGNORED = frozenset({*SINGLE_START_ARGUMENTS, "root", "start_timeout", "launcher", "requeue", "max_attempts"})
@@ -95,9 +102,9 @@ def results(compared: Sequence[ComparedRun]) -> tuple[list[Result], list[str]]:
     rows = [
         Result("status", [entry.status.word for entry in compared]),
         Result("epochs", [_epochs(run) for run in runs]),
-        Result("steps", [_counted(run.steps) for run in runs]),
-        Result("samples", [_counted(run.samples) for run in runs]),
-        Result("processes", [_counted(run.world_size) for run in runs]),
+        Result("steps", [_counted(run.summary.get("steps")) for run in runs]),
+        Result("samples", [_counted(run.summary.get("samples")) for run in runs]),
+        Result("processes", [_counted(run.summary.get("world_size")) for run in runs]),
     ]
     metrics = [unique_metrics(run.metrics) for run in runs]
     names = sorted({name for own in metrics for name in own}, key=lambda name: (not is_validation(name), name))
@@ -105,9 +112,9 @@ def results(compared: Sequence[ComparedRun]) -> tuple[list[Result], list[str]]:
         values = [own.get(name) for own in metrics]
         kept_best = next((run.kept_best for run in runs if run.kept_best and run.kept_best[1] == name), None)
         rows.append(Result(name, [number_text(value) for value in values], best(values, direction(name, kept_best))))
-    speeds = [run.samples_per_second for run in runs]
+    speeds = [run.summary.get("samples_per_second") for run in runs]
     rows.append(Result("samples/s", [number_text(speed) for speed in speeds], best(speeds, "max")))
-    rows.append(Result("last attempt", [duration(run.seconds) for run in runs]))
+    rows.append(Result("last attempt", [duration(run.summary.get("seconds")) for run in runs]))
     return rows, names[MAX_METRICS:]
 
 
@@ -126,9 +133,9 @@ def best(values: Sequence[float | None], better: str | None) -> frozenset[int]:
 
 
 def _epochs(run: RecordedRun) -> str:
-    if run.epochs is None:
+    if (epochs := run.summary.get("epochs")) is None:
         return MISSING
-    return f"{run.epochs} of {run.max_epochs}" if (run.max_epochs or 0) > run.epochs else str(run.epochs)
+    return f"{epochs} of {run.max_epochs}" if (run.max_epochs or 0) > epochs else str(epochs)
 
 
 def _counted(count: int | None) -> str:

@@ -8,37 +8,10 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from rankzero.runs.metrics.curves import Curve
+from rankzero.runs.metrics.series import EPOCH, SAMPLES, SERIES, STEP_PARTS
 from rankzero.runs.reports.html import plot
 from rankzero.runs.reports.html.plot import BRIGHT_COLORS, Scale, Tick
-from rankzero.runs.reports.text import number_text
-
-STEP_PARTS = {
-    "wall_time/data_wait_ms": "waiting for data",
-    "wall_time/forward_ms": "forward pass",
-    "wall_time/backward_ms": "backward pass",
-    "wall_time/exposed_communication_ms": "communication",
-    "wall_time/optimizer_ms": "optimizer",
-    "wall_time/other_ms": "other",
-}
-"""Tag -> name of each part of a step, from the bottom of the chart."""
-
-TITLES = {
-    "lr": "learning rate",
-    "samples_per_second": "speed",
-    "weights/gradient_norm": "gradient norm",
-    "workload/teraflops_per_second": "compute speed per device",
-    "workload/mfu_percent": "model FLOP/s utilization",
-    "workload/samples_per_second_per_device": "speed per device",
-    "workload/device_memory_gib": "device memory",
-    "workload/host_memory_gib": "host memory of a rank",
-    "workload/loader_queue_batches": "prepared batches of a rank",
-    "workload/checkpoint_mib": "checkpoint size",
-    "wall_time/checkpoint_s": "time to save a checkpoint",
-    "wall_time/checkpoint_blocked_s": "training blocked by saves",
-    "world/first_gradient_ms": "time to the first gradient",
-    "world/data_wait_ms": "waiting for data",
-}
-"""Quantity -> title of its chart; other quantities are titles themselves."""
+from rankzero.runs.reports.text import GROUPS, number_text
 
 UNITS = {
     "samples_per_second": "samples/s",
@@ -53,8 +26,6 @@ UNITS = {
 }
 """End of a quantity's name -> its unit."""
 
-MEASURED = ("wall_time/", "workload/", "weights/", "world/", "x_axis/")
-
 _SPLIT = re.compile(r"^(train|training|val|valid|validation|test)[/_.-](?=.)")
 _VARIANT = re.compile(r"(_step|_epoch)?(/dataloader_idx_\d+)?$")
 
@@ -67,7 +38,7 @@ def is_hidden(tag: str) -> bool:
 
 def quantity_of(tag: str) -> str:
     """Returns what a tag measures: `val/loss_epoch/dataloader_idx_0` -> `loss`."""
-    if tag.startswith(MEASURED):
+    if tag.startswith(GROUPS):
         return tag
     name = _VARIANT.sub("", _SPLIT.sub("", tag), count=1) or tag
     return "loss" if name == "mean_loss" else "lr" if re.fullmatch(r"lr-\d+", name) else name
@@ -135,34 +106,21 @@ class Chart:
     notes: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class Axis:
-    """A horizontal axis, which all charts share: its name and ticks."""
-
-    name: str
-    ticks: Sequence[Tick]
-
-
 @dataclass
 class Charts:
     """All charts of a report.
 
     Attributes:
-        training: Losses, metrics, learning rate and speed.
-        step_time: The parts of a step; None if they were not logged.
-        resources: Memory, compute speed, checkpoints.
-        ranks: Times of single ranks.
-        axes: The horizontal axes that a reader can choose from: steps, samples, epochs.
+        axes: Name and ticks of the horizontal axes that a reader can choose from.
         attempts: Position and number of each attempt that began after the first step.
         omitted: Names of quantities that have no chart.
-        is_downsampled: Whether curves have more values than are drawn, so that extreme values may be missing.
     """
 
     training: list[Chart] = field(default_factory=list)
     step_time: Chart | None = None
     resources: list[Chart] = field(default_factory=list)
     ranks: list[Chart] = field(default_factory=list)
-    axes: list[Axis] = field(default_factory=list)
+    axes: list[tuple[str, list[Tick]]] = field(default_factory=list)
     attempts: list[Tick] = field(default_factory=list)
     omitted: list[str] = field(default_factory=list)
     is_downsampled: bool = False
@@ -213,14 +171,15 @@ def _line_chart(quantity: str, group: Mapping[str, Curve], x: Scale) -> Chart:
     notes = [f"{lost:,} value{'s are' if lost > 1 else ' is'} not finite (NaN or infinity)"] if lost else []
     if len(group) > len(shown):
         notes.append(f"{len(group) - len(shown):,} more in TensorBoard")
+    series = SERIES.get(quantity) or SERIES.get(f"train/{quantity}")
+    title = series.title if series else quantity
     unit_text = unit or "no unit"
-    is_named_by_title = len(group) == 1 and quantity in TITLES
     return Chart(
-        TITLES.get(quantity, quantity),
+        title,
         f"{unit_text}, logarithmic scale" if y.is_log else unit_text,
         y.ticks(),
         [
-            _line("" if is_named_by_title else name, curve, color, x, y)
+            _line(name if len(group) > 1 or title == quantity else "", curve, color, x, y)
             for (name, curve), color in zip(shown.items(), BRIGHT_COLORS, strict=False)
         ],
         notes=notes,
@@ -259,7 +218,7 @@ def _step_time(curves: Mapping[str, Curve], x: Scale) -> Chart | None:
     y = plot.value_scale([sum(column) for column in zip(*layers, strict=True)], True, False)
     polygons = plot.areas(middles, layers, x, y)
     areas = [
-        Area(STEP_PARTS[tag], color, points, number_text(mean), round(100 * mean / total, 1))
+        Area(STEP_PARTS[tag].title, color, points, number_text(mean), round(100 * mean / total, 1))
         for tag, points, mean in zip(parts, polygons, means, strict=True)
         for color in [BRIGHT_COLORS[list(STEP_PARTS).index(tag)]]
     ]
@@ -287,12 +246,12 @@ def _slowest(group: Mapping[str, Curve]) -> dict[str, Curve]:
     return {f"median of {len(group)} ranks": middle, **{name: group[name] for name in slowest}}
 
 
-def _axes(curves: Mapping[str, Curve], x: Scale) -> list[Axis]:
-    axes = [Axis("steps", x.ticks())]
-    for name, tag in (("samples", "x_axis/samples"), ("epochs", "x_axis/epoch")):
+def _axes(curves: Mapping[str, Curve], x: Scale) -> list[tuple[str, list[Tick]]]:
+    axes = [("steps", x.ticks())]
+    for tag in (SAMPLES, EPOCH):
         if curve := curves.get(tag):
-            axes.append(Axis(name, plot.mapped_ticks(curve.steps, curve.values, x)))
-    return [axis for axis in axes if axis.ticks]
+            axes.append((SERIES[tag].title, plot.mapped_ticks(curve.steps, curve.values, x)))
+    return [(name, ticks) for name, ticks in axes if ticks]
 
 
 def _attempts(steps: Iterable[int], x: Scale) -> list[Tick]:

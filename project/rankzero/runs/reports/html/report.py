@@ -20,10 +20,9 @@ from rankzero.runs.directory import RunDirectory
 from rankzero.runs.metrics.curves import read_curves
 from rankzero.runs.reports.html.charts import charts_of
 from rankzero.runs.reports.html.plot import HEIGHT, WIDTH
-from rankzero.runs.reports.recorded_run import stored_config_text
+from rankzero.runs.reports.recorded_run import read_run
 from rankzero.runs.reports.secrets import HIDDEN, command_without_secrets, without_secrets
-from rankzero.runs.reports.shown_metrics import nan_for_none, unique_metrics
-from rankzero.runs.reports.text import duration, number_text
+from rankzero.runs.reports.text import duration, nan_for_none, number_text, unique_metrics
 from rankzero.runs.stored_config import flattened, read_config
 
 _NAME_FLAGS = ("--name", "--run", "--run_name")
@@ -182,7 +181,7 @@ def _environment() -> jinja2.Environment:
         autoescape=True,
         finalize=_visible,
     )
-    environment.filters.update(duration=duration, size=_size, count=_count)
+    environment.filters.update(duration=duration, count="{:,}".format)
     return environment
 
 
@@ -247,7 +246,7 @@ def _checkpoints(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict
 
 def _configuration(run: RunDirectory) -> dict[str, Any]:
     """Returns the settings of the newest attempt without those that are not set; {} if they cannot be read."""
-    settings = flattened(without_secrets(read_config(stored_config_text(run.path))))
+    settings = flattened(without_secrets(read_config(read_run(run.path).config)))
     return {name: value for name, value in settings.items() if value is not None and name}
 
 
@@ -287,13 +286,3 @@ def _shortened(text: str) -> str:
 def _date(text: str) -> str:
     """Returns a time of `run.json` without seconds."""
     return f"{text[:10]} {text[11:16]} UTC" if text.endswith("+00:00") else text
-
-
-def _count(count: int) -> str:
-    """Returns a number of epochs, steps or samples as text."""
-    return f"{count:,}" if count < 1e9 else f"{count / 1e9:,.2f} billion"
-
-
-def _size(count: int) -> str:
-    """Returns a number of bytes as text."""
-    return f"{count / 2**20:,.1f} MiB" if count >= 2**20 else f"{count / 2**10:,.1f} KiB"

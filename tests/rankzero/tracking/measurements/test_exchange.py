@@ -8,20 +8,21 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from rankzero.runs.metrics.series import DATA_WAIT, FIRST_GRADIENT, GRADIENT_NORM, SERIES
 from rankzero.sampling.batch_sampler import ElasticBatchSampler
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.tracking.measurements import series
-from rankzero.tracking.measurements.interval_measurements import prepared_batches
-from rankzero.tracking.measurements.series import (
+from rankzero.tracking.measurements.exchange import (
     ALWAYS_EXCHANGED,
-    DATA_WAIT,
+    DETAILS_REQUESTED,
     EXCHANGED,
-    FIRST_GRADIENT,
-    GRADIENT_NORM,
     LOSS_SUM,
+    MAX_RANKS,
+    RANK_SERIES,
     Exchange,
     combine,
+    values_of_ranks,
 )
+from rankzero.tracking.measurements.interval_measurements import prepared_batches
 from rankzero.tracking.measurements.throughput import Throughput
 from running import REPOSITORY, train_in_process
 
@@ -29,7 +30,7 @@ from running import REPOSITORY, train_in_process
 def row(**values):
     names = {"wait": DATA_WAIT, "gradient": FIRST_GRADIENT, "norm": GRADIENT_NORM, "loss": LOSS_SUM}
     by_tag = {names[name]: value for name, value in values.items()}
-    return [by_tag.get(tag, nan) for tag in series.EXCHANGED]
+    return [by_tag.get(tag, nan) for tag in EXCHANGED]
 
 
 def test_values_of_the_ranks_that_have_one_are_summed_averaged_or_the_largest_is_taken():
@@ -38,28 +39,28 @@ def test_values_of_the_ranks_that_have_one_are_summed_averaged_or_the_largest_is
     combined = combine([row(wait=1.0, loss=0.0), row(loss=0.0)])
     assert combined[DATA_WAIT] == 1.0 and isnan(combined[GRADIENT_NORM])
     assert isnan(combine([row(loss=nan), row(loss=6.0)])[LOSS_SUM])  # a sum is a number only if all parts are
-    assert list(combine([row(norm=2.0, loss=1.0)[: len(series.ALWAYS_EXCHANGED)]])) == list(series.ALWAYS_EXCHANGED)
+    assert list(combine([row(norm=2.0, loss=1.0)[: len(ALWAYS_EXCHANGED)]])) == list(ALWAYS_EXCHANGED)
 
 
 def test_each_rank_or_each_of_the_slowest_has_a_series_and_slow_ranks_are_marked():
-    values = series.values_of_ranks([row(wait=1.0, gradient=10.0), row(wait=2.0, gradient=30.0)], slow_ranks=[1])
+    values = values_of_ranks([row(wait=1.0, gradient=10.0), row(wait=2.0, gradient=30.0)], slow_ranks=[1])
     waits = {"world/data_wait_ms/rank_000": 1.0, "world/data_wait_ms/rank_001": 2.0}
     gradients = {"rank_000": 10.0, "rank_001": 30.0, "slow_rank_001": 30.0}
     assert values == waits | {f"{FIRST_GRADIENT}/{name}": value for name, value in gradients.items()}
-    values = series.values_of_ranks([row(wait=float(rank)) for rank in range(100)], slow_ranks=[])
-    assert list(values) == [f"world/data_wait_ms/rank_{rank:03d}" for rank in range(100 - series.MAX_RANKS, 100)]
+    values = values_of_ranks([row(wait=float(rank)) for rank in range(100)], slow_ranks=[])
+    assert list(values) == [f"world/data_wait_ms/rank_{rank:03d}" for rank in range(100 - MAX_RANKS, 100)]
 
 
 def test_every_logged_series_is_documented_and_has_a_description_with_its_unit():
     units = {"ms": "Milliseconds", "s": "Seconds", "gib": "GiB", "mib": "MiB", "percent": "percentage", "norm": "norm"}
-    for tag, described in series.SERIES.items():
+    for tag, described in SERIES.items():
         if "/" in tag:
             unit = tag.rpartition("_")[2]
             assert described.description and units.get(unit, "") in described.description, tag
     text = (REPOSITORY / "docs/tensorboard.md").read_text()
     documented = set(re.findall(r"`((?:train|wall_time|weights|workload|world|x_axis)/\w+)", text))
-    logged = {tag for tag in series.SERIES if "/" in tag} | set(series.RANK_SERIES.values())
-    assert documented - {"train/lr", "train/mean_loss"} == logged
+    logged = {tag for tag in SERIES if "/" in tag} | set(RANK_SERIES.values())
+    assert documented - {"train/mean_loss"} == logged
 
 
 def test_samples_of_a_managed_order_are_counted_and_the_next_attempt_continues_the_count():
@@ -150,7 +151,7 @@ class Ranks:
 def test_values_of_a_device_without_float64_are_gathered_on_the_host(monkeypatch):
     monkeypatch.setattr(Ranks, "root_device", torch.device("mps"))
     exchange = Exchange(Ranks(), 1)
-    exchange.begin({series.DETAILS_REQUESTED: 0.0, LOSS_SUM: torch.tensor(3.0)})
+    exchange.begin({DETAILS_REQUESTED: 0.0, LOSS_SUM: torch.tensor(3.0)})
     assert exchange.finish()[0][EXCHANGED.index(LOSS_SUM)] == 3
 
 
@@ -160,6 +161,6 @@ def test_rank_zero_requests_details_one_exchange_ahead(world_size):
     has_details = []
     for request in (0.0, 1.0, 0.0, 0.0):
         has_details.append(exchange.has_details)
-        exchange.begin({series.DETAILS_REQUESTED: request})
+        exchange.begin({DETAILS_REQUESTED: request})
         assert len(exchange.finish()[0]) == len(EXCHANGED if has_details[-1] else ALWAYS_EXCHANGED)
     assert has_details == [True, False, True, False]

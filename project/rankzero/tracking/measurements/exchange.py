@@ -1,67 +1,18 @@
-"""The series that Rankzero logs for every model, beside those of the model itself, and their exchange between ranks."""
+"""Exchange of the measured values between ranks."""
 
 import math
 from collections.abc import Mapping, Sequence
 from math import isnan, nan
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rankzero.distributed.devices import GatheredRows, moved
+from rankzero.runs.metrics.series import DATA_WAIT, FIRST_GRADIENT, GRADIENT_NORM, SERIES
 from rankzero.training.strategies import RunStrategy
-
-
-class Series(NamedTuple):
-    """A series of values.
-
-    Args:
-        description: What the values are, with their unit.
-        reduction: How the values of ranks are combined: `mean`, `sum` or `max`. Empty for values of rank zero.
-    """
-
-    description: str
-    reduction: str = ""
-
 
 PREFIX = "rankzero/"
 """Prefix of the tags in a user's logger, so that they differ from all tags of the user."""
-
-FIRST_GRADIENT = "world/first_gradient_ms"
-DATA_WAIT = "wall_time/data_wait_ms"
-GRADIENT_NORM = "weights/gradient_norm"
-MFU = "workload/mfu_percent"
-
-SERIES = {
-    "train/loss": Series("Mean loss of all samples of the interval, over all ranks"),
-    "train/samples_per_second": Series("Training samples per second over all ranks, without validation"),
-    DATA_WAIT: Series("Milliseconds per step: waiting for a batch and moving it to the device", "mean"),
-    "wall_time/forward_ms": Series("Milliseconds per step: forward pass", "mean"),
-    "wall_time/backward_ms": Series("Milliseconds per step: backward pass, without exposed communication", "mean"),
-    "wall_time/exposed_communication_ms": Series(
-        "Milliseconds per step: waiting for gradients of other ranks after the backward pass", "mean"
-    ),
-    "wall_time/optimizer_ms": Series("Milliseconds per step: optimizer", "mean"),
-    "wall_time/other_ms": Series("Milliseconds per step: hooks, callbacks, logging", "mean"),
-    "wall_time/step_ms": Series("Milliseconds per step, without validation and checkpoints", "mean"),
-    "wall_time/checkpoint_blocked_s": Series("Seconds of the interval in which saving blocked training", "max"),
-    "wall_time/checkpoint_s": Series("Seconds from the copy of the last checkpoint until it was on disk"),
-    GRADIENT_NORM: Series("2-norm of all gradients before clipping, in the last step of the interval", "max"),
-    "workload/samples_per_second_per_device": Series("Training samples per second and device, without validation"),
-    "workload/teraflops_per_second": Series(
-        "TFLOP/s of a device: 10^12 floating-point operations of forward and backward passes per second"
-    ),
-    MFU: Series("Model FLOP/s utilization: percentage of the published peak of the device"),
-    "workload/device_memory_gib": Series("GiB of device memory in use, largest amount since the start", "max"),
-    "workload/host_memory_gib": Series("GiB of host memory of a rank's process; the largest of all ranks", "max"),
-    "workload/loader_queue_batches": Series("Batches that the loader processes of a rank hold ready", "mean"),
-    "workload/checkpoint_mib": Series("MiB of the last checkpoint"),
-    FIRST_GRADIENT: Series("Milliseconds from the start of a step to its first gradient, by rank", "max"),
-    "x_axis/epoch": Series("Epochs that are done, with the fraction of the current one"),
-    "x_axis/samples": Series("Training samples of all attempts and ranks"),
-    "x_axis/attempt": Series("Number of the attempt, from 1"),
-}
-"""Tag -> series. TensorBoard shows the groups in alphabetical order, those of the model (`train`, `val`) first."""
 
 RANK_SERIES = {DATA_WAIT: "world/data_wait_ms", FIRST_GRADIENT: FIRST_GRADIENT}
 """Tag of a value -> tag under which the values of single ranks are logged."""
