@@ -7,7 +7,7 @@ from math import inf, isfinite
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.callbacks import ProgressBar, Timer
 from lightning.pytorch.trainer.states import TrainerFn
 
 from rankzero.tracking.measurements.throughput import Throughput
@@ -144,12 +144,52 @@ def epoch_text(trainer: Trainer) -> str:
     return f"epoch {trainer.current_epoch + 1}{total}"
 
 
-class EvaluationProgress(LoopCallback):
-    """Calls `show_evaluation` after each batch of a validation, a test or a prediction."""
+class RunProgress(LoopCallback, ProgressBar):
+    """Base of both displays: measures a fit while the display is enabled, and calls the methods that show it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self.clock, self.enabled = clock, True
+        self._fit: FitProgress | None = None
+
+    def enable(self) -> None:
+        """Enables the display, only on rank zero; a finder calls this method on all ranks."""
+        self.enabled = self._trainer is None or self._trainer.is_global_zero
+
+    def disable(self) -> None:
+        """Disables the display: on all ranks but zero, and during a finder's trials."""
+        self.enabled = False
+
+    def show_batch(self, trainer: Trainer, batches: int) -> None:
+        """Shows the progress of an epoch."""
+        raise NotImplementedError
 
     def show_evaluation(self, trainer: Trainer, batches: int, loader: int) -> None:
-        """Shows the progress of an evaluation."""
+        """Shows the progress of a validation, a test or a prediction."""
         raise NotImplementedError
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._fit = FitProgress(trainer, self.clock) if self.enabled else None
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._fit is not None:
+            self._fit.begin_epoch()
+
+    def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        if self._fit is not None:
+            self._fit.tick()
+            self.show_batch(trainer, batch_idx + 1)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._fit = None  # a test or prediction that follows has other numbers
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._fit is not None and trainer.state.fn is TrainerFn.FITTING:
+            self._fit.begin_validation()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._fit is not None and trainer.state.fn is TrainerFn.FITTING:
+            self._fit.end_validation()
 
     def on_validation_batch_end(
         self,
@@ -160,7 +200,8 @@ class EvaluationProgress(LoopCallback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self.show_evaluation(trainer, batch_idx + 1, dataloader_idx)
+        if self.enabled:
+            self.show_evaluation(trainer, batch_idx + 1, dataloader_idx)
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 

@@ -2,18 +2,14 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar
-from lightning.pytorch.trainer.states import TrainerFn
 
 from rankzero.distributed.devices import HostCopy
 from rankzero.messages import print_line
 from rankzero.runs.reports.text import metrics_line, numbers, rough_duration
 from rankzero.tracking.progress.fit_progress import (
-    EvaluationProgress,
-    FitProgress,
+    RunProgress,
     batch_text,
     batches_text,
     epoch_text,
@@ -37,28 +33,18 @@ def interval_after(elapsed_seconds: float, minimum: float = INTERVAL_SECONDS) ->
     return max(minimum, min(EARLY_FRACTION * elapsed_seconds, EARLY_SECONDS), LATE_FRACTION * elapsed_seconds)
 
 
-class PlainProgress(EvaluationProgress, ProgressBar):
+class PlainProgress(RunProgress):
     """Prints lines at the end of epochs and during long epochs, at intervals that grow with the duration of the run.
 
     The ends of the first and the last epoch always get a line. A long validation, test or prediction gets lines too.
     """
 
     def __init__(self, interval_seconds: float = INTERVAL_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self.interval_seconds, self.clock = interval_seconds, clock
-        self.enabled = True
+        super().__init__(clock)
+        self.interval_seconds = interval_seconds
         self._started_at = self._due_at = self._validation_due_at = 0.0
-        self._fit: FitProgress | None = None
         self._is_first_epoch = True
         self._unprinted_epoch: str | None = None
-
-    def enable(self) -> None:
-        """Enables printing, only on rank zero; a finder calls this method on all ranks."""
-        self.enabled = self._trainer is None or self._trainer.is_global_zero
-
-    def disable(self) -> None:
-        """Disables printing: on all ranks but zero, and during a finder's trials."""
-        self.enabled = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -66,21 +52,15 @@ class PlainProgress(EvaluationProgress, ProgressBar):
         self._start()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
         self._start()
-        self._fit = FitProgress(trainer, self.clock) if self.enabled else None
         self._is_first_epoch, self._unprinted_epoch = True, None
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._fit is not None:
-            self._fit.begin_epoch()
-
-    def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        if self._fit is None:
-            return
-        self._fit.tick()
-        if self._is_due and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:  # a line follows at its end
-            batches = batch_text(batch_idx + 1, trainer.num_training_batches)
-            self._print(trainer, f"{epoch_text(trainer)} {batches}  step {trainer.global_step}")
+    def show_batch(self, trainer: Trainer, batches: int) -> None:
+        """Prints a line if one is due, but not at the end of an epoch, which gets a line of its own."""
+        if self._is_due and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            text = batch_text(batches, trainer.num_training_batches)
+            self._print(trainer, f"{epoch_text(trainer)} {text}  step {trainer.global_step}")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         head = f"{epoch_text(trainer)} done  step {trainer.global_step}"
@@ -94,16 +74,11 @@ class PlainProgress(EvaluationProgress, ProgressBar):
         if self._unprinted_epoch is not None:
             self._print(trainer, self._unprinted_epoch, has_ended=True)
             self._unprinted_epoch = None
-        self._fit = None  # a test or prediction that follows has other numbers
+        super().on_train_end(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_validation_start(trainer, pl_module)
         self._validation_due_at = self.clock() + self.interval_seconds
-        if self._fit is not None and trainer.state.fn is TrainerFn.FITTING:
-            self._fit.begin_validation()
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._fit is not None and trainer.state.fn is TrainerFn.FITTING:
-            self._fit.end_validation()
 
     def show_evaluation(self, trainer: Trainer, batches: int, loader: int) -> None:
         """Prints a line of a validation, a test or a prediction if one is due, but none of a short validation."""

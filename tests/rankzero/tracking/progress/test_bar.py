@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.demos.boring_classes import BoringModel
 from rich import reconfigure
@@ -40,7 +40,6 @@ def every_batch_is_drawn(tick_after_every_batch, monkeypatch):
     for name in ("REDRAW_SECONDS", "EVENT_SECONDS"):
         monkeypatch.setattr(bar_module, name, 0)
     monkeypatch.setattr(time_left, "MIN_SECONDS", 0)
-    monkeypatch.setattr(BarProgress, "refresh", lambda self, hard=False: self.progress and self.progress.refresh())
 
 
 @pytest.fixture
@@ -68,6 +67,7 @@ def terminal(monkeypatch):
             patch.setenv("TERM", "xterm-256color")
             for name in ("COLUMNS", "LINES", "NO_COLOR"):
                 patch.delenv(name, raising=False)
+            reconfigure()
             function()
         return printed.result()
 
@@ -104,9 +104,10 @@ def test_the_bar_takes_one_line_in_narrow_and_wide_terminals(columns, metrics, t
 def shown(kind, **options):
     """Returns all lines that a bar draws in a terminal with 250 columns."""
     stream = io.StringIO()
-    bar = kind(console_kwargs={"width": 250, "force_terminal": True, "file": stream})
-    settings = {"enable_progress_bar": True, "max_epochs": 2, "limit_train_batches": 3, **options}
-    train_in_process(bar, Throughput(SamplingPlan()), loops=True, **settings)
+    settings = {"width": 250, "force_terminal": True, "file": stream}
+    bar = BarProgress(Console(**settings)) if kind is BarProgress else kind(console_kwargs=settings)
+    options = {"enable_progress_bar": True, "max_epochs": 2, "limit_train_batches": 3, **options}
+    train_in_process(bar, Throughput(SamplingPlan()), loops=True, **options)
     reconfigure()
     return rows_of(stream.getvalue())
 
@@ -153,25 +154,21 @@ def test_the_bar_is_redrawn_at_intervals(tick_after_every_batch, monkeypatch):
     assert len(calls) == 2  # in the first epoch, and at the end
 
 
-def at_end(function, bar=None, **settings):
-    """Trains with a bar, and returns the result of a function of the bar and the Trainer at the end."""
-    results = []
+def test_the_line_stays_after_an_error_and_other_ranks_draw_none():
+    class Failing(BoringModel):
+        def on_train_epoch_end(self):
+            raise ZeroDivisionError
 
-    class AtEnd(Callback):
-        def on_train_end(self, trainer, pl_module):
-            results.append(function(trainer.progress_bar_callback, trainer))
-
-    bar = bar or BarProgress(console_kwargs={"file": io.StringIO()})
-    train_in_process(bar, AtEnd(), loops=True, enable_progress_bar=True, **settings)
-    return results[0]
-
-
-def test_ended_validations_are_removed_from_the_bar_and_other_ranks_draw_none():
-    settings = {"max_epochs": 10, "limit_train_batches": 1, "limit_val_batches": 1}
-    assert at_end(lambda bar, _: len(bar.progress.tasks), **settings) <= 2  # the training, and the validation before it
-    disabled = BarProgress()
-    disabled.disable()
-    assert at_end(lambda bar, _: bar.progress, disabled, max_epochs=1, limit_train_batches=2) is None
+    stream = io.StringIO()
+    bar = BarProgress(Console(width=80, force_terminal=True, file=stream))
+    with pytest.raises(ZeroDivisionError):
+        train_in_process(bar, model=Failing(), loops=True, enable_progress_bar=True)
+    assert stream.getvalue().endswith("\x1b[?25h")  # the cursor is shown again
+    assert rows_of(stream.getvalue())[-2].startswith("epoch 1/")
+    stream.truncate(0)
+    bar.disable()
+    train_in_process(bar, loops=True, enable_progress_bar=True, max_epochs=1)
+    assert not stream.getvalue()
 
 
 def test_a_job_prints_plain_lines_also_in_a_pseudo_terminal_and_a_closed_stdout_has_no_bar(monkeypatch):
@@ -251,7 +248,7 @@ def test_an_evaluation_ends_with_a_full_bar_or_prints_a_line_for_each_batch(meth
         getattr(Trainer(callbacks=[callback], **settings), method)(BoringModel())
 
     stream = io.StringIO()
-    evaluate(BarProgress(console_kwargs={"width": 80, "force_terminal": True, "file": stream}))
+    evaluate(BarProgress(Console(width=80, force_terminal=True, file=stream)))
     reconfigure()
     assert re.search(rf"{name}  ━+  batch 2/2", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue()))
     capsys.readouterr()
