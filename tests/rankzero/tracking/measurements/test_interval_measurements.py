@@ -172,8 +172,7 @@ def test_details_of_an_interval_are_correct_and_consistent(detailed, script_fold
     logged = fit(Net(), save_every="5steps")
     samples, epochs = {4: 20, 9: 40, 14: 57, 19: 77, 24: 94, 29: 114, 34: 134}, (5, 10, 15, 20, 25, 30, 35)
     assert logged["x_axis/samples"] == samples and set(logged["x_axis/attempt"].values()) == {1}
-    rows = [row for row in read_rows(Path("runs/x")) if "train/lr" in row.values]
-    assert {row.step: row.samples for row in rows} == samples
+    assert {row.step: row.samples for row in read_rows(Path("runs/x")) if "train/lr" in row.values} == samples
     assert list(logged["x_axis/epoch"].values()) == pytest.approx([steps / 12 for steps in epochs])
     for step, total in logged["wall_time/step_ms"].items():
         assert sum(logged[f"wall_time/{part}_ms"][step] for part in PARTS_MS) == pytest.approx(total, rel=1e-5)

@@ -20,7 +20,7 @@ from rich.console import Console
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress import bar as bar_module
-from rankzero.tracking.progress import time_left
+from rankzero.tracking.progress import fit_progress
 from rankzero.tracking.progress.bar import BarProgress, Line, Part, fitting
 from rankzero.tracking.progress.choice import progress_callbacks, without_progress
 from rankzero.tracking.progress.fit_progress import RecentRate
@@ -39,7 +39,7 @@ def restore_console():
 def every_batch_is_drawn(tick_after_every_batch, monkeypatch):
     for name in ("REDRAW_SECONDS", "EVENT_SECONDS"):
         monkeypatch.setattr(bar_module, name, 0)
-    monkeypatch.setattr(time_left, "MIN_SECONDS", 0)
+    monkeypatch.setattr(fit_progress, "MIN_SECONDS", 0)
 
 
 @pytest.fixture
@@ -104,8 +104,8 @@ def test_the_bar_takes_one_line_in_narrow_and_wide_terminals(columns, metrics, t
 def shown(kind, **options):
     """Returns all lines that a bar draws in a terminal with 250 columns."""
     stream = io.StringIO()
-    settings = {"width": 250, "force_terminal": True, "file": stream}
-    bar = BarProgress(Console(**settings)) if kind is BarProgress else kind(console_kwargs=settings)
+    console = {"width": 250, "force_terminal": True, "file": stream}
+    bar = BarProgress(Console(**console)) if kind is BarProgress else kind(console_kwargs=console)
     options = {"enable_progress_bar": True, "max_epochs": 2, "limit_train_batches": 3, **options}
     train_in_process(bar, Throughput(SamplingPlan()), loops=True, **options)
     reconfigure()
@@ -163,8 +163,8 @@ def test_the_line_stays_after_an_error_and_other_ranks_draw_none():
     bar = BarProgress(Console(width=80, force_terminal=True, file=stream))
     with pytest.raises(ZeroDivisionError):
         train_in_process(bar, model=Failing(), loops=True, enable_progress_bar=True)
-    assert stream.getvalue().endswith("\x1b[?25h")  # the cursor is shown again
-    assert rows_of(stream.getvalue())[-2].startswith("epoch 1/")
+    text = stream.getvalue()
+    assert rows_of(text)[-2].startswith("epoch 1/") and text.endswith("\x1b[?25h")  # the cursor is shown again
     stream.truncate(0)
     bar.disable()
     train_in_process(bar, loops=True, enable_progress_bar=True, max_epochs=1)

@@ -1,6 +1,6 @@
 """Figures of real fits, with a simulated clock."""
 
-from math import inf, isfinite
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +10,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress.fit_progress import FitProgress
-from rankzero.tracking.progress.time_left import Limits, Pace, Position
 from rankzero.training.callbacks.safe_point import SafePoint
 from rankzero.training.hooks import LoopCallback
 from running import train_in_process
@@ -22,8 +21,8 @@ class Simulation(LoopCallback):
     """Advances a clock by 2 s in each batch and 5 s in each validation, and records the time left after each batch."""
 
     def __init__(self):
-        self.now, self.progress, self.estimates, self.epoch_ends, self.epoch_starts = 0.0, None, [], [], []
-        self.validated_after = []
+        self.now, self.progress = 0.0, None
+        self.estimates, self.epoch_ends, self.epoch_starts, self.validated_after = [], [], [], []
 
     def on_train_start(self, trainer, pl_module):
         self.progress = FitProgress(trainer, lambda: self.now)
@@ -98,27 +97,23 @@ def test_time_left_of_a_run_resumed_in_mid_epoch_is_exact(tmp_path, step):
     assert len(resumed.errors) >= 20 and resumed.errors == pytest.approx([0] * len(resumed.errors), abs=0.01)
 
 
-def test_limits_of_the_trainer_are_read_and_the_time_limit_of_the_job_includes_the_last_save(monkeypatch):
-    def limits_with(*callbacks, end=None):
+def test_time_limits_are_read_and_that_of_the_job_includes_the_last_save(monkeypatch):
+    def limit_with(*callbacks, end=None):
         class Limited(Simulation):
             def on_fit_start(self, trainer, pl_module):
-                limits = [SafePoint(SimpleNamespace(), end, None, None)] if end else []
-                trainer.fit_loop.extra_subscribers.extend(limits)
+                trainer.fit_loop.extra_subscribers += [SafePoint(SimpleNamespace(), end, None, None)] if end else []
 
             def on_train_start(self, trainer, pl_module):
                 super().on_train_start(trainer, pl_module)
-                self.limits = self.progress._limits
+                self.limit = min(self.progress._seconds_to_time_limits())
                 trainer.fit_loop.extra_subscribers.clear()
 
-        settings = {"max_epochs": 3, "limit_train_batches": 8, "limit_val_batches": 3}
-        return simulate(*callbacks, simulation=Limited(), **settings).limits
+        return simulate(*callbacks, simulation=Limited()).limit
 
-    limits = limits_with()
-    assert (limits.epochs, limits.steps, limits.epoch_batches, limits.validation_batches) == (3, inf, 8, 3)
-    assert limits.validates and not isfinite(limits.seconds)
-    assert 7100 < limits_with(Timer(duration={"hours": 2})).seconds <= 7200
+    assert limit_with() == inf
+    assert 7100 < limit_with(Timer(duration={"hours": 2})) <= 7200
     monkeypatch.setattr("rankzero.training.callbacks.time_limit.time", SimpleNamespace(monotonic=lambda: 100.0))
-    assert limits_with(end=1000.0).seconds == 900 - 10 - 5
+    assert limit_with(end=1000.0) == 900 - 10 - 5
 
 
 def test_training_speed_counts_all_batches_and_no_validation(monkeypatch):
@@ -153,52 +148,62 @@ def test_pauses_for_drawing_do_not_change_the_time_left():
     assert estimates(pause=100.0) == estimates(pause=0.0) != []
 
 
+class Batches:
+    """A run of steps with one batch each; `trainer` has what `FitProgress` reads."""
+
+    def __init__(self, max_epochs=None, max_steps=-1, epoch_batches=100, validates=False, interval=inf):
+        counts = {name: SimpleNamespace(processed=0) for name in ("total", "current")}
+        self.now, self.counts = 0.0, SimpleNamespace(is_last_batch=False, **counts)
+        loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=self.counts))
+        settings = {"max_epochs": max_epochs, "max_steps": max_steps, "num_training_batches": epoch_batches}
+        settings |= {"enable_validation": validates, "val_check_batch": interval, "check_val_every_n_epoch": 1}
+        settings |= {"callbacks": [], "current_epoch": 0, "global_step": 0, "num_val_batches": []}
+        self.trainer = SimpleNamespace(fit_loop=loop, **settings)
+        self.progress = FitProgress(self.trainer, lambda: self.now)
+
+    def train(self, count, seconds=1.0):
+        for _ in range(count):
+            self.now += seconds
+            self.counts.total.processed += 1
+            self.counts.current.processed += 1
+            self.trainer.global_step += 1
+            self.progress.tick()
+
+
 def test_a_slower_run_is_noticed():
-    now = [0.0]
-    pace, limits = Pace(Position(0, 0, 0, 0), lambda: now[0]), Limits(epochs=1, epoch_batches=100_000)
-    for batch in range(1, 4001):
-        now[0] += 1.0 if batch < 1000 else 4.0
-        pace.record(Position(0, batch, batch, batch))
-    estimate = pace.seconds_left(Position(0, 4000, 4000, 4000), limits)
-    assert estimate == pytest.approx(96_000 * 4, rel=0.01)
+    run = Batches(max_epochs=1, epoch_batches=100_000)
+    run.train(999)
+    run.train(3001, seconds=4.0)
+    assert run.progress.seconds_left == pytest.approx(96_000 * 4, rel=0.01)
 
 
-def simulated_pace(validation_seconds=0.0):
-    """Returns the pace after 60 batches of a second and one validation, and its clock."""
-    now = [0.0]
-    pace = Pace(Position(0, 0, 0, 0), lambda: now[0])
-    for batch in range(1, 61):
-        now[0] += 1.0
-        pace.record(Position(0, batch, batch, batch))
-        if batch == 50:
-            pace.begin_validation(Position(0, batch, batch, batch))
-            now[0] += validation_seconds
-            pace.end_validation()
-    return pace, now
-
-
-AFTER_60 = Position(0, 60, 60, 60)
+def after_60_batches(validation_seconds=0.0, **settings):
+    """Returns the progress after 60 batches of a second and one validation."""
+    (run := Batches(**settings)).train(50)
+    run.progress.begin_validation()
+    run.now += validation_seconds
+    run.progress.end_validation()
+    run.train(10)
+    return run.progress
 
 
 def test_validations_at_intervals_of_time_continue_at_the_measured_rate():
-    limits = Limits(epochs=3, epoch_batches=100, validates=True, validation_interval=None)
-    pace, _ = simulated_pace(validation_seconds=30.0)  # one validation in 60 batches, of which 59 were measured
-    assert pace.seconds_left(AFTER_60, limits) == pytest.approx(240 + 240 * 30 / 59)
+    progress = after_60_batches(validation_seconds=30.0, max_epochs=3, validates=True, interval=None)
+    assert progress.seconds_left == pytest.approx(240 + 240 * 30 / 59)  # 59 of 60 batches were measured
 
 
 @pytest.mark.parametrize(
-    ("limits", "seconds"),
+    ("limits", "time_limit", "seconds"),
     [
-        ({"epochs": 10}, 940),
-        ({"epochs": 10, "steps": 100}, 40),
-        ({"epochs": 10, "seconds": 30.0}, 30),
-        ({}, None),
-        ({"seconds": 30.0}, 30),
-        ({"steps": 80, "epoch_batches": inf}, 20),
+        ({"max_epochs": 10}, inf, 940),
+        ({"max_epochs": 10, "max_steps": 100}, inf, 40),
+        ({"max_epochs": 10}, 30.0, 30),
+        ({}, inf, None),
+        ({}, 30.0, 30),
+        ({"max_steps": 80, "epoch_batches": inf}, inf, 20),
     ],
     ids=str,
 )
-def test_the_limit_that_comes_first_counts_and_an_unlimited_run_has_no_time_left(limits, seconds):
-    pace, _ = simulated_pace()
-    left = pace.seconds_left(AFTER_60, Limits(**{"epoch_batches": 100, **limits}))
-    assert left == (None if seconds is None else pytest.approx(seconds))
+def test_the_first_limit_counts_and_an_unlimited_run_has_no_time_left(monkeypatch, limits, time_limit, seconds):
+    monkeypatch.setattr(FitProgress, "_seconds_to_time_limits", lambda self: [time_limit])
+    assert after_60_batches(**limits).seconds_left == (seconds and pytest.approx(seconds))
