@@ -129,8 +129,6 @@ class Profile(LoopCallback):
                 self._end_reason, self._last = "a validation began", fit_loop_of(self._trainer).epoch_loop.global_step
                 self._stop()
                 return
-            if not recording.has_begun:
-                recording.begin()
             recording.enter(phase)
 
     def _stop(self) -> None:

@@ -4,10 +4,8 @@ import gzip
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from itertools import groupby, pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -15,7 +13,7 @@ from time import time_ns
 from typing import Any, NamedTuple
 
 import torch
-from torch.profiler import ProfilerActivity, kineto_available, profile, record_function
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from rankzero.distributed.monitoring.activity import DATA, UNMONITORED, VALIDATION, Activity
 from rankzero.distributed.process.quiet import silenced_kineto
@@ -49,62 +47,42 @@ class Recording:
     a range of torch's profiler, named as tools for its traces expect it: `ProfilerStep#7`.
 
     Raises:
-        RuntimeError: torch's profiler is not available or already in use.
+        RuntimeError: torch's profiler is already in use.
     """
 
     def __init__(self, activity: Activity, device: str) -> None:
-        if not kineto_available():
-            raise RuntimeError("this build of torch has no Kineto")
         _check_unused()
         self._activity = activity
         self.has_cuda = device == "cuda"
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.has_cuda else [])]
-        self.profiler = profile(activities=activities)
         self.has_begun = self.is_over = False
-        self._step_range: AbstractContextManager[object] | None = None
         self._entered: list[tuple[int, int, str]] = []
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.has_cuda else [])]
+        actions = ProfilerAction.WARMUP, ProfilerAction.RECORD
+        self.profiler = profile(activities=activities, schedule=lambda step: actions[step > 0])
         with silenced_kineto(not self.has_cuda):
-            self.profiler.prepare_trace()
+            self.profiler.start()
 
-    def begin(self) -> None:
-        """Begins to record; called at the beginning of a step.
+    def enter(self, phase: str) -> None:
+        """Records that the main thread enters a phase; begins to record with the first step.
 
         Raises:
             RuntimeError: torch's profiler is in use.
         """
-        _check_unused()
-        self.profiler.start_trace()
-        self.has_begun = True
-
-    def enter(self, phase: str) -> None:
-        """Records that the main thread enters a phase."""
         step = self._activity.step + 1
         if phase == DATA and (not self._entered or self._entered[-1][0] != step):
-            self._end_step()
-            self._step_range = record_function(f"ProfilerStep#{step}")
-            self._step_range.__enter__()
+            if not self.has_begun:
+                _check_unused()
+            self.profiler.step_num = step - 1
+            self.profiler.step()
+            self.has_begun = True
         self._entered.append((step, time_ns(), phase))
 
     def end(self) -> None:
         """Stops torch's profiler; does nothing if that is done."""
-        if self.is_over:
-            return
-        self.is_over = True
-        if not self.has_begun:
-            if not is_profiling():  # as torch ends a warm-up that no recording follows
-                self.profiler.start_trace()
-                self.profiler.stop_trace()
-            return
-        self._entered.append((self._activity.step + 1, time_ns(), ""))
-        try:
-            self._end_step()
-        finally:
-            self.profiler.stop_trace()
-
-    def _end_step(self) -> None:
-        step_range, self._step_range = self._step_range, None
-        if step_range is not None:
-            step_range.__exit__(None, None, None)
+        if not self.is_over and (self.has_begun or not is_profiling()):
+            self._entered.append((self._activity.step + 1, time_ns(), ""))
+            self.is_over = True
+            self.profiler.stop()
 
     @property
     def parts(self) -> Iterator[Part]:
@@ -125,9 +103,6 @@ OPERATORS = 20
 
 TRACK = "Parts of a step (Rankzero)"
 
-_HEADER_BYTES = 2**20
-"""The trace begins with a header shorter than this."""
-
 _GZIP_LEVEL = 3
 """Level 9 takes several times as long, for a file that is a tenth smaller."""
 
@@ -142,31 +117,16 @@ def write_trace(path: Path, recording: Recording) -> None:
     with tempfile.TemporaryDirectory(prefix="rankzero-profile-") as folder:
         uncompressed = Path(folder) / "trace.json"
         recording.profiler.export_chrome_trace(str(uncompressed))
-        _check_complete(uncompressed)
-        with (
-            uncompressed.open("rb") as source,
-            replacing(path, f".{os.getpid()}") as temporary,
-            synced(temporary) as file,
-            gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=_GZIP_LEVEL) as compressed,
-        ):
-            header = source.read(_HEADER_BYTES)
-            base = re.search(rb'"baseTimeNanoseconds": *([0-9]+)', header)
-            events = re.search(rb'"traceEvents": *\[', header)
-            if base is None or events is None:
-                raise RuntimeError("torch wrote the trace in an unknown format")
-            compressed.write(header[: events.end()])
-            for event in track_of(recording.parts, int(base[1])):
-                compressed.write(json.dumps(event).encode() + b",\n")
-            compressed.write(header[events.end() :])
-            shutil.copyfileobj(source, compressed)
-
-
-def _check_complete(trace: Path) -> None:
-    """Raises an error if a trace has no end: torch reports no failed write."""
-    with trace.open("rb") as file:
-        file.seek(max(0, trace.stat().st_size - 64))
-        if not file.read().rstrip().endswith(b"}"):
-            raise OSError(f"torch could not write its trace to {trace.parent.parent}")
+        trace = uncompressed.read_bytes()
+        if not trace.rstrip().endswith(b"}"):  # torch reports no failed write
+            raise OSError(f"torch could not write its trace to {Path(folder).parent}")
+    base = re.search(rb'"baseTimeNanoseconds": *([0-9]+)', trace)
+    header, begin, events = trace.partition(b'"traceEvents": [')
+    if base is None or not begin:
+        raise RuntimeError("torch wrote the trace in an unknown format")
+    track = b"".join(json.dumps(event).encode() + b",\n" for event in track_of(recording.parts, int(base[1])))
+    with replacing(path, f".{os.getpid()}") as temporary, synced(temporary) as file:
+        file.write(gzip.compress(header + begin + track + events, _GZIP_LEVEL))
 
 
 def track_of(parts: Iterable[Part], base: int) -> Iterable[dict[str, Any]]:

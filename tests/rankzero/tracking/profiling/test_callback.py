@@ -15,7 +15,6 @@ import rankzero
 from rankzero import Trainer
 from rankzero.distributed.monitoring.activity import BACKWARD, CHECKPOINT, END, FORWARD, HOOK, Activity
 from rankzero.messages import RequestError
-from rankzero.tracking.profiling import recording
 from rankzero.tracking.profiling.callback import Profile, ProfileRequest
 from rankzero.tracking.profiling.recording import OPERATORS, TRACK, Recording, write_table
 from running import disk_at, refusal_of, script_process
@@ -251,7 +250,6 @@ def write_half(self, path):
         *((profile, name, fail, "it failed") for name in ("prepare_trace", "start_trace", "key_averages")),
         (profile, "stop_trace", stop_and_fail, "it failed"),
         (profile, "export_chrome_trace", write_half, "torch could not write its trace to "),
-        (recording, "kineto_available", lambda: False, "this build of torch has no Kineto"),
     ],
 )
 def test_an_error_of_the_profiler_ends_no_training(owner, name, function, found, script_folder, capsys, monkeypatch):
@@ -284,7 +282,6 @@ def test_ranks_that_cannot_be_profiled_are_refused(profile, ranks, world, found,
 def recorded(steps):
     activity = Activity()
     recording = Recording(activity, "cpu")
-    recording.begin()
     activity.listen(recording.enter)
     for step in range(steps):
         activity.begin_batch(step)
