@@ -36,8 +36,8 @@ from rankzero.tracking.figures.callback import RunFigures
 from rankzero.tracking.measurements.interval_measurements import IntervalMeasurements
 from rankzero.tracking.measurements.slow_ranks import SlowRanks
 from rankzero.tracking.measurements.throughput import Throughput
-from rankzero.tracking.profiling.callback import Profile, ProfileRequest
-from rankzero.tracking.progress.choice import progress_callbacks, without_progress
+from rankzero.tracking.profile import Profile, ProfileRequest
+from rankzero.tracking.progress.bar import progress_callbacks, without_progress
 from rankzero.tracking.tensorboard_page import TensorBoardPage
 from rankzero.training import fit_loop
 from rankzero.training.callbacks.agreements import RankAgreements

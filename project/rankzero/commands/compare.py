@@ -10,7 +10,7 @@ from rankzero.cli.flags.command_line import exit_code_of, help_text, parse
 from rankzero.cli.flags.values import choice, file_path
 from rankzero.messages import Exit, RequestError, print_error, print_line, printable_line, quoted, similar_names
 from rankzero.runs.directory import expanded
-from rankzero.runs.reports.comparison.compared_run import (
+from rankzero.runs.reports.comparison import (
     MAX_PANELS,
     STEPS,
     X_AXES,
@@ -18,10 +18,12 @@ from rankzero.runs.reports.comparison.compared_run import (
     Panel,
     all_tags,
     chosen_metrics,
+    differences,
     panels,
+    print_comparison,
     read_compared_runs,
+    results,
 )
-from rankzero.runs.reports.comparison.tables import differences, print_comparison, results
 from rankzero.runs.reports.recorded_run import is_run
 from rankzero.runs.reports.run_list import root_flag, unknown_run_error
 
@@ -134,7 +136,7 @@ def _check_metrics(requested: Sequence[str], compared: Sequence[ComparedRun]) ->
 
 def _write(path: Path, labels: Sequence[str], drawn: Sequence[Panel], kind: str) -> Exit:
     """Draws the figure and writes it; returns the exit code."""
-    from rankzero.runs.reports.comparison.figure import draw, save  # imports matplotlib
+    from rankzero.runs.reports.comparison_figure import draw, save  # imports matplotlib
 
     try:
         save(draw(labels, drawn, kind), path)

@@ -12,7 +12,7 @@ from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.monitoring.diagnosis import describe_ranks
 from rankzero.preflight.check import FAIL, OK, WARN, Check, error_lines, gather
 from rankzero.runs.directory import expanded
-from rankzero.runs.shared_folder import SHARED_FOLDER_ADVICE, wait_until_visible
+from rankzero.runs.rank_log import SHARED_FOLDER_ADVICE, wait_until_visible
 
 SLOW_FSYNC_SECONDS = 1.0
 PROBE_BYTES = 1 << 20

@@ -12,7 +12,7 @@ from rankzero.messages import TIME_LIMIT_REACHED, RequestError, Stopped, TakenOv
 from rankzero.runs import attempt as module
 from rankzero.runs.attempt import objection_to_next_attempt, request_next_attempt
 from rankzero.runs.directory import RunDirectory, choose_run
-from rankzero.runs.shared_folder import check_shared, wait_until_visible
+from rankzero.runs.rank_log import check_shared, wait_until_visible
 
 
 def begin(root, name="x", text="a: 1", job=None):

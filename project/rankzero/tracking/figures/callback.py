@@ -12,8 +12,15 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from rankzero.distributed.monitoring.activity import HOOK, VALIDATION, Activity
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
-from rankzero.tracking.figures.collection import MAX_SAMPLES, Collection, CollectionError, Validation
-from rankzero.tracking.figures.outputs import class_names, find_classes, find_images
+from rankzero.tracking.figures.collection import (
+    MAX_SAMPLES,
+    Collection,
+    CollectionError,
+    Validation,
+    class_names,
+    find_classes,
+    find_images,
+)
 from rankzero.tracking.figures.publishing import Publisher
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.training.fit_loop import fit_loop_of

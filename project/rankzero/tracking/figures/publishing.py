@@ -13,7 +13,7 @@ from rankzero.runs.checkpoints.atomic_files import replacing, synced
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.tracking.figures.class_counts import THRESHOLDS, Curve
-from rankzero.tracking.figures.outputs import tags_of
+from rankzero.tracking.figures.collection import tags_of
 from rankzero.tracking.measurements.exchange import PREFIX
 
 FOLDER = "figures"

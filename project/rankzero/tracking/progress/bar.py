@@ -1,11 +1,13 @@
-"""Progress bar in a terminal: one line, however narrow the terminal is."""
+"""Progress bar in a terminal: one line, however narrow the terminal is; and the choice between bar and plain lines."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -25,6 +27,7 @@ from rankzero.tracking.progress.fit_progress import (
     evaluation_label,
     rate_text,
 )
+from rankzero.tracking.progress.plain_lines import PlainProgress
 from rankzero.training.metrics.epoch_averages import unread_progress_bar_metrics
 
 SEPARATOR = "  "
@@ -257,3 +260,31 @@ def important_names(names: Sequence[str]) -> list[str]:
     first = names[:1]
     others = [name for name in names[1:] if name.rpartition("/")[2] != first[0].rpartition("/")[2]]
     return [*first, *(others or names[1:])[:1]]
+
+
+JOB_LAUNCHERS = ("mpi", "pbs", "slurm")
+"""Launchers whose output is plain lines: it usually goes to a file, although mpirun provides a pseudo-terminal."""
+
+
+def progress_callbacks(
+    lightning_arguments: Mapping[str, Any], callbacks: Sequence[Callback], launcher: str
+) -> list[Callback]:
+    """Returns the progress callback of a Trainer; none if the user provides a progress bar or has disabled it."""
+    has_bar = any(isinstance(callback, ProgressBar) for callback in callbacks)
+    if has_bar or lightning_arguments.get("barebones") or lightning_arguments.get("enable_progress_bar") is False:
+        return []
+    has_terminal = sys.stdout is not None and sys.stdout.isatty() and launcher not in JOB_LAUNCHERS
+    return [BarProgress() if has_terminal else PlainProgress()]
+
+
+def without_progress(lightning_arguments: Mapping[str, Any], callbacks: Sequence[Callback]) -> dict[str, Any]:
+    """Returns the arguments for Lightning's Trainer of a quiet run: no progress bar and no table of the model.
+
+    A progress bar among the user's callbacks stays, and so does a table that the user has requested.
+    """
+    quiet = dict(lightning_arguments)
+    if not any(isinstance(callback, ProgressBar) for callback in callbacks):
+        quiet["enable_progress_bar"] = False
+    if quiet.get("enable_model_summary") is None and not quiet.get("barebones"):
+        quiet["enable_model_summary"] = False
+    return quiet

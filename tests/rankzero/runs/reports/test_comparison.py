@@ -6,30 +6,28 @@ from matplotlib.colors import to_hex
 
 from rankzero.runs.metrics.curves import Curve, read_curves
 from rankzero.runs.metrics.metrics_file import Row, append_rows
-from rankzero.runs.reports.comparison.compared_run import (
+from rankzero.runs.reports.comparison import (
     EPOCHS,
+    MAX_METRICS,
     MAX_PANELS,
     MAX_POINTS,
     SAMPLES,
     TRAIN_LOSS,
     ComparedRun,
+    Difference,
     Line,
     Panel,
+    Result,
     TrainingClock,
+    best,
     chosen_metrics,
+    differences,
     means,
     panels,
-)
-from rankzero.runs.reports.comparison.figure import STYLES, draw, save
-from rankzero.runs.reports.comparison.tables import (
-    MAX_METRICS,
-    Difference,
-    Result,
-    best,
-    differences,
     print_comparison,
     results,
 )
+from rankzero.runs.reports.comparison_figure import STYLES, draw, save
 from rankzero.runs.reports.html.plot import COLORS
 from rankzero.runs.reports.recorded_run import RecordedRun, Status
 from rankzero.runs.reports.text import distinct

@@ -21,9 +21,11 @@ from rankzero.tracking.figures.collection import (
     PairSelection,
     WorstSamples,
     downscaled,
+    find_classes,
+    find_images,
+    read_outputs,
     stored_shape,
 )
-from rankzero.tracking.figures.outputs import find_classes, find_images, read_outputs
 from rankzero.training.ddp import DataParallel
 from rankzero.training.strategies import OneProcess
 

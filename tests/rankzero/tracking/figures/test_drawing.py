@@ -7,12 +7,11 @@ from lightning.pytorch import Callback
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
-from rankzero.tracking.figures import charts, drawing
+from rankzero.tracking.figures import drawing
 from rankzero.tracking.figures.callback import is_last_validation
-from rankzero.tracking.figures.charts import png
 from rankzero.tracking.figures.class_counts import ClassCounts
-from rankzero.tracking.figures.collection import Pairs, Validation, WorstSample
-from rankzero.tracking.figures.outputs import class_names, tags_of
+from rankzero.tracking.figures.collection import Pairs, Validation, WorstSample, class_names, tags_of
+from rankzero.tracking.figures.drawing import png
 from running import train_in_process
 from stock import Unsized
 
@@ -53,15 +52,15 @@ def test_all_figures_of_a_classification_are_drawn(classes):
 def test_the_most_confused_of_many_classes_are_shown():
     matrix = torch.zeros(100, 100, dtype=torch.int64).fill_diagonal_(50)
     matrix[7, 93], matrix[93, 8] = 20, 10
-    shown = charts.most_confused(matrix).tolist()
+    shown = drawing.most_confused(matrix).tolist()
     assert len(shown) == 30 and {7, 8, 93} < set(shown) and shown == sorted(shown)
-    assert charts.most_confused(matrix[:30, :30]).tolist() == list(range(30))
+    assert drawing.most_confused(matrix[:30, :30]).tolist() == list(range(30))
 
 
 @pytest.mark.parametrize("values", [[1.0, 2.0, float("nan")], [float("inf")], [3.0, 3.0], []])
 def test_any_values_of_a_regression_are_drawn(values):
     true = torch.tensor(values, dtype=torch.float64)
-    assert png(charts.draw_pairs(Pairs(true, true, 9))).startswith(b"\x89PNG")
+    assert png(drawing.draw_pairs(Pairs(true, true, 9))).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("count", [1, 16])

@@ -21,8 +21,7 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.tracking.measurements.throughput import Throughput
 from rankzero.tracking.progress import bar as bar_module
 from rankzero.tracking.progress import fit_progress
-from rankzero.tracking.progress.bar import BarProgress, Line, Part, fitting
-from rankzero.tracking.progress.choice import progress_callbacks, without_progress
+from rankzero.tracking.progress.bar import BarProgress, Line, Part, fitting, progress_callbacks, without_progress
 from rankzero.tracking.progress.fit_progress import RecentRate
 from rankzero.tracking.progress.plain_lines import PlainProgress
 from running import train_in_process

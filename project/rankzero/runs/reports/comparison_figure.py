@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from rankzero.runs.checkpoints.atomic_files import replacing
-from rankzero.runs.reports.comparison.compared_run import EPOCHS, SAMPLES, SECONDS, STEPS, Panel
+from rankzero.runs.reports.comparison import EPOCHS, SAMPLES, SECONDS, STEPS, Panel
 from rankzero.runs.reports.html.plot import COLORS
 from rankzero.runs.reports.text import compact, direction, distinct, shortened
 

@@ -15,8 +15,7 @@ import rankzero
 from rankzero import Trainer
 from rankzero.distributed.monitoring.activity import BACKWARD, CHECKPOINT, END, FORWARD, HOOK, Activity
 from rankzero.messages import RequestError
-from rankzero.tracking.profiling.callback import Profile, ProfileRequest
-from rankzero.tracking.profiling.recording import OPERATORS, TRACK, Recording, write_table
+from rankzero.tracking.profile import OPERATORS, TRACK, Profile, ProfileRequest, Recording, write_table
 from running import disk_at, refusal_of, script_process
 from stock import QUIET
 

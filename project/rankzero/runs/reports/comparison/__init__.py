@@ -1,1 +1,0 @@
-"""Comparison of runs: settings, results and curves."""

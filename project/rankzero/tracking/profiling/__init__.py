@@ -1,1 +1,0 @@
-"""Profiles some steps of a run with torch's profiler."""
