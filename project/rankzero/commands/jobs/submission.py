@@ -1,6 +1,7 @@
 """Submits, stops and resumes jobs, and queries their state, for all schedulers. Does not import torch."""
 
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -82,8 +83,7 @@ def resubmit(root: Path, record: Record) -> Record:
 
 def job_state(record: Record) -> State:
     """Returns the state of a job."""
-    queue = _QUEUES.get(record.scheduler)
-    state: State = queue.state(record) if queue else background.state(record)
+    state: State = _QUEUES.get(record.scheduler, background).state(record)
     return state
 
 
@@ -100,7 +100,7 @@ def stop(root: Path, record: Record) -> None:
     if record.scheduler == "pbs":
         with suppress(OSError):
             stop_path(root, record.name).touch()
-    command = queue.stop_command(record)
+    command = (queue.STOP, record.id)  # sends SIGTERM
     try:
         process = _run(command, None, f"to stop job {record.id}")
         if process.returncode:
@@ -140,7 +140,7 @@ def _enqueue(queue: ModuleType, script: Path, root: Path, record: Record) -> str
         if record.scheduler == "pbs" and earlier is not None:
             archive_logs(root, earlier, archived)
         process = _run(queue.submit_command(script), root, asked)
-        job: str | None = queue.job_id(process.stdout.strip())
+        job = re.match(queue.JOB_ID, process.stdout.strip())
         if process.returncode or job is None:
             instead = f"the same command with another value; the script is {script}"
             raise RequestError(asked, _reason(process), instead)
@@ -148,7 +148,7 @@ def _enqueue(queue: ModuleType, script: Path, root: Path, record: Record) -> str
         for log, archive in archived.items():
             archive.rename(log)
         raise
-    return job
+    return job[0]
 
 
 def _reason(process: "subprocess.CompletedProcess[str]") -> str:

@@ -10,6 +10,8 @@ from rankzero.distributed.scheduler.query import run_program
 
 SUBMIT = "qsub"
 STOP = "qdel"
+JOB_ID = r"[0-9]+(\[\])?(\.\S+)?"
+"""Pattern of a job's id, with which the output of qsub begins."""
 
 _WORDS = {
     "B": "RUNNING (array)",
@@ -31,12 +33,6 @@ _WORDS = {
 def submit_command(script: Path) -> Sequence[str]:
     """Returns the command that submits a script, to be run in the folder of the runs."""
     return SUBMIT, *(("-v", KEY_VARIABLE) if has_key_variable() else ()), str(script)
-
-
-def job_id(output: str) -> str | None:
-    """Returns the id of the job in the output of qsub; None if there is none."""
-    match = re.match(r"[0-9]+(\[\])?(\.\S+)?", output)
-    return match[0] if match else None
 
 
 def state(record: Record) -> State:
@@ -62,8 +58,3 @@ def state(record: Record) -> State:
     elif "comment" in attributes and letter in "QHW":
         details = f"({attributes['comment']})"
     return State(word, is_active, details, None if is_active else attributes.get("Exit_status", "0") != "0")
-
-
-def stop_command(record: Record) -> Sequence[str]:
-    """Returns the command that ends a job with SIGTERM."""
-    return STOP, record.id

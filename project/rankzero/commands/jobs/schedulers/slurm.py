@@ -1,6 +1,5 @@
 """Submits, queries and cancels jobs of Slurm. Does not import torch."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,8 @@ from rankzero.distributed.scheduler.query import run_program
 
 SUBMIT = "sbatch"
 STOP = "scancel"
+JOB_ID = r"[0-9]+"
+"""Pattern of a job's id, with which the output of sbatch begins."""
 
 _ACTIVE = (
     *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"),
@@ -21,12 +22,6 @@ _ACTIVE = (
 def submit_command(script: Path) -> Sequence[str]:
     """Returns the command that submits a script, to be run in the folder of the runs."""
     return SUBMIT, "--parsable", str(script)
-
-
-def job_id(output: str) -> str | None:
-    """Returns the id of the job in the output of sbatch; None if there is none."""
-    match = re.match(r"[0-9]+", output)
-    return match[0] if match else None
 
 
 def state(record: Record) -> State:
@@ -46,8 +41,3 @@ def state(record: Record) -> State:
     if word == "PENDING":
         return State(word, True, "" if reason in ("", "None") else f"({reason})")
     return State(word, is_active, f"on {nodes}, {used} of {limit}" if nodes else "", has_failed)
-
-
-def stop_command(record: Record) -> Sequence[str]:
-    """Returns the command that ends a job with SIGTERM."""
-    return STOP, record.id
