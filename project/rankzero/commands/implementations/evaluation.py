@@ -58,7 +58,7 @@ def evaluate(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
             "world_size": trainer.world_size,
             "metrics": finite_or_none(metrics),
         }
-        file = output_file(flags, checkpoint)
+        file = output_path(flags, checkpoint, f"evaluate-{flags.get('split')}.json")
         session.coordinator.run_on_rank_zero(lambda: write_result(file, result))
         if trainer.global_rank == 0:
             terminal.print_evaluation({**result, "metrics": metrics}, file)
@@ -181,9 +181,8 @@ def title_of(checkpoint: Path) -> str:
     return run.name if run.exists else checkpoint.name
 
 
-def output_file(flags: Arguments, checkpoint: Path) -> Path:
-    """Returns the JSON file: `--output`, or a file in the run's directory, or (without a run) in the current folder."""
-    name = f"evaluate-{flags.get('split')}.json"
+def output_path(flags: Arguments, checkpoint: Path, name: str) -> Path:
+    """Returns `--output`, or this name in the run's directory, or (without a run) a path in the current folder."""
     if flags.get("output"):
         return expanded(flags.get("output"))
     run = RunDirectory(checkpoint.parent.parent)

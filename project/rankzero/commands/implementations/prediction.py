@@ -14,6 +14,7 @@ from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
 from rankzero.commands.implementations.evaluation import (
     find_checkpoint,
+    output_path,
     prepare,
     title_of,
     with_stored_configuration,
@@ -24,7 +25,6 @@ from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.messages import Exit, RequestError, as_user_errors, quoted
-from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.reports import terminal
 from rankzero.runs.resume import run_on_rank_zero
 from rankzero.sampling.batch_sampler import EvaluationBatchSampler
@@ -55,7 +55,8 @@ def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
         coordinator = session.coordinator
         cli, trainer, checkpoint = prepare(flags, coordinator)
         coordinator.run_on_all_ranks(lambda: read_split(cli, flags.get("split")))
-        folder = output_folder(flags, checkpoint)
+        name = "predictions" if flags.get("split") == "predict" else f"predictions-{flags.get('split')}"
+        folder = output_path(flags, checkpoint, name)
         coordinator.run_on_rank_zero(lambda: _prepare_folder(folder))
         callback = KeepPredictions(folder / PARTS_FOLDER, trainer.global_rank, trainer.world_size)
         trainer.callbacks.append(callback)
@@ -113,15 +114,6 @@ def _set_stage(owner: Any, stage: str) -> None:
         setup(actual_stage)
 
     owner.setup = set_up
-
-
-def output_folder(flags: Arguments, checkpoint: Path) -> Path:
-    """Returns the output folder: `--output`, or one in the run's directory, or (with no run) in the current folder."""
-    if flags.get("output"):
-        return expanded(flags.get("output"))
-    run = RunDirectory(checkpoint.parent.parent)
-    name = "predictions" if flags.get("split") == "predict" else f"predictions-{flags.get('split')}"
-    return run.path / name if run.exists else Path(f"{checkpoint.name}-{name}")
 
 
 def _prepare_folder(folder: Path) -> None:

@@ -14,7 +14,7 @@ from data_modules.toy import Toy
 from lightning_modules.mlp import MLP
 from rankzero.cli.arguments import Arguments, parse_arguments
 from rankzero.cli.origins import Origins
-from rankzero.commands.implementations import prediction
+from rankzero.commands.implementations.evaluation import output_path
 from rankzero.commands.implementations.prediction import PARTS_FOLDER, KeepPredictions, predict, read_split
 from rankzero.commands.implementations.prediction_files import merge
 from rankzero.distributed.environments.launch import Launch
@@ -225,11 +225,9 @@ def test_predictions_are_written_into_the_run_or_the_output_folder(cwd, monkeypa
     (cwd / "runs/x/run.json").write_text("{}")
     for arguments, checkpoint, folder in (
         ("", "runs/x/checkpoints/step-1", "runs/x/predictions"),
-        ("--split test", "runs/x/checkpoints/step-1", "runs/x/predictions-test"),
-        ("--split val", "runs/x/checkpoints/step-1", "runs/x/predictions-val"),
         ("--output here", "runs/x/checkpoints/step-1", "here"),
-        ("--split test", "else/where/a.ckpt", "a.ckpt-predictions-test"),  # not in a run
+        ("", "else/where/a.ckpt", "a.ckpt-predictions"),  # not in a run
         ("--output ~/out", "a/b/c", "/home/me/out"),
     ):
-        found = prediction.output_folder(parse_flags(*arguments.split()), Path(checkpoint))
+        found = output_path(parse_flags(*arguments.split()), Path(checkpoint), "predictions")
         assert found == Path(folder)
