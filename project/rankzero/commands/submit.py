@@ -4,12 +4,11 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from rankzero.cli.flags.command_line import exit_code_of
 from rankzero.commands.jobs.follow import LogReader, follow, is_finished, run_result
-from rankzero.commands.jobs.record import Record, member_records, read_record
+from rankzero.commands.jobs.record import Record, member_records, read_record, recorded_jobs
 from rankzero.commands.jobs.request.combined import job_request
 from rankzero.commands.jobs.request.command_line import CommandLine, parse
 from rankzero.commands.jobs.request.job_request import FORMS, array_indices
@@ -157,11 +156,7 @@ def _act(action: str, command_line: CommandLine) -> int:
 
 def _unknown_run(action: str, name: str, root: Path) -> RequestError:
     """Returns the error for a run without a job in this folder."""
-    known: dict[str, Record] = {}
-    for path in sorted(root.glob("*.job.json")):
-        with suppress(RequestError):  # not a record
-            if record := read_record(root, path.name.removesuffix(".job.json")):
-                known[record.name] = record
+    known = recorded_jobs(root)
     array, _, index = name.rpartition("-")
     indices = known[array].array if array in known else None
     if indices is not None and index in map(str, array_indices(indices)):

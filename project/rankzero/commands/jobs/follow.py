@@ -1,7 +1,6 @@
 """Prints the state and the log of a job until it ends. Does not import torch."""
 
 import codecs
-import json
 import os
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ from rankzero.commands.jobs.record import Record, State, logs_of, member_records
 from rankzero.commands.jobs.submission import job_state
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Exit, print_error, print_line, print_text
+from rankzero.runs.directory import RunDirectory
 
 LOG_SECONDS = 0.3
 """Seconds between two reads of the log."""
@@ -100,7 +100,7 @@ def run_result(root: Path, record: Record, state: State) -> str:
 
 def is_finished(run: Path) -> bool:
     """Returns whether the last attempt of a run has finished it."""
-    return _status(run) == "finished"
+    return RunDirectory(run).read("summary.json").get("status") == "finished"
 
 
 def _exit_codes(root: Path, record: Record, state: State) -> list[int]:
@@ -113,16 +113,8 @@ def _exit_codes(root: Path, record: Record, state: State) -> list[int]:
 
 def _code_of(run: Path, begun: float, query: Callable[[], State]) -> int:
     """Returns the exit code of a run, from its summary if the job has written one."""
-    status = _status(run)
+    status = RunDirectory(run).read("summary.json").get("status")
     if modified_at(run / "summary.json") >= max(begun, modified_at(run / "run.json")):
-        return {"finished": Exit.FINISHED, "stopped": Exit.STOPPED}.get(status or "", Exit.FAILED)
+        return {"finished": Exit.FINISHED, "stopped": Exit.STOPPED}.get(str(status), Exit.FAILED)
     has_nothing_to_do = status == "finished" and not query().has_failed  # the run had finished before
     return Exit.FINISHED if has_nothing_to_do else Exit.FAILED
-
-
-def _status(run: Path) -> str | None:
-    """Returns the status of the last attempt of a run; None without a valid summary."""
-    try:
-        return str(json.loads((run / "summary.json").read_text())["status"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

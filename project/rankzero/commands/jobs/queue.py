@@ -3,12 +3,9 @@
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 
-from rankzero.commands.jobs.record import Record, State, modified_at, read_record, submitted_at
+from rankzero.commands.jobs.record import Record, State, modified_at, submitted_at
 from rankzero.distributed.timers import TIMERS
-from rankzero.messages import RequestError
 from rankzero.runs.reports.recorded_run import (
     FAILED,
     KILLED,
@@ -28,17 +25,6 @@ _WAITING_WORDS = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
     | {"QUEUED", "HELD", "WAITING"}
 )
-
-
-def recorded_jobs(root: Path) -> dict[str, Record]:
-    """Returns the jobs that were submitted from a root, by the name of the run; skips files that are no records."""
-    jobs = {}
-    for path in root.glob("*.job.json"):
-        name = path.name.removesuffix(".job.json")
-        with suppress(RequestError):
-            if (record := read_record(root, name)) is not None:
-                jobs[name] = record
-    return jobs
 
 
 def may_change_status(run: RecordedRun, status: Status, record: Record) -> bool:

@@ -100,6 +100,17 @@ def read_record(root: Path, name: str) -> Record | None:
     return Record(**{**values, "id": next_id}) if next_id else record
 
 
+def recorded_jobs(root: Path) -> dict[str, Record]:
+    """Returns the jobs that were submitted from a root, by the name of the run; skips files that are no records."""
+    jobs = {}
+    for path in sorted(root.glob("*.job.json")):
+        name = path.name.removesuffix(".job.json")
+        with suppress(RequestError):
+            if (record := read_record(root, name)) is not None:
+                jobs[name] = record
+    return jobs
+
+
 def member_records(record: Record) -> list[Record]:
     """Returns the records of the members of a job array, such as jobs `15[0].pbs1` or `12_0`; else the record."""
     if record.array is None:

@@ -3,19 +3,12 @@ import threading
 import pytest
 
 from rankzero.commands.jobs import queue
-from rankzero.commands.jobs.queue import recorded_jobs, states_of, status_with_job
-from rankzero.commands.jobs.record import Record, State, write_record
+from rankzero.commands.jobs.queue import states_of, status_with_job
+from rankzero.commands.jobs.record import Record, State
 from rankzero.distributed.timers import TIMERS
 from rankzero.runs.reports.recorded_run import RecordedRun, Status
 
 JOB = Record("a", "slurm", "srun", "12")
-
-
-def test_records_are_found_and_damaged_files_are_skipped(tmp_path):
-    write_record(tmp_path, JOB)
-    (tmp_path / "b.job.json").write_text("{")
-    (tmp_path / "c.job.json").mkdir()
-    assert recorded_jobs(tmp_path) == {"a": JOB}
 
 
 def test_the_scheduler_is_asked_about_each_job_up_to_a_number_and_for_a_limited_time(programs, monkeypatch):

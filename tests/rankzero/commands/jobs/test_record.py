@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from rankzero.commands.jobs.record import Record, logs_of, read_record, record_path, write_record
+from rankzero.commands.jobs.record import Record, logs_of, read_record, record_path, recorded_jobs, write_record
 from running import refusal_of
 
 RECORD = Record("x", "pbs", "pbsdsh", "15[].pbs1", "0-3", "login1", "")
@@ -43,6 +43,13 @@ def test_a_record_that_cannot_be_read_is_refused(tmp_path):
     record_path(tmp_path, "x").mkdir()
     error = refusal_of(read_record, tmp_path, "x")
     assert "cannot read" in error.found and "Is a directory" in error.found and error.instead == "--root DIR"
+
+
+def test_records_are_found_and_damaged_files_are_skipped(tmp_path):
+    write_record(tmp_path, RECORD)
+    (tmp_path / "b.job.json").write_text("{")
+    (tmp_path / "c.job.json").mkdir()
+    assert recorded_jobs(tmp_path) == {"x": RECORD}
 
 
 def test_the_log_of_a_job_is_one_file_or_one_file_per_member(tmp_path):
