@@ -94,12 +94,8 @@ def log_path(root: Path, name: str) -> Path:
 
 def slurm_value(text: str) -> str:
     """Returns a value for a line `#SBATCH --option=VALUE`; sbatch removes the quotes and expands nothing (22.05)."""
-    return text if _is_plain(text) else '"' + re.sub(r'([\\"])', r"\\\1", text) + '"'
-
-
-def pbs_value(text: str) -> str:
-    """Returns a value for a line `#PBS -o VALUE`; qsub removes both kinds of quotes, and expands nothing."""
-    return text if _is_plain(text) else "'" + text.replace("'", "'\"'\"'") + "'"
+    is_plain = re.fullmatch(r"[A-Za-z0-9_./:,=@%+&|*~-]+", text)
+    return text if is_plain else '"' + re.sub(r'([\\"])', r"\\\1", text) + '"'
 
 
 def pbs_job_name(name: str) -> str:
@@ -132,9 +128,9 @@ def _environment(is_array: bool) -> jinja2.Environment:
     def words(texts: Sequence[str]) -> str:
         return " ".join(shell_argument(text, is_array) for text in texts)
 
-    environment.filters.update(
-        quote=shlex.quote, words=words, sbatch=slurm_value, qsub=pbs_value, clock=clock, pbs_job_name=pbs_job_name
-    )
+    environment.filters.update(quote=shlex.quote, words=words, clock=clock, pbs_job_name=pbs_job_name)
+    # qsub removes both kinds of quotes in a line `#PBS -o VALUE`, and expands nothing.
+    environment.filters.update(sbatch=slurm_value, qsub=shlex.quote)
     return environment
 
 
@@ -144,10 +140,6 @@ def _end_marker(values: Mapping[str, Any]) -> str:
     while marker in text:
         marker += "_"
     return marker
-
-
-def _is_plain(text: str) -> bool:
-    return re.fullmatch(r"[A-Za-z0-9_./:,=@%+&|*~-]+", text) is not None
 
 
 def _log_for_directive(request: JobRequest, root: Path) -> str:

@@ -3,7 +3,6 @@
 import os
 import random
 import re
-import shlex
 import subprocess
 from dataclasses import replace
 from difflib import unified_diff
@@ -16,7 +15,7 @@ import pytest
 from job_requests import CASES, script
 from rankzero.commands.jobs.request.job_request import JobRequest
 from rankzero.commands.jobs.request.options import accepted_flags, is_queuing
-from rankzero.commands.jobs.script import clock, pbs_job_name, pbs_value, shell_argument, slurm_value
+from rankzero.commands.jobs.script import clock, pbs_job_name, shell_argument, slurm_value
 from rankzero.messages import RequestError
 from running import require
 
@@ -127,7 +126,7 @@ def test_values_have_the_form_that_a_scheduler_accepts():
     assert [clock(seconds) for seconds in (1, 60, 3661, 360000)] == ["00:00:01", "00:01:00", "01:01:01", "100:00:00"]
     assert pbs_job_name("a+b=c@d.e-f_9") == "a_b_c_d.e-f_9"
     for value in ("gpu", "afterok:1,2", "a&b|c", "me@example.org", "~/x*"):
-        assert slurm_value(value) == pbs_value(value) == value
+        assert slurm_value(value) == value
     assert shell_argument("a {array_index}b", True) == "'a '\"$array_index\"b"
     assert shell_argument("{array_index}{array_index}", True) == '"$array_index""$array_index"'
     assert shell_argument("", True) == "''"
@@ -148,6 +147,5 @@ def test_random_values_reach_the_scheduler_unchanged():
     characters = [chr(code) for code in range(32, 127)] + list("'\"\\ $`%&;|#!~*") * 4 + list("é漢🙂")
     for _ in range(1000):
         value = "".join(generator.choices(characters, k=generator.randrange(1, 30)))
-        assert shlex.split(pbs_value(value)) == [value]
         assert read_by_sbatch(slurm_value(value)) == value
-        assert "\n" not in pbs_value(value) + slurm_value(value)
+        assert "\n" not in slurm_value(value)

@@ -47,7 +47,6 @@ def job_request(command_line: CommandLine) -> JobRequest:
     accepted = accepted_flags(scheduler, image is not None)
     _refuse_ignored(given, accepted, scheduler)
     _check_extra((*site.get("extra", ()), *given.get("extra", ())) if is_queuing(scheduler) else (), scheduler)
-    _refuse_home(given)
     values = {name: value for name, value in {**site, **given}.items() if name in accepted}
     for name in LISTS:
         if name in accepted and name != "hosts" and (both := (*site.get(name, ()), *given.get(name, ()))):
@@ -73,15 +72,6 @@ def _refuse_ignored(given: Mapping[str, Any], accepted: Sequence[str], scheduler
                 "--extra LINE, with an option of the scheduler" if is_queuing(scheduler) else f"leave --{name} out"
             )
         raise RequestError(f"--{name} with --scheduler {scheduler}", found, instead)
-
-
-def _refuse_home(given: Mapping[str, Any]) -> None:
-    """Raises an error for a path that begins with `~`, which a shell does not expand after `=` or in quotes."""
-    for name in ("root", "venv", "hostfile", "image"):
-        path = given.get(name) or ""
-        if path == "~" or path.startswith("~/"):
-            full = shlex.quote(str(Path(path).expanduser()))
-            raise RequestError(f"--{name} {path}", "the shell has not expanded ~", f"--{name} {full}")
 
 
 def _check_extra(lines: Sequence[str], scheduler: str) -> None:

@@ -1,5 +1,6 @@
 """The flags of `submit`, and which of them each scheduler accepts. Does not import torch."""
 
+import os
 import re
 from typing import Any
 
@@ -40,6 +41,19 @@ def script_line(text: str) -> str:
     return text
 
 
+def path_value(text: str) -> str:
+    """Reads a path, and expands `~`, which a shell does not expand after `=` or in quotes."""
+    path = os.path.expanduser(file_path(text))  # noqa: PTH111 - `Path` would change the image `docker://x`
+    if path.startswith("~"):
+        raise ValueError("a path in the home folder of a user")
+    return path
+
+
+def image_value(text: str) -> str:
+    """Reads the name or the path of a container image."""
+    return path_value(one_line(text))
+
+
 def array_value(text: str) -> str:
     """Reads the indices of a job array: numbers and ascending ranges, such as `0-3`, `1,5,9` or `0-8:2%4`."""
     part = r"[0-9]{1,7}(-[0-9]{1,7}(:[1-9][0-9]{0,6})?)?"
@@ -67,7 +81,7 @@ SUBMIT_FLAGS = (
         "torchrun",
     ),
     Flag("name", "NAME", run_name, "name of the run, and of the job", "my-run", aliases=NAME_ALIASES),
-    Flag("root", "DIR", file_path, "folder of the runs; the script is written to it [runs]", "runs"),
+    Flag("root", "DIR", path_value, "folder of the runs; the script is written to it [runs]", "runs"),
     Flag("nodes", "N", positive_int, "number of machines [1]", "2"),
     Flag("devices", "N", positive_int, "number of processes per machine [1]", "4"),
     Flag("cpus_per_device", "N", positive_int, "cores and threads per process [the scheduler's default]", "8"),
@@ -91,10 +105,10 @@ SUBMIT_FLAGS = (
     Flag(
         "setup", "COMMAND", command_lines, "shell command to run before training; can be repeated", "source settings.sh"
     ),
-    Flag("venv", "DIR", file_path, "virtual environment whose Python runs [that of submit]", ".venv"),
-    Flag("image", "IMAGE", one_line, "container image in which to train", "rankzero.sif"),
+    Flag("venv", "DIR", path_value, "virtual environment whose Python runs [that of submit]", ".venv"),
+    Flag("image", "IMAGE", image_value, "container image in which to train", "rankzero.sif"),
     Flag("hosts", "HOSTS", host_value, "machines, separated by commas; the first has rank zero", "n1,n2"),
-    Flag("hostfile", "FILE", file_path, "file of machines for mpirun, instead of --hosts", "hosts.txt"),
+    Flag("hostfile", "FILE", path_value, "file of machines for mpirun, instead of --hosts", "hosts.txt"),
     Flag(
         "extra",
         "LINE",

@@ -11,7 +11,7 @@ from rankzero.distributed.process.config_folder import config_folder
 from rankzero.messages import RequestError, nearest
 
 _PATHS = ("root", "venv", "hostfile", "image")
-"""Keys whose values may contain `~` and variables."""
+"""Keys whose values may contain variables."""
 
 
 def read_site(path: str | None) -> dict[str, Any]:
@@ -65,18 +65,15 @@ def _add(values: dict[str, Any], key: str, item: object, file: Path) -> None:
 
 
 def _expanded(path: str) -> str:
-    """Returns a path with `~` and variables expanded, as a shell does on the command line.
+    """Returns a path with variables expanded, as a shell does on the command line.
 
     Raises:
-        RequestError: A variable is not set, or the home folder is unknown.
+        RequestError: A variable is not set.
     """
     expanded = os.path.expandvars(path)
     if "$" in expanded:
         raise RequestError(path, "a variable in this path is not set", path)
-    try:
-        return str(Path(expanded).expanduser()) if expanded.startswith("~") else expanded
-    except RuntimeError as error:
-        raise RequestError(path, str(error), path) from None
+    return expanded
 
 
 def _users_file() -> Path | None:
