@@ -13,7 +13,6 @@ import yaml
 
 from rankzero.cli.command import LIGHTNING_KEYS, OTHER_SUBCOMMANDS, SUBCOMMANDS, Command
 from rankzero.cli.config_file import read_config, read_section
-from rankzero.cli.flags import COMMON_FLAGS
 from rankzero.cli.origins import Origins
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import requested_world
@@ -47,7 +46,7 @@ class Arguments(NamedTuple):
     @property
     def requested_world(self) -> RequestedWorld:
         """The requested processes."""
-        own_values = {flag.name: self.get(flag.name) for flag in COMMON_FLAGS if flag.lightning_key is None}
+        own_values = {flag.name: self.get(flag.name) for flag in self.command.own_flags}
         trainer_values = {
             key.removeprefix("trainer."): self.values[key] for key in self.values if key.startswith("trainer.")
         }

@@ -9,14 +9,14 @@ from typing import Any
 import lightning.pytorch as pl
 from torch.utils.data import DataLoader
 
-from rankzero.cli.flags import COMMON_FLAGS, TRAINING_FLAGS
+from rankzero.cli.flags.table import flags_of
 from rankzero.cli.foreign_flags import equivalent_flag
 from rankzero.cli.script_arguments import argument_of
 from rankzero.distributed.process.lightning_names import check_base
 from rankzero.distributed.session import report_uncaught_errors
 from rankzero.messages import WrongArgumentError, mark_refusal, nearest, user_message
 
-_FLAGS = tuple(flag.name for flag in (*COMMON_FLAGS, *TRAINING_FLAGS))
+_FLAGS = tuple(flag.name for flag in flags_of("fit"))
 
 
 def refuses_wrong_arguments(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from rankzero.cli.class_errors import unknown_class_error
-from rankzero.cli.flags import Flag
+from rankzero.cli.flags.table import FLAGS, Flag
 from rankzero.cli.foreign_flags import equivalent_flag
 from rankzero.messages import RequestError, quoted, similar_names, spelled
 
@@ -22,38 +22,15 @@ OTHER_SUBCOMMANDS = {"train": "fit", "eval": "validate", "evaluate": "validate",
 LIGHTNING_KEYS = ("trainer", "model", "data", "optimizer", "lr_scheduler", "seed_everything")
 """Top-level keys that every LightningCLI accepts."""
 
-
-FIRST_FLAGS = ("model", "data", "epochs", "name", "devices")
-"""Flags that the help lists first."""
-
-GROUPS = {
-    "What to train": (
-        *("batch_size", "global_batch_size", "max_device_batch_size", "precision", "fast", "compile"),
-        *("seed", "split"),
-    ),
-    "How long": ("time_limit", "requeue", "max_attempts", "hang_timeout", "hang_action", "on_nan"),
-    "Files": (
-        *("root", "output", "export", "save_every", "keep", "keep_best", "save_errors", "resume", "checkpoint"),
-        *("accept_changed", "trust_checkpoint"),
-    ),
-    "Launching": (
-        *("nodes", "accelerator", "launcher", "explain", "start_timeout", "backend", "interface", "auth"),
-        *("node_rank", "master_addr", "master_port"),
-    ),
-    "Checks and profiles": (
-        "preflight",
-        "profile",
-        "profile_ranks",
-        "log_system",
-        "quiet",
-        "json",
-        "pairs",
-        "warn_gbps",
-        "fail_gbps",
-    ),
-    "Advanced": ("config", "model.X", "help_all"),
+OTHER_ROWS = {
+    "Launching": {"--explain": "print the detected launcher and the variables that show it; start nothing"},
+    "Advanced": {
+        "--config FILE": "read flags from a YAML file; --print_config prints one",
+        "--model.X --data.X --trainer.X": "set any argument of the model, the data module or the Trainer",
+        "--help_all": "list the arguments of the Trainer; --model.help NAME lists those of a model",
+    },
 }
-"""Title of each further group in the help -> its flags."""
+"""Title of a group in the help -> options that are no flags of the table, with their descriptions."""
 
 
 class Command(NamedTuple):
@@ -93,26 +70,15 @@ class Command(NamedTuple):
 
     def help(self) -> str:
         """Returns the help: common flags first, then all other flags by group."""
-        rows = {
-            "model": ("--model NAME", self._names(self.models)),
-            "data": ("--data NAME", self._names(self.data)),
-            "explain": ("--explain", "print the detected launcher and the variables that show it; start nothing"),
-            "config": ("--config FILE", "read flags from a YAML file; --print_config prints one"),
-            "model.X": (
-                "--model.X --data.X --trainer.X",
-                "set any argument of the model, the data module or the Trainer",
-            ),
-            "help_all": ("--help_all", "list the arguments of the Trainer; --model.help NAME lists those of a model"),
-        }
-        for flag in self.flags:
-            alias_note = f" (also {', '.join(f'--{name}' for name in flag.aliases)})" if flag.aliases else ""
-            rows[flag.name] = (f"--{flag.name} {flag.metavar}", flag.help + alias_note)
+        classes = {"--model NAME": self._names(self.models), "--data NAME": self._names(self.data)}
         lines = [f"python launch/{self.name}.py: {self.purpose} (defaults are in brackets)", ""]
-        for title, names in {"": FIRST_FLAGS, **GROUPS}.items():
-            group_lines = [
-                f"  {option:<31} {description}"
-                for option, description in (rows[name] for name in names if name in rows)
-            ]
+        for title, flags in FLAGS.items():
+            rows = dict(OTHER_ROWS.get(title, {})) if title else classes
+            for flag in flags:
+                if self.name in flag.commands:
+                    alias_note = f" (also {', '.join(f'--{name}' for name in flag.aliases)})" if flag.aliases else ""
+                    rows[f"--{flag.name} {flag.metavar}"] = flag.help + alias_note
+            group_lines = [f"  {option:<31} {description}" for option, description in rows.items()]
             title = title.replace("train", {"fit": "train", "preflight": "check"}.get(self.name, self.name))
             lines += [*([f"{title}:"] if title and group_lines else []), *group_lines, *([""] if group_lines else [])]
         return spelled("\n".join([*lines, *(f"  {example}" for example in self.examples)]))

@@ -8,18 +8,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from rankzero.cli.flags import COMMON_FLAGS, TRAINING_FLAGS
+from rankzero.cli.flags.table import flags_of
 
-TRAINER_FLAGS = {
-    flag.name: flag for flag in (*COMMON_FLAGS, *TRAINING_FLAGS) if flag.lightning_key is None or flag.name == "seed"
-}
+TRAINER_FLAGS = {flag.name: flag for flag in flags_of("fit") if flag.lightning_key is None or flag.name == "seed"}
 """Flags that Rankzero adds to the arguments of the Trainer; all other flags stand for Lightning's arguments."""
 
 _LIGHTNING_KEYS = {
-    name: flag.lightning_key
-    for flag in (*COMMON_FLAGS, *TRAINING_FLAGS)
-    if flag.lightning_key
-    for name in (flag.name, *flag.aliases)
+    name: flag.lightning_key for flag in flags_of("fit") if flag.lightning_key for name in (flag.name, *flag.aliases)
 }
 
 _SHELL_COMMAND = re.compile(r"(or )?(srun|mpirun|torchrun|pbsdsh|python|[A-Z_]+=\S+) ")

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankzero.cli.flags import Flag
 from rankzero.cli.flags.command_line import exit_code_of, help_text, parse
+from rankzero.cli.flags.table import Flag
 from rankzero.cli.flags.values import choice, file_path
 from rankzero.messages import Exit, RequestError, print_error, print_line, printable_line, quoted, similar_names
 from rankzero.runs.directory import expanded

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankzero.cli.flags import Flag
 from rankzero.cli.flags.command_line import exit_code_of, help_text, parse
+from rankzero.cli.flags.table import Flag
 from rankzero.cli.flags.values import file_path, positive_int
 from rankzero.commands.jobs.queue import may_change_status, states_of, status_with_job
 from rankzero.commands.jobs.record import Record, recorded_jobs, submitted_at

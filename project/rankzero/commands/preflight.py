@@ -9,7 +9,7 @@ import data_modules
 import lightning_modules
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
-from rankzero.cli.flags import COMMON_FLAGS, PREFLIGHT_FLAGS, TRAINING_FLAGS
+from rankzero.cli.flags.table import flags_of
 from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
 from rankzero.distributed.environments.launch import Launch
@@ -23,7 +23,7 @@ STARTED = time.monotonic()
 PREFLIGHT = Command(
     name="preflight",
     purpose="check whether all processes can train together, with fit's flags",
-    flags=(*COMMON_FLAGS, *(flag for flag in TRAINING_FLAGS if flag.name != "preflight"), *PREFLIGHT_FLAGS),
+    flags=flags_of("preflight"),
     examples=(
         "python launch/preflight.py --devices 2",
         "srun --nodes=2 --ntasks-per-node=4 python launch/preflight.py --model ResNet --data FashionMNIST",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rankzero.cli.flags import Flag
 from rankzero.cli.flags.command_line import exit_code_of, help_text, parse
+from rankzero.cli.flags.table import Flag
 from rankzero.cli.flags.values import file_path
 from rankzero.messages import Exit, RequestError, print_line
 from rankzero.runs.checkpoints.atomic_files import write_text

@@ -15,7 +15,7 @@ def parse(*arguments):
 def test_short_flags_become_lightning_keys_and_override_long_flags_and_defaults():
     flags = parse("--epochs", "3", "--trainer.max_epochs", "9", "--model", "MLP", "--data=Toy", "--batch_size=8")
     model, data = "--model=lightning_modules.MLP", "--data=data_modules.Toy"
-    assert flags.arguments == [model, data, "--trainer.max_epochs", "9", "--batch_size=8", "--trainer.max_epochs=3"]
+    assert flags.arguments == [model, data, "--trainer.max_epochs", "9", "--trainer.max_epochs=3", "--batch_size=8"]
     assert flags.get("epochs") == 3 and flags.get("batch_size") == 8 and flags.get("resume") == "auto"
     assert "--model=lightning_modules.ResNet" in parse().arguments and parse().explicitly_set == frozenset()
     flags = parse("--model", "my.Net")

@@ -1,8 +1,9 @@
 import pytest
 import yaml
 
-from rankzero.cli.flags import COMMON_FLAGS, TRAINING_FLAGS, Flag, values
+from rankzero.cli.flags import values
 from rankzero.cli.flags.command_line import parse
+from rankzero.cli.flags.table import Flag, flags_of
 from rankzero.cli.flags.values import choice, file_path, positive_int
 from running import refusal_of
 
@@ -66,7 +67,7 @@ def test_a_time_limit_in_seconds_survives_a_round_trip_through_yaml():
         values.time_limit_value("soon")
 
 
-ALL_FLAGS = {flag.name: flag for flag in (*COMMON_FLAGS, *TRAINING_FLAGS)}
+ALL_FLAGS = {flag.name: flag for flag in flags_of("fit")}
 
 
 def test_a_wrong_value_gives_a_message_with_asked_found_and_type():

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rankzero.cli.flags import COMMON_FLAGS, TRAINING_FLAGS
+from rankzero.cli.flags.table import flags_of
 from rankzero.commands.jobs.request.options import FLAGS, SUBMIT_FLAGS, add_value, is_queuing
 from rankzero.messages import RequestError, quoted, similar_names
 
@@ -144,6 +144,6 @@ _FIT_NAMES = {
     "optimizer",
     "lr_scheduler",
     "config",
-    *(name for flag in (*COMMON_FLAGS, *TRAINING_FLAGS) for name in (flag.name, *flag.aliases)),
+    *(name for flag in flags_of("fit") for name in (flag.name, *flag.aliases)),
 }
 """Names of flags of fit.py."""

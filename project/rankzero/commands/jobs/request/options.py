@@ -4,8 +4,7 @@ import os
 import re
 from typing import Any
 
-from rankzero.cli.flags.commands import NAME_ALIASES
-from rankzero.cli.flags.flag import Flag
+from rankzero.cli.flags.table import NAME_ALIASES, Flag
 from rankzero.cli.flags.values import choice, file_path, positive_int, run_name, text_matching, whole_number
 from rankzero.commands.jobs.request.job_request import FORMS, QUEUING
 from rankzero.distributed.scheduler.durations import parse_duration

@@ -4,7 +4,7 @@ import pkgutil
 
 import pytest
 
-from rankzero.cli.flags import COMMON_FLAGS
+from rankzero.cli.flags.table import flags_of
 from rankzero.distributed.environments import launchers
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
@@ -21,7 +21,7 @@ OTHER_LAUNCHERS = [name for name in LAUNCHERS if name != "local"]
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_every_module_is_a_launcher_a_flag_value_and_documented(name):
     assert sorted(module.name for module in pkgutil.iter_modules(launchers.__path__)) == sorted(LAUNCHERS)
-    (flag,) = [flag for flag in COMMON_FLAGS if flag.name == "launcher"]
+    (flag,) = [flag for flag in flags_of("fit") if flag.name == "launcher"]
     assert flag.read(name) == name and f" {name}" in flag.help
     assert f"| `{name}` |" in (REPOSITORY / "docs/launchers.md").read_text()
 

@@ -1,0 +1,224 @@
+"""The short flags of the commands. Does not import torch.
+
+A flag with a `lightning_key` is another name for a LightningCLI key (`--epochs` is `--trainer.max_epochs`), both in
+YAML and on the command line. `rankzero.cli.lightning_cli` adds all other flags to LightningCLI.
+"""
+
+import shlex
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from rankzero.cli.flags.values import (
+    bandwidth_value,
+    checkpoint_value,
+    choice,
+    choices,
+    export_file,
+    file_path,
+    hostname,
+    metric_to_keep,
+    non_negative_int,
+    port_number,
+    positive_int,
+    profiled_ranks,
+    profiled_steps,
+    resume_value,
+    run_name,
+    save_interval,
+    seconds_value,
+    seed_value,
+    time_limit_value,
+    yes_or_no,
+)
+from rankzero.distributed.environments.launchers import LAUNCHERS
+from rankzero.messages import RequestError, nearest
+
+
+class Flag(NamedTuple):
+    """One short flag.
+
+    Args:
+        name: Name without dashes.
+        metavar: Placeholder for the value in the help.
+        read: Reads the value from text, or raises a ValueError that describes valid values.
+        help: Description in one line.
+        example: A valid value, for error messages.
+        commands: The commands that have this flag, for a flag of the table.
+        lightning_key: LightningCLI key that has the same meaning, if any.
+        aliases: Further names.
+        default: Value without the flag.
+        bare_value: Value of the flag if it is typed without a value; None if it needs one.
+    """
+
+    name: str
+    metavar: str
+    read: Callable[[str], Any]
+    help: str
+    example: str
+    commands: tuple[str, ...] = ()
+    lightning_key: str | None = None
+    aliases: tuple[str, ...] = ()
+    default: Any = None
+    bare_value: str | None = None
+
+    def value(self, text: str) -> Any:
+        """Reads the value.
+
+        Raises:
+            RequestError: The value is invalid.
+        """
+        try:
+            return self.read(text)
+        except ValueError as error:
+            suggestion = (
+                nearest(text, str(error).removeprefix("one of ").split(", ")) if "one of" in str(error) else None
+            )
+            raise RequestError(
+                f"--{self.name} {shlex.quote(text)}",
+                f"{text!r} is not {error}",
+                f"--{self.name} {suggestion or self.example}",
+            ) from None
+
+
+NAME_ALIASES = ("run", "run_name")
+"""Aliases of `--name`. torchrun's parser rejects `--run` as an abbreviation of its own `--run-path`, even after the
+script's name (python/cpython#58573; seen with Python 3.10.13 to 3.13.0)."""
+
+CHECKPOINT_ALIASES = ("ckpt_path",)
+"""LightningCLI's name for `--resume` and `--checkpoint`."""
+
+ALL = ("fit", "evaluate", "predict", "preflight")
+FIT = ("fit", "preflight")
+LOAD = ("evaluate", "predict")
+EVALUATE, PREDICT, PREFLIGHT = ("evaluate",), ("predict",), ("preflight",)
+"""Commands that have a flag; `preflight` accepts the flags of `fit`."""
+
+# fmt: off
+FLAGS: dict[str, tuple[Flag, ...]] = {
+    "": (
+        Flag("epochs", "N", positive_int, "pass N times over the data [20]", "10", FIT,
+             lightning_key="trainer.max_epochs", aliases=("total_epochs",)),
+        Flag("name", "NAME", run_name, "name the run [MODEL-DATA-JOBID in a job, else MODEL-DATA-N]", "my-run", FIT,
+             aliases=NAME_ALIASES),
+        Flag("name", "NAME", run_name, "evaluate this run [the newest]", "my-run", EVALUATE, aliases=NAME_ALIASES),
+        Flag("name", "NAME", run_name, "predict with this run [the newest]", "my-run", PREDICT, aliases=NAME_ALIASES),
+        Flag("devices", "N", positive_int, "run N processes per machine [from the launcher, or one per GPU, or 1]",
+             "2", ALL, lightning_key="trainer.devices"),
+    ),
+    "What to train": (
+        Flag("batch_size", "N", positive_int, "use N samples per step on each device [the data module's number]",
+             "32", ALL),
+        Flag("global_batch_size", "N", positive_int,
+             "use N samples per step over all devices [--batch_size x devices; kept on resume]", "128", ALL),
+        Flag("max_device_batch_size", "N", positive_int,
+             "accumulate gradients over micro-batches of at most N samples per device [no limit]", "32", ALL),
+        Flag("precision", "P", choice("32", "64", "16-mixed", "bf16-mixed", "16-true", "bf16-true"),
+             "compute in 32, 64, 16-mixed, bf16-mixed, 16-true or bf16-true [32]", "bf16-mixed", ALL,
+             lightning_key="trainer.precision"),
+        Flag("fast", "yes", yes_or_no,
+             "use a faster memory layout and, without --precision, bf16 if the device has it [no]", "yes", FIT,
+             default="no"),
+        Flag("compile", "HOW", choice("off", "step", "model"),
+             "compile each step into one graph (step), or only the model (model) [off]", "step", FIT, default="off"),
+        Flag("seed", "N", seed_value, "seed sample order, weights and augmentation [0]", "0", FIT,
+             lightning_key="seed_everything"),
+        Flag("split", "NAME", choice("val", "test"), "evaluate the val or the test split [val]", "test", EVALUATE,
+             default="val"),
+        Flag("split", "NAME", choice("predict", "test", "val"),
+             "use the samples of predict_dataloader (predict), test or val [predict]", "test", PREDICT,
+             default="predict"),
+    ),
+    "How long": (
+        Flag("time_limit", "TIME", time_limit_value,
+             "save and stop within this time (90min, 12:00:00) [the job's limit]", "2h", FIT),
+        Flag("requeue", "HOW", choice("auto", "never"), "auto: requeue a stopped job; never: do not [auto]", "auto",
+             FIT, default="auto"),
+        Flag("max_attempts", "N", positive_int, "do not requeue after N attempts of a run [100]", "5", FIT,
+             default=100),
+        Flag("hang_timeout", "TIME", seconds_value,
+             "end a run that makes no progress for TIME (seconds, or 5min), name the cause [5min]", "5min", FIT,
+             default=300.0),
+        Flag("hang_action", "HOW", choice("stop", "report"),
+             "stop: end a run that makes no progress; report: only name the cause [stop]", "report", FIT,
+             default="stop"),
+        Flag("on_nan", "HOW", choice("stop", "warn"),
+             "stop (exit code 1) or warn if weights become NaN or infinite [stop]", "warn", FIT),
+    ),
+    "Files": (
+        Flag("root", "DIR", file_path, "keep runs in DIR [runs]", "runs", ALL, default="runs"),
+        Flag("output", "FILE", file_path, "write the metrics as JSON to FILE [in the run directory]", "metrics.json",
+             EVALUATE),
+        Flag("output", "DIR", file_path, "write the predictions to DIR [predictions[-SPLIT]/ in the run directory]",
+             "predictions", PREDICT),
+        Flag("export", "FILE", export_file,
+             "write the weights to FILE (.pt, .safetensors) and evaluate nothing [none]", "model.pt", EVALUATE),
+        Flag("save_every", "N", save_interval,
+             "save a checkpoint every N epochs (5), steps (200steps) or minutes (15min) [1]", "1", FIT, default="1"),
+        Flag("keep", "N", positive_int, "keep the N newest checkpoints [3]", "3", FIT, default=3),
+        Flag("keep_best", "METRIC", metric_to_keep,
+             "also keep the best checkpoint by METRIC: min:val/loss, max:val/accuracy, ... [none]", "min:val/loss",
+             FIT),
+        Flag("save_errors", "HOW", choice("warn", "stop"),
+             "warn, or stop the run, if a checkpoint cannot be written [warn]", "warn", FIT, default="warn"),
+        Flag("resume", "HOW", resume_value, "auto: resume this run; never: do not; PATH: resume from PATH [auto]",
+             "auto", FIT, default="auto", aliases=CHECKPOINT_ALIASES),
+        Flag("checkpoint", "PATH", checkpoint_value,
+             "load this checkpoint: last or best of --name, or a path [last]", "runs/my-run", LOAD,
+             aliases=CHECKPOINT_ALIASES),
+        Flag("accept_changed", "WHAT", choices("data", "global_batch_size"),
+             "resume although this has changed: data, global_batch_size [none]", "data", FIT),
+        Flag("trust_checkpoint", "yes", yes_or_no,
+             "load a checkpoint that can run any code; only if you trust its author [no]", "yes", ALL, default="no"),
+    ),
+    "Launching": (
+        Flag("nodes", "N", positive_int, "use N machines [from the launcher, or 1]", "2", ALL,
+             lightning_key="trainer.num_nodes"),
+        Flag("accelerator", "NAME", choice("auto", "cpu", "gpu", "cuda", "mps"),
+             "compute on cpu, gpu, cuda or mps [auto: a GPU if there is one]", "cpu", ALL,
+             lightning_key="trainer.accelerator"),
+        Flag("launcher", "NAME", choice("auto", *LAUNCHERS),
+             f"override the detected launcher: {', '.join(LAUNCHERS)} [auto]", "auto", ALL, default="auto"),
+        Flag("start_timeout", "SEC", positive_int,
+             "wait at most SEC seconds for all processes, and for slow ones at the start [300; none]", "60", ALL),
+        Flag("backend", "NAME", choice("nccl", "gloo"),
+             "communicate by nccl or gloo [nccl if each process has its own GPU, else gloo]", "gloo", ALL),
+        Flag("interface", "NAME", hostname,
+             "communicate over this interface [gloo: the one to --master_addr; nccl: its own choice]", "eth0", ALL),
+        Flag("auth", "HOW", choice("auto", "required"),
+             "auto: report it if the ranks do not share a key; required: refuse to start then [auto]", "required",
+             ALL, default="auto"),
+        Flag("node_rank", "R", non_negative_int, "set this machine's number, from 0, without a launcher [none]", "0",
+             ALL),
+        Flag("master_addr", "HOST", hostname, "rendezvous at HOST, the machine of rank 0 [from the launcher]",
+             "node1", ALL),
+        Flag("master_port", "PORT", port_number, "rendezvous on this port of HOST [from the launcher]", "29500", ALL),
+    ),
+    "Checks and profiles": (
+        Flag("preflight", "HOW", choice("quick", "full", "off"),
+             "first compare the ranks (quick), run all checks (full) or none (off) [quick]", "full", ("fit",),
+             default="quick"),
+        Flag("profile", "STEPS", profiled_steps,
+             "profile 10steps after the warm-up, or 10steps@200 after step 200 [none]", "10steps", FIT),
+        Flag("profile_ranks", "RANKS", profiled_ranks, "profile these ranks: 0,1 or all [0]", "all", FIT),
+        Flag("log_system", "yes", yes_or_no,
+             "send speed, memory and all other series to your own loggers as well [no]", "yes", FIT, default="no"),
+        Flag("quiet", "[yes]", yes_or_no,
+             "print only the result, warnings and errors: no progress, no line at the start [no]", "yes", ALL,
+             default="no", bare_value="yes"),
+        Flag("json", "FILE", file_path, "write all checks and thresholds as JSON to FILE [none]", "preflight.json",
+             PREFLIGHT),
+        Flag("pairs", "WHICH", choice("quick", "all", "off"),
+             "measure each host with the next (quick), all pairs (all), or none (off) [quick]", "all", PREFLIGHT,
+             default="quick"),
+        Flag("warn_gbps", "X", bandwidth_value, "warn below X Gbit/s between ranks [1]", "10", PREFLIGHT, default=1.0),
+        Flag("fail_gbps", "X", bandwidth_value, "fail below X Gbit/s between ranks [0.5]", "1", PREFLIGHT, default=0.5),
+    ),
+    "Advanced": (),
+}
+"""Title of a group in the help -> its flags; the first group has no title. Flags of one name differ by command."""
+# fmt: on
+
+
+def flags_of(command: str) -> tuple[Flag, ...]:
+    """Returns the flags of a command, in the order of its help."""
+    return tuple(flag for flags in FLAGS.values() for flag in flags if command in flag.commands)
