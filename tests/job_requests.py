@@ -3,10 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from rankzero.commands.jobs.request.combined import job_request
-from rankzero.commands.jobs.request.command_line import parse
-from rankzero.commands.jobs.request.job_request import FORMS, JobRequest
-from rankzero.commands.jobs.request.options import accepted_flags
+from rankzero.commands.jobs.job_request import job_request
+from rankzero.commands.jobs.options import FORMS, JobRequest, accepted_flags, parse
 from rankzero.commands.jobs.script import render
 from running import refusal_of
 

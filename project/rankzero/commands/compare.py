@@ -1,11 +1,11 @@
 """The command `compare`: prints how runs differ, and draws their curves. Does not import torch."""
 
 import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from rankzero.cli.flags.command_line import exit_code_of, help_text, parse
+from rankzero.cli.flags.command_line import run_command
 from rankzero.cli.flags.table import Flag
 from rankzero.cli.flags.values import choice, file_path
 from rankzero.messages import Exit, RequestError, print_error, print_line, printable_line, quoted, similar_names
@@ -64,23 +64,18 @@ EXAMPLES = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
-    return exit_code_of(lambda: _compare(sys.argv[1:] if arguments is None else arguments))
+    title = "python launch/compare.py RUN RUN ...: compare runs, given by name or path (defaults are in brackets)"
+    return run_command("compare", title, COMPARE_FLAGS, EXAMPLES, _compare, arguments)
 
 
-def _compare(arguments: Sequence[str]) -> int:
-    command_line = parse("compare", COMPARE_FLAGS, arguments)
-    if command_line.wants_help:
-        title = "python launch/compare.py RUN RUN ...: compare runs, given by name or path (defaults are in brackets)"
-        print_line(help_text(title, COMPARE_FLAGS, EXAMPLES))
-        return Exit.FINISHED
-    values = command_line.values
+def _compare(values: Mapping[str, Any], named: Sequence[str]) -> int:
     root = expanded(values["root"])
-    paths = [_find(text, root, command_line.positional) for text in command_line.positional]
+    paths = [_find(text, root, named) for text in named]
     paths = list({path.resolve(): path for path in paths}.values())
     if not paths:
         raise unknown_run_error("compare", "", root, "python launch/compare.py {}")
     if len(paths) > MAX_RUNS:
-        some = " ".join(quoted(text) for text in command_line.positional[:MAX_RUNS])
+        some = " ".join(quoted(text) for text in named[:MAX_RUNS])
         found = f"{len(paths)} runs; one figure shows at most {MAX_RUNS}"
         raise RequestError("compare", found, f"python launch/compare.py {some}{root_flag(root)}")
     compared = read_compared_runs(paths)
@@ -92,7 +87,7 @@ def _compare(arguments: Sequence[str]) -> int:
     print_comparison(labels, differences([entry.config for entry in compared]), rows)
     notes = [note for entry in compared for note in entry.notes] + notes
     if len(compared) == 1:
-        is_repeated = len(command_line.positional) > 1
+        is_repeated = len(named) > 1
         notes.append(f"one run{', named more than once' * is_repeated}: there are no settings to compare")
     if unlisted:
         notes.append(f"not in the table: {', '.join(unlisted)}")

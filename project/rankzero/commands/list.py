@@ -2,15 +2,15 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from rankzero.cli.flags.command_line import exit_code_of, help_text, parse
+from rankzero.cli.flags.command_line import run_command
 from rankzero.cli.flags.table import Flag
 from rankzero.cli.flags.values import file_path, positive_int
 from rankzero.commands.jobs.queue import may_change_status, states_of, status_with_job
-from rankzero.commands.jobs.record import Record, recorded_jobs, submitted_at
-from rankzero.commands.jobs.request.job_request import array_indices
+from rankzero.commands.jobs.record import Record, array_indices, recorded_jobs, submitted_at
 from rankzero.messages import Exit, RequestError, print_line
 from rankzero.runs.directory import expanded
 from rankzero.runs.reports.recorded_run import (
@@ -39,20 +39,15 @@ EXAMPLES = ("python launch/list.py", "python launch/list.py --root runs --last 1
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
-    return exit_code_of(lambda: _list(sys.argv[1:] if arguments is None else arguments))
+    title = "python launch/list.py: list runs, the one started last at the end (defaults are in brackets)"
+    return run_command("list", title, LIST_FLAGS, EXAMPLES, _list, arguments)
 
 
-def _list(arguments: Sequence[str]) -> int:
-    command_line = parse("list", LIST_FLAGS, arguments)
-    if command_line.wants_help:
-        title = "python launch/list.py: list runs, the one started last at the end (defaults are in brackets)"
-        print_line(help_text(title, LIST_FLAGS, EXAMPLES))
-        return Exit.FINISHED
-    if command_line.positional:
-        word = command_line.positional[0]
+def _list(values: Mapping[str, Any], positional: Sequence[str]) -> int:
+    if positional:
+        word = positional[0]
         instead = f"python launch/list.py --root {word}" if Path(word).is_dir() else "python launch/list.py --help"
         raise RequestError(word, "unexpected argument; list has only flags", instead)
-    values = command_line.values
     root = expanded(values["root"])
     count = values["last"] or (sys.maxsize if values["all"] else DEFAULT_COUNT)
     try:

@@ -1,12 +1,11 @@
 """The command `report`: writes the report of a run, also of a killed one. Does not import torch."""
 
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rankzero.cli.flags.command_line import exit_code_of, help_text, parse
+from rankzero.cli.flags.command_line import run_command
 from rankzero.cli.flags.table import Flag
 from rankzero.cli.flags.values import file_path
 from rankzero.messages import Exit, RequestError, print_line
@@ -25,18 +24,12 @@ EXAMPLES = ("python launch/report.py first", "python launch/report.py first --ro
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
-    return exit_code_of(lambda: _report(sys.argv[1:] if arguments is None else arguments))
+    title = "python launch/report.py NAME: write the report of a run, also of a killed one (defaults are in brackets)"
+    return run_command("report", title, REPORT_FLAGS, EXAMPLES, _report, arguments)
 
 
-def _report(arguments: Sequence[str]) -> int:
-    command_line = parse("report", REPORT_FLAGS, arguments)
-    if command_line.wants_help:
-        title = (
-            "python launch/report.py NAME: write the report of a run, also of a killed one (defaults are in brackets)"
-        )
-        print_line(help_text(title, REPORT_FLAGS, EXAMPLES))
-        return Exit.FINISHED
-    root, names = expanded(command_line.values["root"]), command_line.positional
+def _report(values: Mapping[str, Any], names: Sequence[str]) -> int:
+    root = expanded(values["root"])
     if len(names) > 1:
         raise RequestError(
             f"report {' '.join(names)}", "more than one run", f"python launch/report.py {names[0]}{root_flag(root)}"

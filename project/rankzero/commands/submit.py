@@ -6,14 +6,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankzero.cli.flags.command_line import exit_code_of
+from rankzero.cli.flags.command_line import CommandLine, exit_code_of
 from rankzero.commands.jobs.follow import LogReader, follow, is_finished, run_result
-from rankzero.commands.jobs.record import Record, member_records, read_record, recorded_jobs
-from rankzero.commands.jobs.request.combined import job_request
-from rankzero.commands.jobs.request.command_line import CommandLine, parse
-from rankzero.commands.jobs.request.job_request import FORMS, array_indices
-from rankzero.commands.jobs.request.options import help_text, is_queuing
-from rankzero.commands.jobs.request.site_file import read_site
+from rankzero.commands.jobs.job_request import job_request, read_site
+from rankzero.commands.jobs.options import FORMS, QUEUING, help_text, parse
+from rankzero.commands.jobs.record import Record, array_indices, member_records, read_record, recorded_jobs
 from rankzero.commands.jobs.script import log_path, render, script_path
 from rankzero.commands.jobs.submission import job_state, resubmit, stop, submit
 from rankzero.commands.jobs.validation import check_fit_arguments, check_syntax, check_with_fit, program
@@ -50,10 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str]) -> int:
     action = arguments[0] if arguments and arguments[0] in ACTIONS else None
     command_line = parse(arguments[1:] if action else arguments)
-    if "help" in command_line.switches:
+    if "help" in command_line.values:
         print_line(help_text())
         return Exit.FINISHED
-    if command_line.check is not None:
+    if "check" in command_line.values:
         return _check(action, command_line)
     return _act(action, command_line) if action else _submit(command_line)
 
@@ -69,17 +66,17 @@ def _submit(command_line: CommandLine) -> int:
     text = render(request, command, folder)
     if request.setup or request.extra:
         check_syntax(text)
-    if "validate" in command_line.switches:
+    if "validate" in command_line.values:
         if request.image is not None:
             raise RequestError("--validate with --image", "an image is not started here", "leave --validate out")
         check_with_fit(request, command)
-    if "dry_run" in command_line.switches:
+    if "dry_run" in command_line.values:
         print_text(text)
         return Exit.FINISHED
     reader = LogReader(root, request.name, request.array is not None)
     record = submit(request, text, folder)
     _report(record, root)
-    if is_queuing(request.scheduler) and not request.gpus_per_device and not re.search("gpu|gres", str(request.extra)):
+    if request.scheduler in QUEUING and not request.gpus_per_device and not re.search("gpu|gres", str(request.extra)):
         print_line("  no GPU is requested; --gpus_per_device 1 requests one for each process")
     if is_finished(root / request.name):
         print_line("  the run is finished; this job trains only if its arguments request more steps or epochs")
@@ -106,8 +103,8 @@ def _check(action: str | None, command_line: CommandLine) -> int:
     """Prints what is wrong in a user's own job script."""
     from rankzero.commands.jobs.check.checker import check, read_script, report  # only this needs the rules
 
-    path = command_line.check or ""
-    if action or command_line._replace(check=None) != CommandLine({}, frozenset(), None, None, [], None):
+    path = command_line.values["check"]
+    if action or command_line != CommandLine({"check": path}, []):
         raise RequestError(f"--check {path}", "--check accepts no other argument", f"--check {shlex.quote(path)}")
     findings = check(read_script(path))
     print_text(report(path, findings) + "\n")
@@ -118,14 +115,15 @@ def _act(action: str, command_line: CommandLine) -> int:
     """Prints the state or the log of a job, stops it, or resumes it."""
     names = [*command_line.positional, *filter(None, [command_line.values.get("name")])]
     accepted = ["--root", "--site", *(["--follow"] if action in ("log", "resume") else [])]
-    other = [f"--{name}" for name in (*command_line.values, *sorted(command_line.switches)) if name != "name"]
-    other = [flag for flag in other if flag not in accepted] + ["--"] * (command_line.arguments is not None)
+    other = [f"--{name}" for name in command_line.values if name != "name"]
+    other = [flag for flag in other if flag not in accepted] + ["--"] * (command_line.rest is not None)
     if len(names) != 1 or other:
         found = f"expected the name of one run, and at most {', '.join(accepted)}"
         found += "; to resume with other options, submit the run again" if action == "resume" and other else ""
         instead = f"python launch/submit.py {action} {names[0] if names else 'NAME'}"
         raise RequestError(" ".join([action, *names, *other]), found, instead)
-    root = working_folder() / (command_line.values.get("root") or read_site(command_line.site).get("root", "runs"))
+    given = command_line.values
+    root = working_folder() / (given.get("root") or read_site(given.get("site")).get("root", "runs"))
     record = read_record(root, names[0])
     if record is None:
         raise _unknown_run(action, names[0], root)
@@ -170,7 +168,7 @@ def _unknown_run(action: str, name: str, root: Path) -> RequestError:
 
 def _finish(record: Record, root: Path, reader: LogReader, command_line: CommandLine) -> int:
     """Follows the job, if this was requested, and returns the exit code."""
-    if "follow" in command_line.switches:
+    if "follow" in command_line.values:
         return follow(root, record, reader, _command("stop", record, root))
     reader.close()
     return Exit.FINISHED

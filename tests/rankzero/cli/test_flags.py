@@ -2,7 +2,7 @@ import pytest
 import yaml
 
 from rankzero.cli.flags import values
-from rankzero.cli.flags.command_line import parse
+from rankzero.cli.flags.command_line import parse, run_command, unknown_flag
 from rankzero.cli.flags.table import Flag, flags_of
 from rankzero.cli.flags.values import choice, file_path, positive_int
 from running import refusal_of
@@ -91,15 +91,24 @@ FLAGS = (
 
 
 def test_values_switches_and_arguments_in_any_order():
-    command_line = parse("list", FLAGS, ["a", "--newest=3", "--all", "b", "--kind", "one", "--kind=two", "--", "--c"])
-    assert command_line.values == {"root": "runs", "last": 3, "kind": ("one", "two"), "all": True}
-    assert command_line.positional == ["a", "b", "--c"] and not command_line.wants_help
-    assert parse("list", FLAGS, []).values == {"root": "runs", "last": None, "kind": (), "all": False}
-    assert parse("list", FLAGS, ["-h"]).wants_help and parse("list", FLAGS, ["--help"]).wants_help
+    asked = []
+
+    def called_with(*arguments):
+        assert run_command("list", "title", FLAGS, (), lambda *values: asked.append(values) or 0, arguments) == 0
+        return asked.pop()
+
+    values, positional = called_with("a", "--newest=3", "--all", "b", "--kind", "one", "--kind=two", "--", "--c")
+    assert values == {"root": "runs", "last": 3, "kind": ("one", "two"), "all": True}
+    assert positional == ["a", "b", "--c"]
+    assert called_with() == ({"root": "runs", "last": None, "kind": (), "all": False}, [])
 
 
 def test_wrong_flags_are_refused_with_the_words_to_type():
-    expected = {"--lsat 3": "--last", "--lsat=3": "--last 3", "--unknown": "python launch/list.py --help"}
-    expected |= {"--kind tow": "--kind two", "--all=yes": "--all"}
+    expected = {"--lsat 3": "--last 3", "--lsat=3": "--last 3", "--unknown": "python launch/list.py --help"}
+    expected |= {"--kind tow": "--kind two", "--all=yes": "--all", "--al x": "--all"}
     expected |= dict.fromkeys(("--last", "--last --all", "--last=0"), "--last 20")
-    assert {text: refusal_of(parse, "list", FLAGS, text.split()).instead for text in expected} == expected
+
+    def unknown(typed, value, given):
+        return unknown_flag("list", FLAGS, typed, value)
+
+    assert {text: refusal_of(parse, FLAGS, text.split(), unknown).instead for text in expected} == expected

@@ -6,8 +6,8 @@ from unittest.mock import Mock
 import pytest
 
 from rankzero.commands import submit
+from rankzero.commands.jobs.options import help_text
 from rankzero.commands.jobs.record import Record, read_record, write_record
-from rankzero.commands.jobs.request.options import help_text
 from rankzero.commands.jobs.validation import BEFORE_DASHES, SET_BY_SCRIPT
 from rankzero.commands.submit import ACTIONS, main
 from rankzero.distributed.timers import TIMERS

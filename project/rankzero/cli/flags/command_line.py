@@ -1,28 +1,70 @@
 """Command lines of commands that train nothing: flags, and arguments without a flag. Does not import torch."""
 
-import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rankzero.cli.flags.table import Flag
 from rankzero.distributed.process import interrupts
 from rankzero.distributed.stop_and_failure.error_reporter import refuse
-from rankzero.messages import CannotStart, RequestError, flush_streams, quoted, similar_names, spelled
+from rankzero.messages import (
+    CannotStart,
+    Exit,
+    RequestError,
+    flush_streams,
+    print_line,
+    quoted,
+    similar_names,
+    spelled,
+)
 
 
 class CommandLine(NamedTuple):
     """A parsed command line.
 
     Args:
-        values: Name of a flag -> its value, or its default. A flag without a placeholder has True or False. A flag
-            whose default is a tuple has a tuple of all its values.
+        values: Name of a given flag -> its value; True for a flag without a placeholder, and for `help`. A flag whose
+            default is a tuple has a tuple of all its values.
         positional: Arguments without a flag.
-        wants_help: Whether `--help` was given.
+        rest: The arguments after `--`; None without `--`.
     """
 
     values: Mapping[str, Any]
     positional: Sequence[str]
-    wants_help: bool
+    rest: Sequence[str] | None = None
+
+
+def run_command(
+    name: str,
+    title: str,
+    flags: Sequence[Flag],
+    examples: Sequence[str],
+    work: Callable[[Mapping[str, Any], Sequence[str]], int],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Runs a command, or prints its help, and returns the exit code.
+
+    Args:
+        name: Name of the script, as in `launch/<name>.py`.
+        title: First line of the help.
+        flags: The flags of the command.
+        examples: Example command lines.
+        work: Called with the values of the flags, or their defaults, and the arguments without a flag.
+        arguments: The command line; None for `sys.argv[1:]`.
+    """
+
+    def run() -> int:
+        given, positional, rest = parse(flags, sys.argv[1:] if arguments is None else arguments, unknown)
+        if "help" in given:
+            print_line(help_text(title, flags, examples))
+            return Exit.FINISHED
+        defaults = {flag.name: flag.default if flag.metavar else False for flag in flags}
+        return work({**defaults, **given}, [*positional, *(rest or ())])
+
+    def unknown(typed: str, value: str, given: Mapping[str, Any]) -> RequestError:
+        return unknown_flag(name, flags, typed, value)
+
+    return exit_code_of(run)
 
 
 def exit_code_of(work: Callable[[], int]) -> int:
@@ -38,58 +80,78 @@ def exit_code_of(work: Callable[[], int]) -> int:
         flush_streams()
 
 
-def parse(command: str, flags: Sequence[Flag], tokens: Sequence[str]) -> CommandLine:
+def parse(
+    flags: Sequence[Flag],
+    tokens: Sequence[str],
+    unknown: Callable[[str, str, Mapping[str, Any]], RequestError],
+) -> CommandLine:
     """Parses a command line.
+
+    Args:
+        flags: The flags.
+        tokens: The command line.
+        unknown: Returns the error for a flag that does not exist, given the flag as typed, its value (empty without
+            one) and the values of the flags before it.
 
     Raises:
         RequestError: A flag does not exist, lacks its value, or its value is invalid.
     """
     by_name = {name: flag for flag in flags for name in (flag.name, *flag.aliases)}
-    values: dict[str, Any] = {flag.name: flag.default if flag.metavar else False for flag in flags}
-    positional, wants_help, tokens = [], False, list(tokens)
+    values: dict[str, Any] = {}
+    positional, rest, tokens = [], None, list(tokens)
     while tokens:
         token = tokens.pop(0)
         if token == "--":
-            positional += tokens
+            rest = tokens
             break
         if not token.startswith("-") or token == "-":
             positional.append(token)
             continue
-        name, equals, text = token.removeprefix("--").partition("=")
-        if token == "-h" or name == "help":
-            wants_help = True
-            continue
-        if name not in by_name:
-            raise _unknown_flag(command, by_name, token)
-        flag = by_name[name]
-        if not flag.metavar:
+        name, equals, text = ("help", "", "") if token == "-h" else token.removeprefix("--").partition("=")
+        flag = by_name.get(name)
+        if name == "help" or (flag and not flag.metavar):
             if equals:
                 raise RequestError(token, "this flag has no value", f"--{name}")
-            values[flag.name] = True
+            values[name] = True
             continue
+        if flag is None:
+            following = tokens[0] if tokens and not tokens[0].startswith("-") else ""
+            raise unknown(token.partition("=")[0], text if equals else following, values)
         if not equals:
             if not tokens or tokens[0].startswith("--"):
                 raise RequestError(f"--{name}", "it has no value", f"--{name} {flag.example}")
             text = tokens.pop(0)
-        value = flag.value(text)
-        earlier = values[flag.name]
-        values[flag.name] = (*earlier, value) if isinstance(earlier, tuple) else value
-    return CommandLine(values, positional, wants_help)
+        flag.add(values, text)
+    return CommandLine(values, positional, rest)
 
 
-def help_text(title: str, flags: Sequence[Flag], examples: Sequence[str]) -> str:
-    """Returns the help of a command."""
-    rows = [(f"--{flag.name} {flag.metavar}".rstrip(), flag.help) for flag in flags]
-    width = max(len(option) for option, _ in rows)
-    lines = [title, "", *(f"  {option:<{width}}  {description}" for option, description in rows), ""]
-    return spelled("\n".join([*lines, *(f"  {example}" for example in examples)]))
+def unknown_flag(name: str, flags: Sequence[Flag], typed: str, value: str, meant: str | None = None) -> RequestError:
+    """Returns the error for a flag that does not exist.
 
-
-def _unknown_flag(command: str, by_name: Mapping[str, Flag], token: str) -> RequestError:
-    typed, equals, value = token.partition("=")
-    similar = similar_names(re.sub("^-+", "", typed), list(by_name))
-    listing = ", ".join(f"--{name}" for name in by_name)
-    instead = (
-        f"--{similar[0]}" + f" {quoted(value)}" * bool(equals) if similar else f"python launch/{command}.py --help"
+    Args:
+        name: Name of the command's script.
+        flags: The flags of the command.
+        typed: The flag.
+        value: Its value; empty without one.
+        meant: Name of the flag that another program calls by this name, if any.
+    """
+    by_name = {name: flag for flag in flags for name in (flag.name, *flag.aliases)}
+    normalized = typed.lstrip("-").replace("-", "_")
+    best = normalized if normalized in by_name else meant or next(iter(similar_names(normalized, by_name)), None)
+    value_text = f" {quoted(value)}" if value and not (best and not by_name[best].metavar) else ""
+    return RequestError(
+        f"{typed}{value_text}",
+        f"there is no flag of that name; the flags are {', '.join(f'--{flag.name}' for flag in flags)}",
+        f"--{best}{value_text}" if best else f"python launch/{name}.py --help",
     )
-    return RequestError(token, f"there is no flag of that name; the flags are {listing}", instead)
+
+
+def help_text(
+    title: str, flags: Sequence[Flag], examples: Sequence[str], actions: Sequence[tuple[str, str]] = ()
+) -> str:
+    """Returns the help of a command: its actions, with their descriptions, its flags, and examples."""
+    options = [(f"--{flag.name} {flag.metavar}".rstrip(), flag.help) for flag in flags]
+    width = max(len(name) for name, _ in (*actions, *options))
+    tables = [[f"  {name:<{width}}  {description}" for name, description in rows] for rows in (actions, options)]
+    blocks = [[title], *filter(None, tables), [f"  {example}" for example in examples]]
+    return spelled("\n\n".join("\n".join(lines) for lines in blocks))

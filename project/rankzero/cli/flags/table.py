@@ -46,7 +46,7 @@ class Flag(NamedTuple):
         commands: The commands that have this flag, for a flag of the table.
         lightning_key: LightningCLI key that has the same meaning, if any.
         aliases: Further names.
-        default: Value without the flag.
+        default: Value without the flag; a tuple for a flag that can be repeated.
         bare_value: Value of the flag if it is typed without a value; None if it needs one.
     """
 
@@ -69,6 +69,8 @@ class Flag(NamedTuple):
         """
         try:
             return self.read(text)
+        except RequestError:
+            raise
         except ValueError as error:
             suggestion = (
                 nearest(text, str(error).removeprefix("one of ").split(", ")) if "one of" in str(error) else None
@@ -78,6 +80,17 @@ class Flag(NamedTuple):
                 f"{text!r} is not {error}",
                 f"--{self.name} {suggestion or self.example}",
             ) from None
+
+    def add(self, values: dict[str, Any], text: str) -> None:
+        """Stores a value under the flag's name; with a tuple as default, adds it, or the tuple read, to earlier values.
+
+        Raises:
+            RequestError: The value is invalid.
+        """
+        value = self.value(text)
+        if isinstance(self.default, tuple):
+            value = (*values.get(self.name, ()), *(value if isinstance(value, tuple) else (value,)))
+        values[self.name] = value
 
 
 NAME_ALIASES = ("run", "run_name")

@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from rankzero.commands.jobs.request.job_request import array_indices
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.atomic_files import write_text
 
@@ -109,6 +108,16 @@ def recorded_jobs(root: Path) -> dict[str, Record]:
             if (record := read_record(root, name)) is not None:
                 jobs[name] = record
     return jobs
+
+
+def array_indices(array: str) -> list[int]:
+    """Returns the indices of a job array, such as 0, 2 and 4 for `0-5:2`."""
+    indices: list[int] = []
+    for part in array.partition("%")[0].split(","):
+        bounds, _, step = part.partition(":")
+        first, _, last = bounds.partition("-")
+        indices += range(int(first), int(last or first) + 1, int(step or 1))
+    return indices
 
 
 def member_records(record: Record) -> list[Record]:

@@ -10,8 +10,7 @@ from typing import Any
 
 import jinja2
 
-from rankzero.commands.jobs.request.job_request import JobRequest
-from rankzero.commands.jobs.request.options import is_queuing
+from rankzero.commands.jobs.options import QUEUING, JobRequest
 from rankzero.distributed.connections.key import KEY_VARIABLE
 from rankzero.messages import RequestError
 
@@ -69,7 +68,7 @@ def fit_arguments(request: JobRequest, root: Path) -> list[str]:
         f"--nodes={request.nodes}",
         f"--devices={request.devices}",
     ]
-    if not is_queuing(request.scheduler) and request.time:
+    if request.scheduler not in QUEUING and request.time:
         arguments.append(f"--time_limit={request.time}s")
     if request.gpus_per_device and not any(_names_accelerator(token) for token in request.arguments):
         arguments.append("--accelerator=gpu")  # `auto` would train on the CPU if no GPU is visible

@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+from rankzero.commands.jobs.options import JobRequest
 from rankzero.commands.jobs.record import Record, State, archive_logs, read_record, record_path, stop_path, write_record
-from rankzero.commands.jobs.request.job_request import JobRequest
 from rankzero.commands.jobs.schedulers import background, pbs, slurm
 from rankzero.commands.jobs.script import log_path, script_path
 from rankzero.distributed.process.clean_environment import without_job_variables

@@ -11,14 +11,14 @@ from pathlib import Path
 from rankzero.cli.arguments import parse_arguments
 from rankzero.cli.command import SUBCOMMANDS
 from rankzero.commands.fit import FIT
-from rankzero.commands.jobs.request.job_request import JobRequest, array_indices
-from rankzero.commands.jobs.request.options import FLAGS
+from rankzero.commands.jobs.options import FLAGS, SUBMIT_FLAGS, JobRequest
+from rankzero.commands.jobs.record import array_indices
 from rankzero.commands.jobs.script import ARRAY_INDEX, fit_arguments
 from rankzero.distributed.process.clean_environment import without_job_variables
 from rankzero.distributed.scheduler.query import find_program
 from rankzero.messages import RequestError
 
-BEFORE_DASHES = (*FLAGS, "site", "dry_run", "follow", "validate")
+BEFORE_DASHES = (*FLAGS, *(flag.name for flag in SUBMIT_FLAGS if flag.name not in FLAGS))
 """Flags of `submit`; some are flags of `fit` too."""
 
 SET_BY_SCRIPT = ("node_rank", "master_addr", "master_port")

@@ -2,7 +2,15 @@ import json
 
 import pytest
 
-from rankzero.commands.jobs.record import Record, logs_of, read_record, record_path, recorded_jobs, write_record
+from rankzero.commands.jobs.record import (
+    Record,
+    array_indices,
+    logs_of,
+    read_record,
+    record_path,
+    recorded_jobs,
+    write_record,
+)
 from running import refusal_of
 
 RECORD = Record("x", "pbs", "pbsdsh", "15[].pbs1", "0-3", "login1", "")
@@ -59,3 +67,8 @@ def test_the_log_of_a_job_is_one_file_or_one_file_per_member(tmp_path):
         (tmp_path / name).touch()
     assert logs_of(tmp_path, "x", False) == [tmp_path / "x.job.log.15.pbs1", tmp_path / "x.job.log"]
     assert logs_of(tmp_path, "x", True) == [tmp_path / "x.job-0.log", tmp_path / "x.job-1.log"]
+
+
+def test_an_array_is_expanded_to_its_indices():
+    expected = {"3": [3], "0-3": [0, 1, 2, 3], "1,5-9:2%2": [1, 5, 7, 9], "0-5:2": [0, 2, 4]}
+    assert {array: array_indices(array) for array in expected} == expected

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from job_requests import CASES, script
-from rankzero.commands.jobs.request.job_request import JobRequest
-from rankzero.commands.jobs.request.options import accepted_flags, is_queuing
+from rankzero.commands.jobs.options import QUEUING, JobRequest, accepted_flags
 from rankzero.commands.jobs.script import clock, pbs_job_name, shell_argument, slurm_value
 from rankzero.messages import RequestError
 from running import require
@@ -67,7 +66,7 @@ def test_each_accepted_option_changes_the_script(name):
     job = CASES[name]
     flags = set(accepted_flags(job.scheduler, job.image is not None))
     flags -= {"scheduler", "name", "form", "venv", "array", "image", "hosts", "hostfile", "nodes"}
-    for flag in flags - (set() if is_queuing(job.scheduler) else {"extra"}):
+    for flag in flags - (set() if job.scheduler in QUEUING else {"extra"}):
         without = replace(job, **{flag: getattr(JobRequest("slurm", ""), flag)})
         assert script(without) != script(job), flag
 

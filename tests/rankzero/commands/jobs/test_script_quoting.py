@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.commands.jobs.request.job_request import JobRequest
+from rankzero.commands.jobs.options import JobRequest
 from rankzero.commands.jobs.script import render, script_path
 from running import write_program
 

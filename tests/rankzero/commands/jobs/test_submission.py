@@ -4,8 +4,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from rankzero.commands.jobs.options import JobRequest
 from rankzero.commands.jobs.record import Record, read_record
-from rankzero.commands.jobs.request.job_request import JobRequest
 from rankzero.commands.jobs.submission import job_state, resubmit, stop, submit
 from running import refusal_of
 

@@ -1,6 +1,6 @@
 import pytest
 
-from rankzero.commands.jobs.request.job_request import JobRequest
+from rankzero.commands.jobs.options import JobRequest
 from rankzero.commands.jobs.validation import check_syntax, check_with_fit
 from running import refusal_of, write_program
 

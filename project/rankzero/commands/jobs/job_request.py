@@ -1,5 +1,6 @@
-"""Combines the command line and the site file into the request for a job. Does not import torch."""
+"""The request for a job, from the command line and the site file. Does not import torch."""
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -7,17 +8,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankzero.commands.jobs.request.command_line import CommandLine
-from rankzero.commands.jobs.request.job_request import FORMS, JobRequest
-from rankzero.commands.jobs.request.options import LISTS, accepted_flags, host_value, is_queuing
-from rankzero.commands.jobs.request.site_file import read_site
-from rankzero.messages import RequestError
+import yaml
+
+from rankzero.cli.flags.command_line import CommandLine
+from rankzero.commands.jobs.options import (
+    FLAGS,
+    FORMS,
+    JOB_FLAGS,
+    LISTS,
+    QUEUING,
+    JobRequest,
+    accepted_flags,
+    host_value,
+)
+from rankzero.distributed.process.config_folder import config_folder
+from rankzero.messages import RequestError, nearest
 
 _SET_BY_SCRIPT = {
     "slurm": r"\s*#SBATCH\b.*?\s(-[NaJc]|--(?:nodes|ntasks-per-node|array|job-name|cpus-per-task)\b)",
     "pbs": r"\s*#PBS\b.*?\s(-[JN]|-l\s*['\"]?(?:[^\s]*,)?(?:select|nodes|place)\b)",
 }
 """Scheduler -> options that contradict the arguments that the script passes to `fit`."""
+
+_PATHS = ("root", "venv", "hostfile", "image")
+"""Keys whose values may contain variables."""
 
 
 def job_request(command_line: CommandLine) -> JobRequest:
@@ -26,7 +40,8 @@ def job_request(command_line: CommandLine) -> JobRequest:
     Raises:
         RequestError: A required flag is missing, or flags contradict each other or the scheduler.
     """
-    site, given = dict(read_site(command_line.site)), command_line.values
+    site = dict(read_site(command_line.values.get("site")))
+    given = {name: value for name, value in command_line.values.items() if name in FLAGS}
     scheduler = given.get("scheduler") or site.get("scheduler")
     if scheduler is None:
         names = ", ".join(FORMS)
@@ -46,13 +61,13 @@ def job_request(command_line: CommandLine) -> JobRequest:
         raise RequestError(f"--scheduler {scheduler}", "the container image is missing", "--image IMAGE")
     accepted = accepted_flags(scheduler, image is not None)
     _refuse_ignored(given, accepted, scheduler)
-    _check_extra((*site.get("extra", ()), *given.get("extra", ())) if is_queuing(scheduler) else (), scheduler)
+    _check_extra((*site.get("extra", ()), *given.get("extra", ())) if scheduler in QUEUING else (), scheduler)
     values = {name: value for name, value in {**site, **given}.items() if name in accepted}
     for name in LISTS:
         if name in accepted and name != "hosts" and (both := (*site.get(name, ()), *given.get(name, ()))):
             values[name] = both
     values |= {"scheduler": scheduler, "form": _form(scheduler, given.get("form"), site.get("form"))}
-    request = JobRequest(**values, arguments=tuple(command_line.arguments or ()))
+    request = JobRequest(**values, arguments=tuple(command_line.rest or ()))
     return _with_hosts(request, "nodes" in given)
 
 
@@ -68,9 +83,7 @@ def _refuse_ignored(given: Mapping[str, Any], accepted: Sequence[str], scheduler
             instead = "leave --gpus_per_device out; CUDA_VISIBLE_DEVICES= hides all GPUs"
         else:
             found = f"{scheduler} has no such option"
-            instead = (
-                "--extra LINE, with an option of the scheduler" if is_queuing(scheduler) else f"leave --{name} out"
-            )
+            instead = "--extra LINE, with an option of the scheduler" if scheduler in QUEUING else f"leave --{name} out"
         raise RequestError(f"--{name} with --scheduler {scheduler}", found, instead)
 
 
@@ -113,7 +126,7 @@ def _check_pbs(values: Mapping[str, Any]) -> None:
 
 def _with_hosts(request: JobRequest, nodes_given: bool) -> JobRequest:
     """Returns the request with the machines of `--hostfile`, and with as many nodes as machines if none were given."""
-    if is_queuing(request.scheduler):
+    if request.scheduler in QUEUING:
         return request
     hosts = request.hosts
     if request.hostfile is not None:
@@ -155,3 +168,71 @@ def hosts_in(file: Path) -> tuple[str, ...]:
         return tuple(host_value(name) for name in names)
     except ValueError:
         raise RequestError(f"--hostfile {file}", "a line does not begin with a host name", "n1 slots=4") from None
+
+
+def read_site(path: str | None) -> dict[str, Any]:
+    """Reads a site file: YAML with the names of flags as keys.
+
+    Args:
+        path: The file; None for the user's own, which may be missing.
+
+    Returns:
+        Flag -> its value.
+
+    Raises:
+        RequestError: The file cannot be read, or has an unknown key or an invalid value.
+    """
+    file = _users_file() if path is None else Path(path)
+    if file is None:
+        return {}
+    try:
+        # All values are text, as on the command line. YAML's own types would read `no` as False and `0123` as 83.
+        content = yaml.load(file.read_text(), Loader=yaml.BaseLoader) or {}
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise RequestError(f"--site {file}", f"cannot read this file: {reason}", "--site FILE") from None
+    except yaml.YAMLError as error:
+        raise RequestError(f"--site {file}", f"not YAML: {error}", "scheduler: slurm") from None
+    if not isinstance(content, dict):
+        raise RequestError(f"--site {file}", "not a YAML mapping", "scheduler: slurm")
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in FLAGS:
+            names = [flag.name for flag in JOB_FLAGS]
+            similar = nearest(str(key), names)
+            found = f"there is no such key; the keys are {', '.join(names)}"
+            raise RequestError(f"{file}: {key}", found, f"{similar}: ..." if similar else "remove this line")
+        for item in value if isinstance(value, list) and FLAGS[key].name in LISTS else [value]:
+            _add(values, key, item, file)
+    return values
+
+
+def _add(values: dict[str, Any], key: str, item: object, file: Path) -> None:
+    """Adds a value of the file to the values of a flag."""
+    flag = FLAGS[key]
+    instead = f"- {flag.example}".replace("'", '"') if flag.name in LISTS else f"{key}: {flag.example}"
+    if not isinstance(item, str) or not item:
+        found = "the value is empty; a value that begins with # needs quotes" if not item else "the value is not text"
+        raise RequestError(f"{file}: {key}", found, instead)
+    try:
+        flag.add(values, _expanded(item) if flag.name in _PATHS else item)
+    except RequestError as error:
+        raise RequestError(f"{file}: {key}: {item}", error.found, instead) from None
+
+
+def _expanded(path: str) -> str:
+    """Returns a path with variables expanded, as a shell does on the command line.
+
+    Raises:
+        RequestError: A variable is not set.
+    """
+    expanded = os.path.expandvars(path)
+    if "$" in expanded:
+        raise RequestError(path, "a variable in this path is not set", path)
+    return expanded
+
+
+def _users_file() -> Path | None:
+    """Returns the user's own site file, if it exists."""
+    folder = config_folder()
+    return folder / "site.yaml" if folder and (folder / "site.yaml").is_file() else None
