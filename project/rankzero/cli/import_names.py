@@ -1,13 +1,9 @@
 """Makes a user's packages with the names of Rankzero's packages usable. Does not import torch."""
 
 import sys
-from collections.abc import Callable
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from pkgutil import extend_path
-from types import ModuleType
-from typing import Any
 
 PACKAGES = ("data_modules", "lightning_modules")
 """Rankzero's packages whose names a user's packages may have too."""
@@ -32,8 +28,6 @@ def install() -> None:
     for name in PACKAGES:
         package = import_module(name)
         package.__path__ = extend_path(package.__path__, name)
-        if not isinstance(vars(package).get("__getattr__"), _UserAttributes):
-            package.__getattr__ = _UserAttributes(package)  # type: ignore[method-assign]
 
 
 def hidden_file(module: str) -> str | None:
@@ -44,36 +38,3 @@ def hidden_file(module: str) -> str | None:
     own, *others = (Path(folder, *rest.split(".")).with_suffix(".py") for folder in import_module(top).__path__)
     hidden = [file for file in others if own.is_file() and file.is_file() and not file.samefile(own)]
     return str(hidden[0]) if hidden else None
-
-
-class _UserAttributes:
-    """A package's `__getattr__`: finds Rankzero's names, then names in the user's packages of the same name."""
-
-    def __init__(self, package: ModuleType) -> None:
-        self.package = package
-        self.own_getattr: Callable[[str], Any] = vars(package)["__getattr__"]
-        self.user_modules: list[ModuleType] | None = None
-
-    def __call__(self, name: str) -> Any:
-        try:
-            return self.own_getattr(name)
-        except AttributeError:
-            modules = [] if name.startswith("__") else self._modules()
-            for module in modules:
-                if name in vars(module):
-                    return vars(module)[name]
-            raise
-
-    def _modules(self) -> list[ModuleType]:
-        if self.user_modules is None:
-            self.user_modules = []  # set first, because the user's file may import from its own package
-            try:
-                for file in (Path(folder, "__init__.py") for folder in self.package.__path__[1:]):
-                    spec = spec_from_file_location(self.package.__name__, file) if file.is_file() else None
-                    if spec and spec.loader:
-                        self.user_modules.append(module_from_spec(spec))
-                        spec.loader.exec_module(self.user_modules[-1])
-            except BaseException:
-                self.user_modules = None
-                raise
-        return self.user_modules

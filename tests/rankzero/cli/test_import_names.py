@@ -84,12 +84,10 @@ def user_folder(tmp_path):
     files = {
         "project/nets.py": MODEL_MODULE,
         "project/width.py": "WIDTH = 4",
-        "data_modules/__init__.py": "NAME = 1",
+        "data_modules/__init__.py": "",
         "data_modules/mine.py": DATA_MODULE,
         "data_modules/toy.py": hiding_module,
         "data_modules/deep/rows.py": "import torch\ndef row(index): return torch.full((4,), index / 32)",
-        "lightning_modules/__init__.py": "from .mine import Mine as Short\nfrom . import helper\n",
-        "lightning_modules/helper.py": "",
         "lightning_modules/mine.py": "from project.nets import Net\nclass Mine(Net): pass",
         "evaluate.py": "",
     }
@@ -99,17 +97,14 @@ def user_folder(tmp_path):
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("model", "context", "environment"),
-    [
-        ("lightning_modules.mine.Mine", "spawn", {"PYTHONPATH": "."}),
-        ("lightning_modules.Short", "forkserver", {}),
-    ],
+    ("context", "environment"),
+    [("spawn", {"PYTHONPATH": "."}), ("forkserver", {})],
 )
-def test_user_packages_named_like_rankzeros_train_as_in_stock_lightning(user_folder, model, context, environment):
+def test_user_packages_named_like_rankzeros_train_as_in_stock_lightning(user_folder, context, environment):
     (user_folder / "project/__init__.py").touch() if environment else None
     arguments = ["--data", "data_modules.mine.Data", "--data.context", context]
     arguments += ["--epochs", "2", "--run", "x", "--trainer.enable_progress_bar", "false"]
-    result = fit("--model", model, *arguments, folder=user_folder, environment=environment)
+    result = fit("--model", "lightning_modules.mine.Mine", *arguments, folder=user_folder, environment=environment)
     stock_loss = float(run_code(STOCK_SCRIPT, user_folder))
     assert result.summary()["metrics"]["loss_epoch"] == pytest.approx(stock_loss, rel=1e-6)
 
