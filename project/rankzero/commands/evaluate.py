@@ -1,6 +1,5 @@
 """The command `evaluate`: computes exact metrics of a run or a checkpoint."""
 
-import sys
 from collections.abc import Sequence
 
 import data_modules
@@ -37,4 +36,4 @@ def evaluate(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
-    return start(EVALUATE, evaluate, sys.argv[1:] if arguments is None else arguments)
+    return start(EVALUATE, evaluate, arguments)

@@ -1,6 +1,5 @@
 """The command `fit`: trains a model, or resumes its training."""
 
-import sys
 from collections.abc import Sequence
 
 import data_modules
@@ -39,4 +38,4 @@ def fit(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
-    return start(FIT, fit, sys.argv[1:] if arguments is None else arguments)
+    return start(FIT, fit, arguments)

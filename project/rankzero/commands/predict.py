@@ -1,6 +1,5 @@
 """The command `predict`: writes the outputs of `predict_step`, each sample once, in the order of the samples."""
 
-import sys
 from collections.abc import Sequence
 
 import data_modules
@@ -36,4 +35,4 @@ def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
-    return start(PREDICT, predict, sys.argv[1:] if arguments is None else arguments)
+    return start(PREDICT, predict, arguments)

@@ -1,6 +1,5 @@
 """The command `preflight`: checks whether all processes can train together, and trains nothing."""
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,4 +61,4 @@ def report_failed_rendezvous(error: CannotStart, flags: Arguments, launch: Launc
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command with these arguments, by default `sys.argv[1:]`, and returns its exit code."""
-    return start(PREFLIGHT, preflight, sys.argv[1:] if arguments is None else arguments, report_failed_rendezvous)
+    return start(PREFLIGHT, preflight, arguments, report_failed_rendezvous)

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
@@ -26,7 +27,7 @@ from rankzero.sampling.workers import end_workers
 def start(
     command: Command,
     work: Callable[[Arguments, RendezvousResult], int],
-    arguments: Sequence[str],
+    arguments: Sequence[str] | None,
     rendezvous_failed: Callable[[CannotStart, Arguments, Launch], int] | None = None,
 ) -> int:
     """Parses the command line and runs the command, in this process or in one process per device.
@@ -34,14 +35,14 @@ def start(
     Args:
         command: The command.
         work: Called with the flags and the result of the rendezvous; returns the exit code.
-        arguments: The command line, without the script's name.
+        arguments: The command line, without the script's name; None for this process's own.
         rendezvous_failed: Reports a failed rendezvous, given the error, the flags and the position of this process, and
             returns the exit code. None reports it as all other errors.
 
     Returns:
         The exit code, see `rankzero.messages.Exit`.
     """
-    name, arguments = resolve_subcommand(command, list(arguments))
+    name, arguments = resolve_subcommand(command, list(sys.argv[1:] if arguments is None else arguments))
     if name != command.name:
         return int(import_module(f"rankzero.commands.{name}").main(arguments))
     launch: Launch | None = None
