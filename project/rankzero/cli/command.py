@@ -4,7 +4,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from rankzero.cli.class_errors import unknown_class_error
-from rankzero.cli.flags.table import FLAGS, Flag
+from rankzero.cli.flags.table import FLAGS, Flag, flags_of
 from rankzero.cli.foreign_flags import equivalent_flag
 from rankzero.messages import RequestError, quoted, similar_names, spelled
 
@@ -34,12 +34,11 @@ OTHER_ROWS = {
 
 
 class Command(NamedTuple):
-    """A command: its name, purpose, flags and examples.
+    """A command: its name, purpose and examples.
 
     Args:
         name: Name of the script, as in `launch/<name>.py`.
         purpose: One line for the help.
-        flags: The short flags of the command.
         examples: Example command lines that run unchanged.
         models: Package whose `__all__` lists the short names for `--model`.
         data: Package whose `__all__` lists the short names for `--data`.
@@ -50,13 +49,17 @@ class Command(NamedTuple):
 
     name: str
     purpose: str
-    flags: tuple[Flag, ...]
     examples: tuple[str, ...]
     models: ModuleType
     data: ModuleType
     default_model: str | None = None
     default_data: str | None = None
     stops_at_safe_point: bool = False
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        """The short flags of the command."""
+        return flags_of(self.name)
 
     @property
     def own_flags(self) -> list[Flag]:

@@ -6,7 +6,6 @@ import data_modules
 import lightning_modules
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
-from rankzero.cli.flags.table import flags_of
 from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
 from rankzero.distributed.rendezvous.result import RendezvousResult
@@ -14,7 +13,6 @@ from rankzero.distributed.rendezvous.result import RendezvousResult
 EVALUATE = Command(
     name="evaluate",
     purpose="compute exact metrics of a run or a checkpoint",
-    flags=flags_of("evaluate"),
     examples=(
         "python launch/evaluate.py --name my-run --split test",
         "python launch/evaluate.py --checkpoint runs/my-run/checkpoints/step-00001000 --devices 2",

@@ -6,7 +6,6 @@ import data_modules
 import lightning_modules
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
-from rankzero.cli.flags.table import flags_of
 from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
 from rankzero.distributed.rendezvous.result import RendezvousResult
@@ -14,7 +13,6 @@ from rankzero.distributed.rendezvous.result import RendezvousResult
 FIT = Command(
     name="fit",
     purpose="train a model, or resume its training",
-    flags=flags_of("fit"),
     examples=(
         "python launch/fit.py --model MLP --data Toy --epochs 50 --save_every 10 --batch_size 32",
         "torchrun --nproc-per-node 4 launch/fit.py --model ResNet --model.depth 50 --data FashionMNIST",

@@ -6,7 +6,6 @@ import data_modules
 import lightning_modules
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
-from rankzero.cli.flags.table import flags_of
 from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
 from rankzero.distributed.rendezvous.result import RendezvousResult
@@ -14,7 +13,6 @@ from rankzero.distributed.rendezvous.result import RendezvousResult
 PREDICT = Command(
     name="predict",
     purpose="write the results of predict_step in the order of the samples",
-    flags=flags_of("predict"),
     examples=(
         "python launch/predict.py --name my-run --output predictions",
         "python launch/predict.py --name my-run --split test --devices 2",

@@ -8,7 +8,6 @@ import data_modules
 import lightning_modules
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
-from rankzero.cli.flags.table import flags_of
 from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
 from rankzero.distributed.environments.launch import Launch
@@ -22,7 +21,6 @@ STARTED = time.monotonic()
 PREFLIGHT = Command(
     name="preflight",
     purpose="check whether all processes can train together, with fit's flags",
-    flags=flags_of("preflight"),
     examples=(
         "python launch/preflight.py --devices 2",
         "srun --nodes=2 --ntasks-per-node=4 python launch/preflight.py --model ResNet --data FashionMNIST",

@@ -97,8 +97,10 @@ def test_values_switches_and_arguments_in_any_order():
         assert run_command("list", "title", FLAGS, (), lambda *values: asked.append(values) or 0, arguments) == 0
         return asked.pop()
 
-    values, positional = called_with("a", "--newest=3", "--all", "b", "--kind", "one", "--kind=two", "--", "--c")
-    assert values == {"root": "runs", "last": 3, "kind": ("one", "two"), "all": True}
+    values, positional = called_with(
+        "a", "--newest=3", "--all", "b", "--last", "4", "--kind", "one", "--kind=two", "--", "--c"
+    )
+    assert values == {"root": "runs", "last": 4, "kind": ("one", "two"), "all": True}
     assert positional == ["a", "b", "--c"]
     assert called_with() == ({"root": "runs", "last": None, "kind": (), "all": False}, [])
 
@@ -106,7 +108,7 @@ def test_values_switches_and_arguments_in_any_order():
 def test_wrong_flags_are_refused_with_the_words_to_type():
     expected = {"--lsat 3": "--last 3", "--lsat=3": "--last 3", "--unknown": "python launch/list.py --help"}
     expected |= {"--kind tow": "--kind two", "--all=yes": "--all", "--al x": "--all"}
-    expected |= dict.fromkeys(("--last", "--last --all", "--last=0"), "--last 20")
+    expected |= dict.fromkeys(("--last", "--last --all", "--last -- 3", "--last=0"), "--last 20")
 
     def unknown(typed, value, given):
         return unknown_flag("list", FLAGS, typed, value)

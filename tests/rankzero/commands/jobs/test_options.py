@@ -101,17 +101,12 @@ def test_values_are_read_with_a_space_an_equals_sign_or_an_alias():
     assert job == JobRequest("pbs", "x", "pbsdsh", partition="long")
     assert request(*SLURM, "--setup", "-v").setup == ("-v",)
     assert request(*SLURM, "--setup=--v").setup == ("--v",)
-    assert refusal(*SLURM, "--setup", "--v")[1] == "it has no value"
-    for tokens in (("--nodes",), ("--nodes", "--devices", "2"), ("--nodes", "--", "3"), ("--site",)):
-        example = "2" if "--nodes" in tokens else "site.yaml"
-        assert refusal(*SLURM, *tokens) == (tokens[0], "it has no value", f"{tokens[0]} {example}")
 
 
 def test_list_flags_can_be_repeated():
     job = request(*SLURM, "--setup", "a, b", "--modules", "m1, m2", "--setup", "c", "--modules=m3", "--extra", "#X, Y")
     assert (job.setup, job.modules, job.extra) == (("a, b", "c"), ("m1", "m2", "m3"), ("#X, Y",))
     assert request(*MPIRUN, "--hosts", "n1, u@n2", "--hosts=n3").hosts == ("n1", "u@n2", "n3")
-    assert request(*SLURM, "--nodes", "2", "--nodes", "3").nodes == 3  # no list: the last value
 
 
 def test_everything_after_two_dashes_is_an_argument_of_fit_and_switches_take_no_value():
@@ -122,8 +117,6 @@ def test_everything_after_two_dashes_is_an_argument_of_fit_and_switches_take_no_
     line = parse(["my-run", "--follow", "--dry_run", "other", "-h"])
     assert list(line.positional) == ["my-run", "other"]
     assert line.values == dict.fromkeys(("follow", "dry_run", "help"), True)
-    for token in ("--dry_run=yes", "--follow=no"):
-        assert refusal(*SLURM, token)[1] == "this flag has no value"
 
 
 @pytest.mark.parametrize(
