@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,8 +76,12 @@ class ComparedRun:
     def positions(self, curve: Curve, kind: str) -> Sequence[float]:
         """Returns the position of each value of a curve on a horizontal axis, one of `X_AXES`."""
         if kind == SECONDS:
-            return TrainingClock(self.run.starts, self.curves).seconds(curve.times)
+            return self._clock.seconds(curve.times)
         return {STEPS: curve.steps, SAMPLES: curve.samples, EPOCHS: curve.epochs}[kind]
+
+    @cached_property
+    def _clock(self) -> TrainingClock:
+        return TrainingClock(self.run.starts, self.curves)
 
     @property
     def notes(self) -> Iterator[str]:
