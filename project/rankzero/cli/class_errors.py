@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rankzero.cli.import_names import hidden_file
+from rankzero.cli.import_names import PACKAGES, hidden_file
 from rankzero.cli.origins import Origins
 from rankzero.distributed.process.user_traceback import is_user_file
 from rankzero.messages import RequestError, few, nearest
@@ -107,6 +107,9 @@ def missing_class_error(requested: str, flag: str, class_path: str, base: type =
     module, _, name = class_path.rpartition(".")
     if module not in sys.modules or hasattr(sys.modules[module], name):
         return None
+    if module in PACKAGES:
+        found = f"{module} has no class {name}: a class in a folder of this name is named with its file"
+        return RequestError(requested, found, f"--{flag} {module}.FILE.{name}")
     classes = [one for one in vars(sys.modules[module]).values() if isinstance(one, type) and one.__module__ == module]
     names = [one.__name__ for one in classes if one.__name__[0] != "_" and issubclass(one, base)]
     defined = few(names, MAX_CLASSES) or f"no {base.__name__}"

@@ -76,6 +76,12 @@ def test_a_missing_class_of_a_module_names_the_classes_of_the_same_kind_that_it_
         assert (error.asked, error.instead) == (f"--{flag} seen.{name}", f"--{flag} seen.{advice}")
 
 
+def test_a_class_of_the_users_package_is_named_with_its_file():
+    error = refusal_of(fit_in_process, "--model", "lightning_modules.Short", "--data", "Toy")
+    assert error.found.startswith("lightning_modules has no class Short: a class in a folder of this name")
+    assert error.instead == "--model lightning_modules.FILE.Short"
+
+
 @pytest.mark.system
 def test_a_users_file_hidden_by_a_rankzero_module_is_named(cwd):
     (cwd / "data_modules").mkdir()
