@@ -33,7 +33,7 @@ from rankzero.distributed import network
 from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.connections.line_server import raise_file_limit
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.monitoring.report_schedule import report_interval
+from rankzero.distributed.monitoring.status import report_interval
 from rankzero.distributed.rendezvous.peers import Members, assign_ranks
 from rankzero.distributed.rendezvous.server import RendezvousServer
 

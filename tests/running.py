@@ -32,7 +32,7 @@ from rankzero.cli.command import Command
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.client import rendezvous
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.messages import RequestError, set_quiet, set_spelling
 from rankzero.sampling.plan import SamplingPlan
 

@@ -4,7 +4,7 @@ from rankzero.cli.arguments import Arguments
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
-from rankzero.distributed.process.limits.threads import choose_threads
+from rankzero.distributed.process.threads import choose_threads
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.stop_and_failure.error_reporter import is_reporting_rank
 from rankzero.messages import Exit, RequestError, print_line

@@ -8,7 +8,7 @@ from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
 from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import RendezvousResult
 
 FIT = Command(
     name="fit",

@@ -11,7 +11,7 @@ from rankzero.cli.command import Command
 from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.distributed.stop_and_failure.error_reporter import refuse
 from rankzero.messages import CannotStart, Exit, RequestError
 from rankzero.preflight.check import FAIL, OK, Check, Report

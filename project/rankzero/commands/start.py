@@ -14,11 +14,11 @@ from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
 from rankzero.distributed.process import interrupts
-from rankzero.distributed.process.exit_handshake import report_exit
+from rankzero.distributed.process.exit_reports import report_exit
 from rankzero.distributed.process.spawn import is_local_process
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.join import join_ranks
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.distributed.stop_and_failure.error_reporter import is_reporting_rank, refuse, report_error
 from rankzero.messages import CannotStart, Exit, Stopped, flush_streams, print_error, print_notice, set_quiet
 from rankzero.sampling.workers import end_workers

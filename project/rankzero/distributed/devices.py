@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.process.limits.cores import cpus_near, format_cpus, parse_cpus
-from rankzero.distributed.process.limits.threads import choose_threads, set_threads
+from rankzero.distributed.process.cores import cpus_near, format_cpus, parse_cpus
+from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.distributed.torch_inside import onednn_supports_bf16
 from rankzero.messages import RequestError, nearest, print_error
 

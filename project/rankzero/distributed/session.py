@@ -24,11 +24,11 @@ from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world, processes_to_start
 from rankzero.distributed.monitoring.activity import Activity
 from rankzero.distributed.monitoring.monitor import Monitor
-from rankzero.distributed.process.exit_handshake import report_exit
+from rankzero.distributed.process.exit_reports import report_exit
 from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.process.stop_signals import is_interactive
 from rankzero.distributed.rendezvous.join import join_ranks, start_processes
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.distributed.stop_and_failure.error_reporter import advice_for, refuse, report_error
 from rankzero.messages import (

@@ -18,7 +18,7 @@ import torch
 import rankzero
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
-from rankzero.distributed.environments.relevant_variables import relevant_variables
+from rankzero.distributed.environments.launch_problems import relevant_variables
 from rankzero.distributed.process.user_traceback import is_user_file
 from rankzero.messages import is_in_package
 from rankzero.preflight.check import FAIL, OK, WARN, Check, attempt, check_on_rank_zero, error_lines

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import synchronize
-from rankzero.distributed.process.limits.memory import available_memory
+from rankzero.distributed.process.memory import available_memory
 from rankzero.distributed.timers import TIMERS
 from rankzero.preflight.check import (
     FAIL,

@@ -9,7 +9,7 @@ from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch_problems import launch_problems
 from rankzero.distributed.monitoring.diagnosis import describe_ranks
-from rankzero.distributed.process.limits.cores import usable_cores
+from rankzero.distributed.process.cores import usable_cores
 from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, check_on_rank_zero
 
 MAX_LISTED = 64

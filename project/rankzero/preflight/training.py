@@ -28,7 +28,7 @@ from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo, synchronize
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.slow_ranks import slow_ranks
-from rankzero.distributed.process.limits.cores import usable_cores
+from rankzero.distributed.process.cores import usable_cores
 from rankzero.preflight.check import FAIL, OK, WARN, Check, error_lines, gather
 from rankzero.sampling import generators
 from rankzero.sampling.fingerprint import differences_between_ranks

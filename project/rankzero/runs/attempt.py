@@ -16,8 +16,7 @@ from rankzero.distributed.coordination import process_group
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.activity import END
-from rankzero.distributed.monitoring.stacks import all_stacks
-from rankzero.distributed.monitoring.worker_stacks import worker_stacks
+from rankzero.distributed.monitoring.stacks import all_stacks, worker_stacks
 from rankzero.distributed.process.stop_signals import SIGNALS, is_interactive
 from rankzero.distributed.scheduler.job import current_job
 from rankzero.distributed.scheduler.requeue import requeue

@@ -15,7 +15,7 @@ from multiprocessing import connection
 
 import psutil
 
-from rankzero.distributed.monitoring.worker_stacks import write_stacks_on_signal
+from rankzero.distributed.monitoring.stacks import write_stacks_on_signal
 from rankzero.distributed.process.stop_signals import STOP_SIGNALS
 from rankzero.distributed.timers import TIMERS
 

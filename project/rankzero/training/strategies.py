@@ -22,8 +22,7 @@ from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.hooks import LoopHooks
 from rankzero.training.lightning_inside import overrides
 from rankzero.training.saved_state.from_directory import with_keys_of
-from rankzero.training.saved_state.parameter_groups import add_missing_groups
-from rankzero.training.saved_state.pruning import pruned_parameters, without_pruning
+from rankzero.training.saved_state.module_state import add_missing_groups, pruned_parameters, without_pruning
 
 EARLY_TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
 """Hooks that expect a batch in host memory."""

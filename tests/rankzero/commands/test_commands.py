@@ -10,7 +10,7 @@ import pytest
 from rankzero.cli.arguments import parse_arguments
 from rankzero.commands import preflight
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.messages import CannotStart, RequestError
 from running import command_of, refusal_of, restore_process_state
 

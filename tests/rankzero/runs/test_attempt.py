@@ -24,7 +24,7 @@ from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.monitoring.activity import START
 from rankzero.distributed.monitoring.monitor import Monitor
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.messages import CannotStart, LeftEarlyError, RequestError, Stopped
 from rankzero.runs import attempt as attempt_module

@@ -18,8 +18,7 @@ from lightning_modules import MLP
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.rendezvous.peers import Members
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import Members, RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.callbacks import sample_ledger

@@ -5,7 +5,7 @@ from pathlib import Path
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
 from rankzero.distributed.process.quiet import silence_warnings
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.messages import Exit, RequestError
 from rankzero.preflight.all_checks import NetworkOptions, PlannedRun, check_all, thresholds

@@ -11,7 +11,7 @@ from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.process.quiet import silence_warnings
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.messages import Exit, RequestError, as_user_errors, print_line
 from rankzero.runs.checkpoints.atomic_files import write_text

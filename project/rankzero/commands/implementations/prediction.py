@@ -22,7 +22,7 @@ from rankzero.commands.implementations.evaluation import (
 )
 from rankzero.commands.implementations.prediction_files import PartWriter, leaves, merge
 from rankzero.distributed.process.quiet import silence_warnings
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.messages import Exit, RequestError, as_user_errors, quoted
 from rankzero.runs.reports import terminal

@@ -4,7 +4,7 @@ from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
 from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.messages import Exit, Stopped, as_user_errors
 from rankzero.trainer import Trainer

@@ -14,7 +14,7 @@ from rankzero.commands.fit import FIT
 from rankzero.commands.jobs.options import FLAGS, SUBMIT_FLAGS, JobRequest
 from rankzero.commands.jobs.record import array_indices
 from rankzero.commands.jobs.script import ARRAY_INDEX, fit_arguments
-from rankzero.distributed.process.clean_environment import without_job_variables
+from rankzero.distributed.process.environment import without_job_variables
 from rankzero.distributed.scheduler.query import find_program
 from rankzero.messages import RequestError
 

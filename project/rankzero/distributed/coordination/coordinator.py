@@ -15,16 +15,14 @@ from typing_extensions import Self
 from rankzero.distributed import network
 from rankzero.distributed.connections.key import find_key
 from rankzero.distributed.connections.local_socket import is_supported
-from rankzero.distributed.coordination.exchange import StoreExchange
+from rankzero.distributed.coordination.exchange import StoreExchange, connect_to_store, serve_store
 from rankzero.distributed.coordination.find_ranks import find_ranks_through_store
 from rankzero.distributed.coordination.process_group import destroy_process_group, init_process_group
 from rankzero.distributed.coordination.refusals import Outcomes, Refusals, refusal_reported_by
-from rankzero.distributed.coordination.store import connect_to_store, serve_store
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.rendezvous.errors import SAME_KEY_ADVICE, UNAUTHENTICATED_ADVICE
-from rankzero.distributed.rendezvous.peers import Members, Peer
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import Members, Peer, RendezvousResult
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.torch_inside import HashStore, PrefixStore, Store

@@ -5,8 +5,7 @@ from time import monotonic
 
 from rankzero.distributed.monitoring.activity import START
 from rankzero.distributed.monitoring.diagnosis import describe_hang
-from rankzero.distributed.monitoring.pauses import PauseDetector
-from rankzero.distributed.monitoring.status import Status
+from rankzero.distributed.monitoring.status import PauseDetector, Status
 from rankzero.distributed.timers import TIMERS
 
 

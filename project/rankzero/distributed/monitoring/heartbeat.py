@@ -16,16 +16,15 @@ from rankzero.distributed.monitoring.activity import (
     Activity,
 )
 from rankzero.distributed.monitoring.diagnosis import PATIENCE
-from rankzero.distributed.monitoring.pauses import PauseDetector
 from rankzero.distributed.monitoring.stacks import (
     current_user_position,
     is_compiling,
     is_in_debugger,
     main_thread_frames,
     waiting_function,
+    worker_position,
 )
-from rankzero.distributed.monitoring.status import Status
-from rankzero.distributed.monitoring.worker_stacks import worker_position
+from rankzero.distributed.monitoring.status import PauseDetector, Status
 
 DETAIL_SECONDS = 4.0
 """Age of a phase after which a report contains details; determining them takes about a millisecond.

@@ -12,9 +12,7 @@ from rankzero.distributed.monitoring.activity import Activity
 from rankzero.distributed.monitoring.detector import HangDetector
 from rankzero.distributed.monitoring.diagnosis import BLOCKED
 from rankzero.distributed.monitoring.heartbeat import CollectiveInFlight, Heartbeat
-from rankzero.distributed.monitoring.pauses import PauseDetector
-from rankzero.distributed.monitoring.report_schedule import silence_seconds
-from rankzero.distributed.monitoring.status import Status
+from rankzero.distributed.monitoring.status import PauseDetector, Status, silence_seconds
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import print_error
 

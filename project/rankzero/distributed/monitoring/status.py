@@ -1,9 +1,29 @@
-"""What a rank reports about itself to rank zero. Does not import torch."""
+"""What a rank reports about itself to rank zero, and how often. Does not import torch."""
 
+from collections.abc import Callable
 from functools import lru_cache
+from time import monotonic
 from typing import Any, NamedTuple
 
 from rankzero.distributed.monitoring.activity import place_of_step
+from rankzero.distributed.timers import TIMERS
+
+
+class PauseDetector:
+    """Notices pauses of this process; time before the end of a pause must not count towards a hang."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock, self._resumed_at = clock, 0.0
+        self._last_call = clock()
+
+    def resumed_at(self) -> float:
+        """Returns when the last pause ended, on the given clock; 0 without a pause. Call this with every heartbeat."""
+        now = self._clock()
+        if now - self._last_call > TIMERS.suspended:
+            self._resumed_at = now
+        self._last_call = now
+        return self._resumed_at
+
 
 _MAX_NUMBER = 1e15
 """Limit of the numbers in a message; larger ones, and NaN, are malformed."""
@@ -62,3 +82,42 @@ class Status(NamedTuple):
 def _are_types_valid(types: tuple[type, ...]) -> bool:
     expected = (int, str, int | float, int | float | None, bool, str, int, str, int | float)
     return len(types) == len(expected) and all(map(issubclass, types, expected))
+
+
+MAX_REPORTS_PER_SECOND = 20
+"""Answers per second that rank zero aims for; in very large runs it receives more."""
+
+
+def report_interval(nodes: int) -> float:
+    """Returns the seconds between two requests of rank zero for reports of all nodes."""
+    return min(max(TIMERS.heartbeat, nodes / MAX_REPORTS_PER_SECOND), TIMERS.longest_report_interval)
+
+
+def silence_seconds(interval: float) -> float:
+    """Returns the seconds without a report after which a connected rank counts as blocked."""
+    return TIMERS.silence + max(0.0, interval - TIMERS.heartbeat)
+
+
+class ReportSchedule:
+    """Decides whether a status of one rank is reported.
+
+    Rank zero requests all statuses at regular intervals. The answers arrive together, which costs less CPU time than if
+    they arrived one by one. A status that may become a hang, and the first one after it, are reported without a
+    request, so that large runs, with their long intervals, notice a hang as quickly as small ones.
+    """
+
+    def __init__(self) -> None:
+        self._was_urgent = False
+
+    def is_due(self, status: Status | None, is_requested: bool) -> bool:
+        """Returns whether to report a status now.
+
+        Args:
+            status: The status; None outside training.
+            is_requested: Whether rank zero has requested it.
+        """
+        is_urgent = status is not None and status.is_urgent
+        is_due = is_requested or is_urgent or self._was_urgent
+        if is_due:
+            self._was_urgent = is_urgent
+        return is_due

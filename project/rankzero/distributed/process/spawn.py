@@ -23,7 +23,7 @@ from rankzero.distributed import network
 from rankzero.distributed.connections.key import pass_key
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.launchers import local
-from rankzero.distributed.process.exit_handshake import ExitHandshake
+from rankzero.distributed.process.exit_reports import ExitHandshake
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Exit, print_error

@@ -18,8 +18,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rankzero.distributed.process.early_exit import ORIGINAL_EXIT
-from rankzero.distributed.process.exit_handshake import report_exit
+from rankzero.distributed.process.exit_reports import ORIGINAL_EXIT, report_exit
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Stopped
 

@@ -14,8 +14,7 @@ from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.rendezvous.errors import missing_key_error
 from rankzero.distributed.rendezvous.leader import listen_as_leader
 from rankzero.distributed.rendezvous.listening import listen_for_ranks
-from rankzero.distributed.rendezvous.peers import Peer, completed_by_rank_zero
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import Peer, RendezvousResult, completed_by_rank_zero
 from rankzero.distributed.rendezvous.search import RankZeroSearch
 from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.messages import RequestError

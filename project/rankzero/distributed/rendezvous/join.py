@@ -5,10 +5,10 @@ import signal
 from rankzero.distributed.connections.line_server import raise_file_limit
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.network import silence_socket_warnings
-from rankzero.distributed.process.limits.threads import choose_threads, set_threads
 from rankzero.distributed.process.spawn import die_with_parent, is_local_process, own_command, run_processes
+from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.distributed.rendezvous.client import find_all_ranks
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import RendezvousResult
 
 
 def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> RendezvousResult:

@@ -6,13 +6,14 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process.limits.cores import cpu_quota, format_cpus, usable_cores
+from rankzero.distributed.process.cores import cpu_quota, format_cpus, usable_cores
 from rankzero.distributed.process.process_state import process_namespace
 
 
@@ -206,3 +207,27 @@ def _boot() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
+
+
+@dataclass
+class RendezvousResult:
+    """All processes of a run, or only this process if no rendezvous was needed.
+
+    Args:
+        launch: The position of this process among all processes; complete after a rendezvous.
+        members: The processes that this process knows; only itself without a rendezvous.
+        ip: The address at which rank zero answered.
+        listener: The socket on which rank zero accepted the other processes; None on all other ranks.
+        key_problem: Why the processes do not share a key; empty if they do.
+    """
+
+    launch: Launch
+    members: Members
+    ip: str
+    listener: socket.socket | None = None
+    key_problem: str = ""
+
+    @classmethod
+    def without_rendezvous(cls, launch: Launch) -> "RendezvousResult":
+        """Returns the result for a process that is alone, or that torchrun has already connected to the other ranks."""
+        return cls(launch, Members([Peer.this(launch)]), launch.address)

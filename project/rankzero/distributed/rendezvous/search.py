@@ -27,9 +27,8 @@ from rankzero.distributed.rendezvous.leader import (
     uses_leader,
 )
 from rankzero.distributed.rendezvous.listening import reject_clients
-from rankzero.distributed.rendezvous.peers import Peer, read_view
+from rankzero.distributed.rendezvous.peers import Peer, RendezvousResult, read_view
 from rankzero.distributed.rendezvous.progress import Progress
-from rankzero.distributed.rendezvous.result import RendezvousResult
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
 

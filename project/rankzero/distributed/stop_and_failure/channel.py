@@ -18,10 +18,9 @@ from typing import Any
 from rankzero.distributed.connections.line_connection import Message
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.monitor import Monitor, call_in_thread, print_hang
-from rankzero.distributed.monitoring.report_schedule import ReportSchedule, report_interval
 from rankzero.distributed.monitoring.stacks import main_thread_stack
-from rankzero.distributed.process.early_exit import ORIGINAL_EXIT, EarlyExit
-from rankzero.distributed.process.exit_handshake import report_exit
+from rankzero.distributed.monitoring.status import ReportSchedule, report_interval
+from rankzero.distributed.process.exit_reports import ORIGINAL_EXIT, EarlyExit, report_exit
 from rankzero.distributed.rendezvous.peers import Members
 from rankzero.distributed.stop_and_failure.agreement import TOPICS, Agreement
 from rankzero.distributed.stop_and_failure.connect import Endpoint, RankConnection, connect_rank, listen_for_control

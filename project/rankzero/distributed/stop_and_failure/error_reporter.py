@@ -12,7 +12,7 @@ from rankzero.distributed.connections.local_socket import is_supported, listen_l
 from rankzero.distributed.environments.launch import Launch, Variables
 from rankzero.distributed.environments.launchers import LAUNCHERS, slurm
 from rankzero.distributed.monitoring.activity import SANITY_CHECK
-from rankzero.distributed.process.exit_handshake import report_exit
+from rankzero.distributed.process.exit_reports import report_exit
 from rankzero.distributed.process.process_state import process_namespace
 from rankzero.distributed.process.user_traceback import is_defect, user_frames, user_position
 from rankzero.distributed.timers import TIMERS

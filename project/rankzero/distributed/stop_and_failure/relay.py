@@ -9,8 +9,7 @@ import time
 
 from rankzero.distributed.connections.line_connection import LineConnection, Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
-from rankzero.distributed.monitoring.report_schedule import ReportSchedule
-from rankzero.distributed.monitoring.status import Status
+from rankzero.distributed.monitoring.status import ReportSchedule, Status
 from rankzero.distributed.timers import TIMERS
 
 

@@ -25,9 +25,8 @@ from typing import Any
 from rankzero.distributed.connections.line_connection import Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
 from rankzero.distributed.monitoring.detector import HangDetector
-from rankzero.distributed.monitoring.report_schedule import silence_seconds
 from rankzero.distributed.monitoring.slow_ranks import SlowRankDetector
-from rankzero.distributed.monitoring.status import Status
+from rankzero.distributed.monitoring.status import Status, silence_seconds
 from rankzero.distributed.rendezvous.peers import Members
 from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.timers import TIMERS

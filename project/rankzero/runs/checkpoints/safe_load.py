@@ -21,7 +21,7 @@ import torch
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from rankzero.distributed.connections.key_file import NoKeyError, load_key
+from rankzero.distributed.connections.key import NoKeyError, load_key
 from rankzero.messages import RequestError
 from rankzero.runs.checkpoints.manifest import (
     SIGNATURE,

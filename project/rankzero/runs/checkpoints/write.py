@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from rankzero.distributed.connections.key_file import NoKeyError
+from rankzero.distributed.connections.key import NoKeyError
 from rankzero.runs.checkpoints.atomic_files import SAVING, make_folder, sync_folder, synced
 from rankzero.runs.checkpoints.manifest import (
     DELETING,

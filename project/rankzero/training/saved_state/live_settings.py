@@ -16,8 +16,7 @@ from torch import nn
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.lightning_inside import batches_per_step_of
-from rankzero.training.saved_state.parameter_groups import group_names
-from rankzero.training.saved_state.pruning import prune_again, pruned_parameters
+from rankzero.training.saved_state.module_state import group_names, prune_again, pruned_parameters
 
 State = dict[str, Any]
 

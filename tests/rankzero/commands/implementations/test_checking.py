@@ -6,7 +6,7 @@ from rankzero.cli.arguments import parse_arguments
 from rankzero.commands.implementations.checking import run_checks
 from rankzero.commands.preflight import PREFLIGHT
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.messages import CannotStart
 from rankzero.preflight.check import CHECK_NAMES
 from running import restore_process_state

@@ -18,7 +18,7 @@ from rankzero.commands.implementations.evaluation import output_path
 from rankzero.commands.implementations.prediction import PARTS_FOLDER, KeepPredictions, predict, read_split
 from rankzero.commands.implementations.prediction_files import merge
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.messages import CannotStart, RequestError
 from running import command_of, refusal_of, restore_process_state, weights
 

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from rankzero.distributed.connections import key_file
+from rankzero.distributed.connections import key as key_file
 from rankzero.distributed.connections.key import KEY_FD, KEY_VARIABLE, Key, find_key, pass_key
 from rankzero.messages import RequestError
 

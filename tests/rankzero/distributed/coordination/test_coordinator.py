@@ -5,8 +5,7 @@ import torch
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.rendezvous.peers import Members
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import Members, RendezvousResult
 from rankzero.messages import AnotherRankFailed, CannotStart, RequestError, is_peer_failure
 from running import on_each_rank
 

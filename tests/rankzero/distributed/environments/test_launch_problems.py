@@ -1,8 +1,7 @@
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.environments.launch_problems import launch_problems
-from rankzero.distributed.environments.relevant_variables import relevant_variables
+from rankzero.distributed.environments.launch_problems import launch_problems, relevant_variables
 
 SLURM = Launch(launcher="slurm", world_size=4, local_world_size=4)
 

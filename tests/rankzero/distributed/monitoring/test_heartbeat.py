@@ -20,9 +20,8 @@ from rankzero.distributed.monitoring.activity import (
 )
 from rankzero.distributed.monitoring.diagnosis import describe_hang
 from rankzero.distributed.monitoring.heartbeat import Heartbeat, InFlight
-from rankzero.distributed.monitoring.report_schedule import ReportSchedule, report_interval, silence_seconds
 from rankzero.distributed.monitoring.stacks import WAITING_FUNCTIONS, main_thread_frames, waiting_function
-from rankzero.distributed.monitoring.status import Status
+from rankzero.distributed.monitoring.status import ReportSchedule, Status, report_interval, silence_seconds
 from rankzero.distributed.timers import TIMERS
 
 QUICK = Status(5, "backward", 0.1, 300.0)

@@ -6,7 +6,7 @@ from rankzero.distributed.monitoring import monitor as monitor_module
 from rankzero.distributed.monitoring.activity import DATA, END, FORWARD
 from rankzero.distributed.monitoring.heartbeat import InFlight
 from rankzero.distributed.monitoring.monitor import Monitor
-from rankzero.distributed.monitoring.pauses import PauseDetector
+from rankzero.distributed.monitoring.status import PauseDetector
 from rankzero.distributed.timers import TIMERS
 from running import wait_until
 

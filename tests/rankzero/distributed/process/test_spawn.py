@@ -7,11 +7,11 @@ import pytest
 
 from rankzero.distributed.environments.launchers import local
 from rankzero.distributed.process import spawn
-from rankzero.distributed.process.exit_handshake import REPORT_FD, ExitHandshake, report_exit
+from rankzero.distributed.process.exit_reports import REPORT_FD, ExitHandshake, report_exit
 from rankzero.distributed.process.spawn import run_processes
 from rankzero.distributed.timers import TIMERS
 
-REPORTING = "from rankzero.distributed.process.exit_handshake import report_exit; report_exit()\n"
+REPORTING = "from rankzero.distributed.process.exit_reports import report_exit; report_exit()\n"
 """Code that a process runs before an intended exit."""
 WRITE_VARIABLES = """
 import os, pathlib
@@ -27,7 +27,7 @@ def run(code, count=2):
 STARTED_AGAIN = """
 import os, pathlib, sys
 import rankzero
-from rankzero.distributed.process.exit_handshake import report_exit
+from rankzero.distributed.process.exit_reports import report_exit
 from rankzero.distributed.process.spawn import own_command, run_processes
 os.chdir("job")
 if "RANK" not in os.environ:

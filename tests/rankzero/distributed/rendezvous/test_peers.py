@@ -9,7 +9,7 @@ import pytest
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process import process_state
-from rankzero.distributed.process.limits.cores import parse_cpus, usable_cores
+from rankzero.distributed.process.cores import parse_cpus, usable_cores
 from rankzero.distributed.rendezvous import peers
 from rankzero.distributed.rendezvous.peers import Members, Peer, assign_ranks, completed_by_rank_zero, node_views
 

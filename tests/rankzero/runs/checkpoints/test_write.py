@@ -13,9 +13,9 @@ from checkpoint_files import names, save, serialized
 
 from rankzero.runs.checkpoints import write
 from rankzero.runs.checkpoints.atomic_files import write_text
+from rankzero.runs.checkpoints.checkpoint_io import Snapshots
 from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, newest_valid, read_manifest, verify
 from rankzero.runs.checkpoints.safe_load import load
-from rankzero.runs.checkpoints.snapshot import Snapshots
 from rankzero.runs.checkpoints.write import _move_to_target, remove_directory, write_directory, write_state
 from running import REPOSITORY
 

@@ -7,7 +7,7 @@ from rankzero import __version__
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.rendezvous.result import RendezvousResult
+from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.distributed.session import Session
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.terminal import _print, print_predictions, result_text

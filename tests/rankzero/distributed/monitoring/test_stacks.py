@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from rankzero.distributed.monitoring.worker_stacks import worker_position, worker_stacks
+from rankzero.distributed.monitoring.stacks import worker_position, worker_stacks
 from rankzero.sampling.workers import PrepareWorker
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the stacks are read through /proc")

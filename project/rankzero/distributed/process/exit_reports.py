@@ -1,10 +1,14 @@
-"""Distinguishes intended exits of local processes from unreported ones. Does not import torch.
+"""Tells intended exits of processes from others. Does not import torch.
 
-Without the handshake, `os._exit(0)` in a user's code would look like the normal end of a run.
+Local processes report an intended exit to their parent; otherwise `os._exit(0)` in a user's code would look like the
+normal end of a run. During a run, `os._exit` itself is replaced, since it skips all exit handlers. Forked processes
+still exit without a report, because loader processes exit by `os._exit`. An exit from C code is not detected.
 """
 
 import contextlib
 import os
+from collections.abc import Callable
+from typing import NoReturn
 
 from rankzero.distributed.environments.launchers import local
 
@@ -43,3 +47,35 @@ class ExitHandshake:
         for descriptor in (self._read_end, self.write_end):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+
+
+ORIGINAL_EXIT = os._exit
+"""The original `os._exit`."""
+
+
+class EarlyExit:
+    """Replaces `os._exit` in this process between `install` and `close`.
+
+    Args:
+        report: Called with the exit code, before the process exits with code 1.
+    """
+
+    def __init__(self, report: Callable[[int], None]) -> None:
+        self.report, self.pid = report, os.getpid()
+
+    def install(self) -> None:
+        """Replaces `os._exit`."""
+        os._exit = self._exit
+
+    def close(self) -> None:
+        """Restores `os._exit`, unless other code has replaced it since."""
+        if os._exit == self._exit:
+            os._exit = ORIGINAL_EXIT
+
+    def _exit(self, status: int) -> NoReturn:
+        if os.getpid() != self.pid:
+            ORIGINAL_EXIT(status)
+        try:
+            self.report(status)
+        finally:
+            ORIGINAL_EXIT(1)

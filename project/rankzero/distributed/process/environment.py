@@ -1,6 +1,17 @@
-"""Environment for programs that must not take this process for a part of a job. Does not import torch."""
+"""The user's environment: the folder of settings, and the variables without a job's. Does not import torch."""
 
 import os
+from pathlib import Path
+
+
+def config_folder() -> Path | None:
+    """Returns the user's folder for Rankzero (XDG base directories); None if the user has no home directory."""
+    for base, *subfolders in (("XDG_CONFIG_HOME",), ("HOME", ".config")):
+        folder = Path(os.environ.get(base) or "")
+        if folder.is_absolute():
+            return folder.joinpath(*subfolders, "rankzero")
+    return None
+
 
 _OF_JOBS = {"SLURM_": "SLURM_JOB_ID", "PBS_": "PBS_JOBID"}
 """Prefix of a scheduler's variables -> the variable that exists in its jobs only."""

@@ -4,8 +4,13 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.optim import SGD
 
-from rankzero.training.saved_state.parameter_groups import add_missing_groups, group_names
-from rankzero.training.saved_state.pruning import prune_again, pruned_parameters, without_pruning
+from rankzero.training.saved_state.module_state import (
+    add_missing_groups,
+    group_names,
+    prune_again,
+    pruned_parameters,
+    without_pruning,
+)
 from stock import differences
 
 

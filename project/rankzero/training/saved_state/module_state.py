@@ -1,10 +1,11 @@
-"""Pruned models in checkpoints: torch's pruning renames parameters and adds masks as buffers."""
+"""What callbacks change in modules and optimizers: pruned parameters, and parameter groups."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from torch.optim import Optimizer
 
 
 def pruned_parameters(module: nn.Module) -> dict[str, dict[str, Tensor]]:
@@ -49,3 +50,18 @@ def _masked_parameters(module: nn.Module) -> Iterator[str]:
     for name, _ in module.named_parameters(recurse=False):
         if name.endswith("_orig") and f"{(base := name.removesuffix('_orig'))}_mask" in masks:
             yield base
+
+
+def group_names(module: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    """Returns the names of the parameters in each group, without the suffix that pruning adds."""
+    names = {parameter: name.removesuffix("_orig") for name, parameter in module.named_parameters()}
+    return [[names.get(parameter, "") for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def add_missing_groups(module: nn.Module, optimizers: Sequence[Optimizer], saved: Sequence[Sequence[Any]]) -> None:
+    """Adds the parameter groups that callbacks had added; their settings are loaded with the state of the optimizer."""
+    parameters = dict(module.named_parameters())
+    for optimizer, groups in zip(optimizers, saved, strict=False):
+        for names in groups[len(optimizer.param_groups) :]:
+            if all(name in parameters for name in names):
+                optimizer.add_param_group({"params": [parameters[name] for name in names]})

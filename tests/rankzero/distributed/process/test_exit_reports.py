@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rankzero.distributed.process.early_exit import ORIGINAL_EXIT, EarlyExit
+from rankzero.distributed.process.exit_reports import ORIGINAL_EXIT, EarlyExit
 
 WITHOUT_AN_EXIT = 99
 

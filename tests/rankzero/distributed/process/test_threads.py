@@ -5,14 +5,14 @@ import sys
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process.limits import threads
-from rankzero.distributed.process.limits.threads import MARK, Threads, choose_threads, set_threads, user_setting
+from rankzero.distributed.process import threads as threads
+from rankzero.distributed.process.threads import MARK, Threads, choose_threads, set_threads, user_setting
 from rankzero.distributed.rendezvous.peers import Peer
 from running import INTERPRETER_BIN
 
 SETTING = """
 import os
-from rankzero.distributed.process.limits.threads import user_setting
+from rankzero.distributed.process.threads import user_setting
 found = f"{os.environ['OMP_NUM_THREADS']}, set by the user: {user_setting(os.environ)}"
 os.write(1, f"rank {os.environ['RANK']}: {found}\\n".encode())  # at once: both ranks write to one pipe
 """

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import psutil
 
-from rankzero.distributed.process.limits.cgroups import PROC_SELF, cgroup_folders
+from rankzero.distributed.process.cores import PROC_SELF, cgroup_folders
 
 _FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _FILES_2 = ("memory.max", "memory.current", "inactive_file")

@@ -5,9 +5,9 @@ import sys
 import psutil
 import pytest
 
-from rankzero.distributed.process.limits import cores
-from rankzero.distributed.process.limits.cores import cpu_quota, format_cpus, parse_cpus, usable_cores
-from rankzero.distributed.process.limits.memory import available_memory
+from rankzero.distributed.process import cores as cores
+from rankzero.distributed.process.cores import cpu_quota, format_cpus, parse_cpus, usable_cores
+from rankzero.distributed.process.memory import available_memory
 
 V1 = "31 23 0:28 / {mount} rw - cgroup cgroup rw,cpu,cpuacct"
 MEMORY = V1.replace("cpu,cpuacct", "memory")
@@ -37,7 +37,7 @@ def test_linux_cpu_lists_are_parsed_and_formatted():
 
 
 def test_usable_cores_respect_the_cpu_affinity_and_count_hardware_threads_of_one_core_once(tmp_path, monkeypatch):
-    code = "from rankzero.distributed.process.limits.cores import usable_cores; print(sorted(usable_cores()))"
+    code = "from rankzero.distributed.process.cores import usable_cores; print(sorted(usable_cores()))"
     cpu = max(os.sched_getaffinity(0))
     result = subprocess.run(["taskset", "-c", str(cpu), sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.strip() == str([cores._core_of(cpu)]), result.stderr

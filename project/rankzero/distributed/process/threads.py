@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rankzero.distributed.environments.launch import Launch, Variables
 from rankzero.distributed.environments.launchers import torchrun
-from rankzero.distributed.process.limits.cores import parse_cpus, usable_cores
+from rankzero.distributed.process.cores import parse_cpus, usable_cores
 from rankzero.distributed.rendezvous.peers import Peer
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

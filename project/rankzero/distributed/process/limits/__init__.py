@@ -1,1 +1,0 @@
-"""Limits of a process (cores, CPU time, memory), and the number of threads derived from them."""
