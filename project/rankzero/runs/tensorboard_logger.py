@@ -57,6 +57,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
     Attributes:
         descriptions: Tag -> description of the series, which TensorBoard shows.
         position: Returns the current epoch, with a fraction, and the current number of samples, which a row states.
+        awaited_step: A step of which a further row follows; its rows are written together.
         is_muted: Whether the logger writes nothing now.
     """
 
@@ -67,11 +68,13 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         self.run = run
         self.descriptions: dict[str, str] = {}
         self.position: Callable[[], tuple[float, int]] | None = None
+        self.awaited_step: int | None = None
         self._interval: tuple[int, tuple[float, int]] | None = None
         self._described: set[str] = set()
         self._retry_at = self._flushed_at = 0.0
         self._is_failing = self.is_muted = self._is_unsynced = False
         self._purge_step: int | None = None
+        self._cut: tuple[int, int] | None = None  # the arguments of `cut_rows`, until it has succeeded
         self._purge_here: int | None = None  # the `purge_step` of the current file
         self._purge_file: Path | None = None
         self._file: Path | None = None  # of `_experiment`
@@ -124,7 +127,8 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         Values of the n-th batch are logged at n - 1 (lightning 2.6).
         """
         self._purge_step = step
-        self._try_to_write(lambda: cut_rows(self.run.path, step))
+        self._cut = step, self.position()[1] if self.position else -1
+        self._try_to_write(self._cut_rows)
         self._leave_file()  # if user code has created one: only the beginning of a file can hide values
 
     def mark_interval(self, step: int) -> tuple[float, int]:
@@ -143,7 +147,8 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         except (TypeError, ValueError):  # a value is a dictionary of numbers or not a number
             without_epoch = {name: value for name, value in metrics.items() if name != "epoch"}
             self._try_to_write(lambda: super(DurableTensorBoardLogger, self).log_metrics(without_epoch, step))
-        self.save()
+        if step is None or step != self.awaited_step:
+            self.save()
 
     def _position_at(self, step: int | None) -> tuple[float, int] | tuple[()]:
         if self._interval is not None and self._interval[0] == step:
@@ -187,7 +192,13 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         if self._experiment is not None:  # a finished logger begins no new file
             self._try_to_write(super().save)
 
+    def _cut_rows(self) -> None:
+        if self._cut is not None:
+            cut_rows(self.run.path, *self._cut)
+            self._cut = None
+
     def _append_rows(self, durably: bool) -> None:
+        self._cut_rows()
         if self._rows or (durably and self._is_unsynced):
             self.run.claim()
             append_rows(self.run.path, merged(self._rows), durably)

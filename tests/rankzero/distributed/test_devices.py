@@ -12,7 +12,7 @@ from rankzero.commands.implementations.checking import run_checks
 from rankzero.distributed import devices
 from rankzero.distributed.devices import DeviceAssignment, WorldInfo, assign_device, resolve_world
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process import cores as cores
+from rankzero.distributed.process import cores
 from rankzero.distributed.rendezvous.peers import Peer, RendezvousResult
 from rankzero.messages import CannotStart
 from running import command_of, fit_in_process

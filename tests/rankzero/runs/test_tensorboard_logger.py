@@ -1,3 +1,4 @@
+import errno
 import shutil
 import threading
 
@@ -132,3 +133,33 @@ def test_rows_that_are_logged_an_interval_later_state_the_position_of_their_step
         logger.log_metrics({"loss": 1.0}, step)
     logger.finalize("success")
     assert [(row.epoch, row.samples) for row in read_rows(tmp_path)] == [(0.5, 320), (1.0, 640)]
+
+
+def test_rows_of_a_lost_attempt_are_removed_once_a_full_disk_has_space_again(tmp_path, monkeypatch):
+    run = RunDirectory(tmp_path)
+    earlier = DurableTensorBoardLogger(run)
+    for step in range(3):
+        earlier.log_metrics({"loss": 1.0}, step)
+    earlier.finalize("success")
+
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    logger = DurableTensorBoardLogger(run)
+    with monkeypatch.context() as patch:
+        patch.setattr(logger_module, "cut_rows", fail)
+        logger.purge_from(1)
+        logger.log_metrics({"loss": 2.0}, 1)
+    logger.finalize("success")
+    assert [(row.step, row.values["loss"]) for row in read_rows(tmp_path)] == [(0, 1.0), (1, 2.0)]
+
+
+def test_rows_of_a_step_that_awaits_another_row_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(logger_module, "FLUSH_SECONDS", 0)
+    logger = DurableTensorBoardLogger(RunDirectory(tmp_path))
+    for step in range(2):
+        logger.awaited_step = step
+        logger.log_metrics({"loss": 1.0}, step)
+        logger.awaited_step = None
+        logger.log_metrics({"train/lr": 0.1}, step)
+    assert [sorted(row.values) for row in read_rows(tmp_path)] == [["loss", "train/lr"]] * 2

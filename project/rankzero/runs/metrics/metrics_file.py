@@ -16,7 +16,13 @@ from rankzero.runs.checkpoints.atomic_files import make_folder, replacing, synce
 METRICS_FILE = "metrics.jsonl"
 
 TAIL_BYTES = 1 << 18
-"""Bytes at the end of a file in which the newest values are looked up; about 300 rows."""
+"""Bytes at the end of a file in which the newest values are looked up; about 300 rows. More if they hold no row."""
+
+MAX_COUNT, MAX_SECONDS = 2**53, 1e11
+"""Greatest step, number of samples or epochs, and time that a row may state."""
+
+MAX_NUMBER, MIN_NUMBER = 3.4028235e38, 1.1754944e-38
+"""Greatest and smallest positive number of 32 bits; TensorBoard's files have no others either."""
 
 
 class Row(NamedTuple):
@@ -63,13 +69,24 @@ def append_rows(run: Path, rows: Iterable[Row], durably: bool) -> None:
             raise
 
 
-def cut_rows(run: Path, step: int) -> None:
-    """Removes the rows from a step on, which an attempt logged after the checkpoint from which the run resumes."""
+def cut_rows(run: Path, step: int, samples: int = -1) -> None:
+    """Removes the rows that an attempt logged after the checkpoint from which the run resumes.
+
+    Args:
+        run: Path of the run's directory.
+        step: Number of optimizer steps in the checkpoint. A row of this step is of the next step, or of an evaluation
+            after the last one.
+        samples: Number of samples in the checkpoint, which tells these apart.
+    """
+
+    def is_kept(row: Row) -> bool:
+        return row.step < step or (row.step == step and row.samples is not None and row.samples <= samples)
+
     path = run / METRICS_FILE
     if not path.exists():
         return
     with replacing(path) as temporary, synced(temporary) as file, path.open("rb") as earlier:
-        file.writelines(line for line in earlier if (row := _row(line)) is not None and row.step < step)
+        file.writelines(line for line in earlier if (row := _row(line)) is not None and is_kept(row))
 
 
 def read_rows(run: Path) -> Iterator[Row]:
@@ -85,8 +102,13 @@ def newest_rows(run: Path) -> list[Row]:
     """Returns the last rows of a run; none if the file is missing."""
     try:
         with (run / METRICS_FILE).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return [row for line in file if (row := _row(line)) is not None]
+            size, tail = file.seek(0, os.SEEK_END), TAIL_BYTES
+            while True:
+                file.seek(max(0, size - tail))
+                rows = [row for line in file if (row := _row(line)) is not None]
+                if rows or tail >= size:
+                    return rows
+                tail *= 8
     except OSError:
         return []
 
@@ -95,7 +117,28 @@ def _row(line: bytes) -> Row | None:
     """Returns the row in a line; None if the line is incomplete or damaged."""
     try:
         row: dict[str, Any] = json.loads(line)
-        values = {tag: math.nan if number is None else float(number) for tag, number in row["values"].items()}
-        return Row(int(row["step"]), float(row["seconds"]), values, row["epoch"], row["samples"])
-    except (ValueError, TypeError, KeyError, AttributeError):
+        values = {tag: _number(number) for tag, number in row["values"].items()}
+        step, seconds = int(_checked(row["step"])), _checked(row["seconds"], MAX_SECONDS)
+        epoch, samples = (None if row[name] is None else _checked(row[name]) for name in ("epoch", "samples"))
+        return Row(step, seconds, values, epoch, None if samples is None else int(samples))
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None
+
+
+def _checked(number: Any, greatest: float = MAX_COUNT) -> float:
+    """Returns a number from 0 to the greatest.
+
+    Raises:
+        ValueError: It is smaller or greater, or NaN.
+    """
+    if not 0 <= float(number) <= greatest:
+        raise ValueError
+    return float(number)
+
+
+def _number(number: Any) -> float:
+    """Returns a logged value; NaN for null. Numbers beyond those of 32 bits are infinite or 0."""
+    value = math.nan if number is None else float(number)
+    if abs(value) > MAX_NUMBER:
+        return math.copysign(math.inf, value)
+    return 0.0 if abs(value) < MIN_NUMBER else value

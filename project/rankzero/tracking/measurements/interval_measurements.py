@@ -123,6 +123,8 @@ class IntervalMeasurements(LoopCallback):
         self._finish_exchange(trainer)
         if self._is_rank_zero:
             self._learning_rates = self._guarded(lambda: learning_rates(trainer.optimizers))
+            assert self.logger is not None
+            self.logger.awaited_step = fit_loop_of(trainer).epoch_loop._batches_that_stepped
         self._step_time.measure_step()
 
     def on_interval_end(self, trainer: Trainer) -> None:
@@ -192,6 +194,7 @@ class IntervalMeasurements(LoopCallback):
             known[GRADIENT_NORM] = values[GRADIENT_NORM]
         assert self.logger is not None
         own = {tag: value for tag, value in known.items() if tag not in interval.tags_of_module}
+        self.logger.awaited_step = None
         self.logger.log_metrics(own, interval.step)
         if self.log_system:
             prefixed = {f"{PREFIX}{tag}": value for tag, value in known.items()}
@@ -236,8 +239,12 @@ class IntervalMeasurements(LoopCallback):
 
     def _epoch_and_samples(self, trainer: Trainer) -> tuple[float, int]:
         batches, loop = trainer.num_training_batches, fit_loop_of(trainer)
-        fraction = loop.epoch_loop.batches_done / batches if batches and math.isfinite(batches) else 0.0
-        return loop.epochs_done + min(1.0, fraction), self.throughput.samples
+        done, samples = loop.epoch_loop.batches_done, self.throughput.samples
+        if not done or not batches or not math.isfinite(batches):
+            return loop.epochs_done, samples
+        # An epoch counts as done from its last hooks on, and if `max_steps` has cut it short.
+        epochs_before = loop.epochs_done - (not loop.is_within_epoch)
+        return epochs_before + min(1.0, done / batches), samples
 
     def _checkpoint(self) -> dict[str, float]:
         """Returns duration and size of the last checkpoint, once."""

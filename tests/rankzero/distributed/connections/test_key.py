@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from rankzero.distributed.connections import key as key_file
+from rankzero.distributed.connections import key
 from rankzero.distributed.connections.key import KEY_FD, KEY_VARIABLE, Key, find_key, pass_key
 from rankzero.messages import RequestError
 
@@ -67,7 +67,7 @@ def test_a_file_that_is_open_to_others_or_damaged_or_of_another_user_is_not_used
         assert found().secret is None and "is damaged; delete it" in found().origin
     (home / "key").unlink()
     assert found().secret
-    monkeypatch.setattr(key_file.os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(key.os, "geteuid", lambda: os.getuid() + 1)
     assert found().secret is None and "belongs to another user" in found().origin
 
 

@@ -5,7 +5,7 @@ import sys
 import psutil
 import pytest
 
-from rankzero.distributed.process import cores as cores
+from rankzero.distributed.process import cores
 from rankzero.distributed.process.cores import cpu_quota, format_cpus, parse_cpus, usable_cores
 from rankzero.distributed.process.memory import available_memory
 

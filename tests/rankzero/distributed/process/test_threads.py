@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process import threads as threads
+from rankzero.distributed.process import threads
 from rankzero.distributed.process.threads import MARK, Threads, choose_threads, set_threads, user_setting
 from rankzero.distributed.rendezvous.peers import Peer
 from running import INTERPRETER_BIN

@@ -352,3 +352,29 @@ def test_series_of_two_optimizers_have_the_same_steps_and_one_time_of_both(scrip
     for tag, value in {"train/lr": 0.2, "train/lr-1": 0.1, "wall_time/step_ms": 20}.items():
         assert logged[tag] == pytest.approx(dict.fromkeys(range(6), value)), tag
     assert list(logged["loss"]) == list(logged["weights/gradient_norm"]) == list(range(6))
+
+
+class LogsAtTheEnds(Net):
+    def on_train_epoch_end(self):
+        self.log("end", 1.0)
+
+    def test_step(self, batch, batch_idx):
+        self.log("test", 1.0)
+
+    def test_dataloader(self):
+        return self.train_dataloader()
+
+
+def test_rows_after_the_last_step_of_an_epoch_state_its_end_and_stay_when_training_continues(script_folder):
+    module, trainer = LogsAtTheEnds(), Trainer(max_epochs=2, name="x", log_every_n_steps=INTERVAL, **QUIET)
+    trainer.fit(module)
+    trainer.test(module, verbose=False)
+    trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = 4, 40  # ends in the fourth epoch, of 12 steps
+    trainer.fit(module)
+    rows = list(read_rows(Path("runs/x")))
+    assert [(row.epoch, row.samples) for row in rows if "test" in row.values] == [(2, 2 * SAMPLES)]
+    ends = [(row.epoch, row.samples) for row in rows if "end" in row.values]
+    expected = [(1, SAMPLES), (2, 2 * SAMPLES), (3, 3 * SAMPLES), (3 + 4 / 12, 3 * SAMPLES + 4 * BATCH)]
+    assert ends == [(pytest.approx(epoch), samples) for epoch, samples in expected]
+    epochs = [row.epoch for row in rows]
+    assert epochs == sorted(epochs)
