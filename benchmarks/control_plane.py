@@ -19,15 +19,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-from simulated_nodes import (
-    KEY,
-    TIMEOUT,
-    WORLD_ID,
-    World,
-    control_clients,
-    rendezvous_clients,
-    store_clients,
-)
+from simulated_nodes import KEY, TIMEOUT, WORLD_ID, World, control_clients, rendezvous_clients, store_clients
 
 from rankzero.distributed import network
 from rankzero.distributed.connections.line_connection import LineConnection
@@ -151,10 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--worlds", nargs="+", default=["128x8", "1024x1", "4096x8"], help="nodes x ranks per node")
     parser.add_argument(
-        "--seconds",
-        type=float,
-        default=30.0,
-        help="simulated training; longer if rank zero requests rarely",
+        "--seconds", type=float, default=30.0, help="simulated training; longer if rank zero requests rarely"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     arguments = parser.parse_args()

@@ -127,10 +127,7 @@ def seconds_per_step(shortcut: str, limit: int) -> float:
     return limit / measure("CountWithout", shortcut, flags)
 
 
-STEP_CLASSES = {
-    "optimizer-step": TOY_CLASSES,
-    "backward": TOY_CLASSES,
-}
+STEP_CLASSES = {"optimizer-step": TOY_CLASSES, "backward": TOY_CLASSES}
 """Shortcut -> flags for the model and data on which a step is measured."""
 
 

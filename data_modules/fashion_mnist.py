@@ -66,12 +66,7 @@ class FashionMNIST(InMemoryData):
     class_names = CLASSES
 
     def __init__(
-        self,
-        root: str | None = None,
-        augment: bool = True,
-        split_seed: int = 0,
-        batch_size: int = 64,
-        **kwargs: Any,
+        self, root: str | None = None, augment: bool = True, split_seed: int = 0, batch_size: int = 64, **kwargs: Any
     ) -> None:
         super().__init__(batch_size, **kwargs)
         self.root = Path(root or "data").expanduser()

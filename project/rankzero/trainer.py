@@ -178,7 +178,7 @@ class Trainer(TrainerArguments):
                 "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks)
                 if saves
                 else lightning.get("enable_checkpointing"),
-            },
+            }
         )
         self._signal_connector = NoSignalConnector(self)
         choice = ChosenCheckpoint(self, self.run, self._checkpointing, coordinator)

@@ -123,11 +123,7 @@ class Hosts:
                 os.kill(int(pid), signal.SIGKILL)
 
     def run_on_both(
-        self,
-        folder: Path,
-        commands: dict[str, list[str]],
-        environment: dict[str, str] | None = None,
-        code: int = 0,
+        self, folder: Path, commands: dict[str, list[str]], environment: dict[str, str] | None = None, code: int = 0
     ) -> list[str]:
         """Runs a command on each host at the same time, checks the exit codes, and returns what each prints."""
         logs = {host: folder / f"{host}.log" for host in commands}

@@ -14,16 +14,7 @@ from rankzero.commands.jobs.record import Record, array_indices, member_records,
 from rankzero.commands.jobs.script import log_path, render, script_path
 from rankzero.commands.jobs.submission import job_state, resubmit, stop, submit
 from rankzero.commands.jobs.validation import check_fit_arguments, check_syntax, check_with_fit, program
-from rankzero.messages import (
-    Exit,
-    RequestError,
-    few,
-    nearest,
-    print_line,
-    print_text,
-    similar_names,
-    spelled,
-)
+from rankzero.messages import Exit, RequestError, few, nearest, print_line, print_text, similar_names, spelled
 
 ACTIONS = ("status", "log", "stop", "resume")
 """First arguments that act on the job of a run."""

@@ -20,16 +20,7 @@ from rankzero.distributed.monitoring.slow_ranks import SLOW_FACTOR
 from rankzero.distributed.session import Session
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import AnotherRankFailed, Exit, RequestError, print_error
-from rankzero.preflight.check import (
-    FAIL,
-    NETWORK_ADVICE,
-    SKIPPED,
-    WARN,
-    Check,
-    Report,
-    error_lines,
-    gather,
-)
+from rankzero.preflight.check import FAIL, NETWORK_ADVICE, SKIPPED, WARN, Check, Report, error_lines, gather
 from rankzero.preflight.environment import CLOCK_SECONDS, check_environment
 from rankzero.preflight.gpus import Link, check_gpus, gather_in_time
 from rankzero.preflight.network import SLOW_LINK_FACTOR, check_collectives, check_links, check_message_passing

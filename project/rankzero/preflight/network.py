@@ -17,15 +17,7 @@ from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import synchronize
 from rankzero.distributed.process.memory import available_memory
 from rankzero.distributed.timers import TIMERS
-from rankzero.preflight.check import (
-    FAIL,
-    NETWORK_ADVICE,
-    OK,
-    SKIPPED,
-    WARN,
-    Check,
-    error_lines,
-)
+from rankzero.preflight.check import FAIL, NETWORK_ADVICE, OK, SKIPPED, WARN, Check, error_lines
 from rankzero.preflight.gpus import Link, gather_in_time
 
 VALUES = 1024

@@ -50,11 +50,7 @@ class TensorBoardPage(LoopCallback):
     """Logs everything that TensorBoard shows of a run besides scalars and images, at the start of each attempt."""
 
     def __init__(
-        self,
-        run: RunDirectory,
-        config: Callable[[], Config],
-        plan: SamplingPlan,
-        logger: DurableTensorBoardLogger,
+        self, run: RunDirectory, config: Callable[[], Config], plan: SamplingPlan, logger: DurableTensorBoardLogger
     ) -> None:
         self.run, self.config, self.plan, self.logger = run, config, plan, logger
 

@@ -52,10 +52,7 @@ def train_model(**kwargs):
     )
     best = ModelCheckpoint(save_weights_only=True, mode="max", monitor="val_acc")
     trainer = Trainer(
-        default_root_dir="saved/ViT",
-        accelerator="cpu",
-        max_epochs=4,
-        callbacks=[best, LearningRateMonitor("epoch")],
+        default_root_dir="saved/ViT", accelerator="cpu", max_epochs=4, callbacks=[best, LearningRateMonitor("epoch")]
     )
     trainer.logger._log_graph = True
     trainer.logger._default_hp_metric = None

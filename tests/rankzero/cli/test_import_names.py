@@ -96,10 +96,7 @@ def user_folder(tmp_path):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    ("context", "environment"),
-    [("spawn", {"PYTHONPATH": "."}), ("forkserver", {})],
-)
+@pytest.mark.parametrize(("context", "environment"), [("spawn", {"PYTHONPATH": "."}), ("forkserver", {})])
 def test_user_packages_named_like_rankzeros_train_as_in_stock_lightning(user_folder, context, environment):
     (user_folder / "project/__init__.py").touch() if environment else None
     arguments = ["--data", "data_modules.mine.Data", "--data.context", context]

@@ -64,13 +64,7 @@ def test_a_combined_digest_depends_on_names_and_contents_and_not_on_their_order(
     assert digests({"missing": tmp_path / "missing.py", "folder": tmp_path}) == {}  # cannot be read
 
 
-CONFIG = {
-    "model.width": 8,
-    "model.token": "a",
-    "data.folder": "/data",
-    "trainer.max_epochs": 3,
-    "trainer.logger": True,
-}
+CONFIG = {"model.width": 8, "model.token": "a", "data.folder": "/data", "trainer.max_epochs": 3, "trainer.logger": True}
 
 
 def compare(coordinator, folder):

@@ -163,10 +163,7 @@ def test_a_new_run_starts_from_a_checkpoint_of_another_run_but_prefers_its_own_i
         (("--model", "ResNet", "--data", "Digits"), r"--model lightning_modules\.MLP --data data_modules\.Toy"),
         (("--model.hidden_sizes", "[7]"), "does not fit the model"),
         (("--resume", "runs/y", "--seed", "1"), r"keeps its seed, 0\n.*--seed 0, --name .*, or --resume never"),
-        (
-            ("--global_batch_size", "8"),
-            r"keeps its global batch size, 32\n.*--accept_changed global",
-        ),
+        (("--global_batch_size", "8"), r"keeps its global batch size, 32\n.*--accept_changed global"),
         (("--resume", "runs/y", "--model.hidden_sizes", "[7]"), "does not fit the model"),
         (("--resume", "runs/x/checkpoints/step-00000050", "--data", "Digits"), r"--data data_modules\.Toy"),
         (("--resume", "never", "--batch_size", "5000"), "--batch_size 5000"),

@@ -184,12 +184,7 @@ def test_more_batches_are_read_at_once_on_a_gpu(device, reads):
 
 @pytest.mark.parametrize(
     ("fits", "settings", "is_on_device"),
-    [
-        (True, {}, True),
-        (False, {}, False),
-        (True, {"pin_memory": False}, False),
-        (True, {"num_workers": 1}, False),
-    ],
+    [(True, {}, True), (False, {}, False), (True, {"pin_memory": False}, False), (True, {"num_workers": 1}, False)],
 )
 def test_a_data_set_that_fits_on_the_gpu_is_read_there(gpu, fits, settings, is_on_device):
     class OnDevice(Dataset):

@@ -18,10 +18,7 @@ PRIVATE_IMPORTS = [
     if alias.name.startswith("_")
 ]
 
-PRIVATE_ATTRIBUTES = [
-    ("torch.autograd.Variable", "_execution_engine"),
-    ("torch._C._autograd", "_profiler_enabled"),
-]
+PRIVATE_ATTRIBUTES = [("torch.autograd.Variable", "_execution_engine"), ("torch._C._autograd", "_profiler_enabled")]
 
 TRAIN_WITHOUT = """
 import os

@@ -7,16 +7,7 @@ from typing import Any, NamedTuple
 from rankzero.cli.flags.table import Flag
 from rankzero.distributed.process import interrupts
 from rankzero.distributed.stop_and_failure.error_reporter import refuse
-from rankzero.messages import (
-    CannotStart,
-    Exit,
-    RequestError,
-    flush_streams,
-    print_line,
-    quoted,
-    similar_names,
-    spelled,
-)
+from rankzero.messages import CannotStart, Exit, RequestError, flush_streams, print_line, quoted, similar_names, spelled
 
 
 class CommandLine(NamedTuple):
@@ -81,9 +72,7 @@ def exit_code_of(work: Callable[[], int]) -> int:
 
 
 def parse(
-    flags: Sequence[Flag],
-    tokens: Sequence[str],
-    unknown: Callable[[str, str, Mapping[str, Any]], RequestError],
+    flags: Sequence[Flag], tokens: Sequence[str], unknown: Callable[[str, str, Mapping[str, Any]], RequestError]
 ) -> CommandLine:
     """Parses a command line.
 

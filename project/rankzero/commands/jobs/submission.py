@@ -21,13 +21,7 @@ from rankzero.messages import RequestError
 
 _QUEUES: dict[str, ModuleType] = {"slurm": slurm, "pbs": pbs}
 
-_PROGRAMS = {
-    "openmpi": "mpirun",
-    "mpich": "mpiexec.hydra",
-    "ssh": "ssh",
-    "docker": "docker",
-    "apptainer": "apptainer",
-}
+_PROGRAMS = {"openmpi": "mpirun", "mpich": "mpiexec.hydra", "ssh": "ssh", "docker": "docker", "apptainer": "apptainer"}
 """Form, or scheduler without forms -> the program that its script runs on this machine."""
 
 

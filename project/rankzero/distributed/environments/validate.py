@@ -99,9 +99,7 @@ def check_world(requested: RequestedWorld, launch: Launch) -> None:
         f"--{name} {value}" for name, value in (("nodes", requested.nodes), ("devices", requested.devices)) if value
     ]
     raise RequestError(
-        " ".join(flags),
-        f"{launch.launcher} started {launch.shape} ({launch.evidence})",
-        _suggestion(requested, launch),
+        " ".join(flags), f"{launch.launcher} started {launch.shape} ({launch.evidence})", _suggestion(requested, launch)
     )
 
 

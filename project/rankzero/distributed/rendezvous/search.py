@@ -20,12 +20,7 @@ from rankzero.distributed.rendezvous.errors import (
     wrong_address_error,
     wrong_listener_error,
 )
-from rankzero.distributed.rendezvous.leader import (
-    NodeLeader,
-    leader_name,
-    listen_as_leader,
-    uses_leader,
-)
+from rankzero.distributed.rendezvous.leader import NodeLeader, leader_name, listen_as_leader, uses_leader
 from rankzero.distributed.rendezvous.listening import reject_clients
 from rankzero.distributed.rendezvous.peers import Peer, RendezvousResult, read_view
 from rankzero.distributed.rendezvous.progress import Progress

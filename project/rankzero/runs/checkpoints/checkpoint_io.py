@@ -226,12 +226,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         trusted = self.trusted if weights_only is None else not weights_only
         verified, self.verified = self.verified, None
         return load(
-            path,
-            map_location or "cpu",
-            trusted,
-            self.trusted_sha256,
-            read_once=self.read_once,
-            verified=verified,
+            path, map_location or "cpu", trusted, self.trusted_sha256, read_once=self.read_once, verified=verified
         )
 
     def remove_checkpoint(self, path: str | Path) -> None:

@@ -14,14 +14,7 @@ from rich.cells import cell_len
 from rankzero.messages import print_line
 from rankzero.runs.metrics.curves import Curve, read_curves
 from rankzero.runs.metrics.metrics_file import METRICS_FILE
-from rankzero.runs.reports.recorded_run import (
-    CONFIG_FILE,
-    RecordedRun,
-    Status,
-    read_run,
-    status_of,
-    with_live_values,
-)
+from rankzero.runs.reports.recorded_run import CONFIG_FILE, RecordedRun, Status, read_run, status_of, with_live_values
 from rankzero.runs.reports.secrets import without_secrets
 from rankzero.runs.reports.table import Column, Row, available_width, print_table
 from rankzero.runs.reports.text import (

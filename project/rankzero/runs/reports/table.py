@@ -87,12 +87,7 @@ def rendered(table: Table, has_colors: bool) -> str:
     file = io.TextIOWrapper(io.BytesIO(), encoding=stdout_encoding(), errors="replace")
     is_terminal = has_colors and Console().is_terminal
     console = Console(
-        file=file,
-        markup=False,
-        highlight=False,
-        width=_UNLIMITED,
-        force_terminal=is_terminal,
-        force_jupyter=False,
+        file=file, markup=False, highlight=False, width=_UNLIMITED, force_terminal=is_terminal, force_jupyter=False
     )
     console.print(table, soft_wrap=True)
     file.seek(0)

@@ -208,11 +208,7 @@ def unique_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def metrics_line(
-    head: str,
-    metrics: Mapping[str, float],
-    preferred: Iterable[str],
-    tail: str,
-    separator: str = "  ",
+    head: str, metrics: Mapping[str, float], preferred: Iterable[str], tail: str, separator: str = "  "
 ) -> str:
     """Returns a line of at most `LINE_COLUMNS` columns with as many metrics as fit, those in `preferred` first."""
     shown, preferred_names = unique_metrics(metrics), [name for name in preferred if name in metrics]

@@ -10,13 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rankzero.distributed.monitoring.activity import BACKWARD, CHECKPOINT, DATA, FORWARD, HOOK, OPTIMIZER, Activity
 from rankzero.distributed.torch_inside import communication_times
 
-STEP_PHASES = {
-    DATA: "data_wait",
-    FORWARD: "forward",
-    BACKWARD: "backward",
-    OPTIMIZER: "optimizer",
-    HOOK: "other",
-}
+STEP_PHASES = {DATA: "data_wait", FORWARD: "forward", BACKWARD: "backward", OPTIMIZER: "optimizer", HOOK: "other"}
 """Phase of a step -> name of its part in the charts."""
 
 DEVICE_PHASES = (FORWARD, BACKWARD, OPTIMIZER)

@@ -86,12 +86,7 @@ def test_processes_under_the_same_quota_report_the_same_cgroup(tmp_path, write_p
         (V2, "0::/job/step", {"job/memory.max": "5000\n", "job/memory.current": "5500\n"}, 0),
         (V2, "0::/job/step", {"job/memory.max": "max\n", "job/memory.current": "1000\n"}, None),
         (V2, "0::/job/step", {}, None),
-        (
-            MEMORY,
-            "4:memory:/job",
-            {"job/memory.limit_in_bytes": "5000\n", "job/memory.usage_in_bytes": "1000\n"},
-            4300,
-        ),
+        (MEMORY, "4:memory:/job", {"job/memory.limit_in_bytes": "5000\n", "job/memory.usage_in_bytes": "1000\n"}, 4300),
         (MEMORY, "4:pids:/job", {"job/memory.limit_in_bytes": "5000\n", "job/memory.usage_in_bytes": "1\n"}, None),
     ],
 )

@@ -31,9 +31,7 @@ def test_every_process_receives_the_list_of_all_members(rendezvous, size):
 
 
 @pytest.mark.parametrize(
-    "body",
-    [*(b"", b"{}", b"null", b"[1]", UNKNOWN, b"\xff", b"{", b"7", b'{"rank": 1}'), b"[" * 3000],
-    ids=len,
+    "body", [*(b"", b"{}", b"null", b"[1]", UNKNOWN, b"\xff", b"{", b"7", b'{"rank": 1}'), b"[" * 3000], ids=len
 )
 @pytest.mark.parametrize("secret", [KEY.secret, None], ids=["key", "no key"])
 def test_a_malformed_message_admits_no_process(rendezvous, body, secret):

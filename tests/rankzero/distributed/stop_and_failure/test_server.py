@@ -41,11 +41,7 @@ def test_all_ranks_stop_at_the_safe_point_after_the_most_advanced_position(world
 
 @pytest.mark.parametrize(
     ("answers", "decision"),
-    [
-        ([(True, 7), (True, 7)], [7, [0, 1]]),
-        ([(False, 8), (True, 7)], [9, [1]]),
-        ([(True, 8), (True, 7)], [9, [0, 1]]),
-    ],
+    [([(True, 7), (True, 7)], [7, [0, 1]]), ([(False, 8), (True, 7)], [9, [1]]), ([(True, 8), (True, 7)], [9, [0, 1]])],
     ids=["all ranks are there", "a rank has passed", "all are there in different batches"],
 )
 def test_an_agreement_names_the_batch_of_the_point_or_one_that_no_rank_has_begun(world, answers, decision):

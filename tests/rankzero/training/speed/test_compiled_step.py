@@ -260,13 +260,11 @@ class Plain(LightningModule):
     def loss(self, batch):
         return self.layer(batch[0]).square().mean()
 
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.05)
-
-
-class NeedsNothing(Plain):
     def training_step(self, batch, batch_idx):
         return self.loss(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
 class Prints(Plain):
@@ -319,16 +317,10 @@ class Hooks(Plain):
     def prepare(self):
         self.layer.weight.register_hook(lambda gradient: gradient * 2)
 
-    def training_step(self, batch, batch_idx):
-        return self.loss(batch)
-
 
 class HooksModule(Plain):
     def prepare(self):
         self.layer.register_full_backward_hook(lambda module, inputs, outputs: None)
-
-    def training_step(self, batch, batch_idx):
-        return self.loss(batch)
 
 
 class TwoOptimizers(Plain):
@@ -346,9 +338,6 @@ class TwoOptimizers(Plain):
 
 
 class Overrides(Plain):
-    def training_step(self, batch, batch_idx):
-        return self.loss(batch)
-
     def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
         optimizer.step(closure=optimizer_closure)
 
@@ -432,7 +421,7 @@ def test_the_trainer_s_counters_may_be_read(capsys):
     assert "not compiling" not in capsys.readouterr().out
 
 
-class OneCycle(NeedsNothing):
+class OneCycle(Plain):
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=30)
@@ -448,7 +437,7 @@ class StartsLate(Callback):
             group["weight_decay"] = 0.01 * max(0, trainer.global_step - self.step)
 
 
-@pytest.mark.parametrize(("make", "step", "graphs"), [(OneCycle, 100, 1), (NeedsNothing, 0, 1), (NeedsNothing, 5, 2)])
+@pytest.mark.parametrize(("make", "step", "graphs"), [(OneCycle, 100, 1), (Plain, 0, 1), (Plain, 5, 2)])
 def test_a_schedule_of_other_settings_than_the_rate_leaves_the_update_out_of_the_graph(make, step, graphs):
     expected, found = (fit(how, make, callbacks=[StartsLate(step)]) for how in ("off", "step"))
     assert_equal(expected, found)

@@ -12,12 +12,7 @@ from torch import nn
 from rankzero.distributed import devices
 from rankzero.distributed.devices import computes_in_bf16
 from rankzero.training.speed import layout as layout_module
-from rankzero.training.speed.layout import (
-    apply_layout,
-    choose_layout,
-    choose_precision,
-    use_fast_kernels,
-)
+from rankzero.training.speed.layout import apply_layout, choose_layout, choose_precision, use_fast_kernels
 from running import evaluate_in_process, fit, fit_in_process, weights
 from stock import differences
 
