@@ -108,8 +108,9 @@ def missing_class_error(requested: str, flag: str, class_path: str, base: type =
     if module not in sys.modules or hasattr(sys.modules[module], name):
         return None
     if module in PACKAGES:
-        found = f"{module} has no class {name}: a class in a folder of this name is named with its file"
-        return RequestError(requested, found, f"--{flag} {module}.FILE.{name}")
+        similar = nearest(name, sys.modules[module].__all__)
+        found = f"{module} has no class {name}; a class in your own folder {module} needs the name of its file"
+        return RequestError(requested, found, f"--{flag} {similar or f'{module}.FILE.{name}'}")
     classes = [one for one in vars(sys.modules[module]).values() if isinstance(one, type) and one.__module__ == module]
     names = [one.__name__ for one in classes if one.__name__[0] != "_" and issubclass(one, base)]
     defined = few(names, MAX_CLASSES) or f"no {base.__name__}"

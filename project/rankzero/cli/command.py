@@ -30,7 +30,7 @@ OTHER_ROWS = {
         "--help_all": "list the arguments of the Trainer; --model.help NAME lists those of a model",
     },
 }
-"""Title of a group in the help -> options that are no flags of the table, with their descriptions."""
+"""Title of a group in the help -> options that are not in the table of flags, with their descriptions."""
 
 
 class Command(NamedTuple):

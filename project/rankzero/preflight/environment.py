@@ -124,9 +124,10 @@ def check_environment(
         return [describe_environment(world), *digests]
 
     own, error, interrupt = attempt(describe)
+    # Values of all ranks; filled on rank zero only.
     answers: list[Any] = []
     clocks: list[Any] = []
-    sent: list[Any] = []  # of all ranks, like the two above, on rank zero
+    sent: list[Any] = []
 
     def receive(values: list[Any]) -> list[list[int]] | None:
         answers.extend(values)

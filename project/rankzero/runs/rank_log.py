@@ -1,4 +1,7 @@
-"""Log of one rank: `logs/rank-000.log` in the directory of the run, with crashes. Does not import torch."""
+"""Log of one rank, `logs/rank-000.log`, with crashes; and the check that all ranks see the folder of the run.
+
+Does not import torch.
+"""
 
 import contextlib
 import faulthandler

@@ -18,7 +18,7 @@ from lightning.pytorch.loggers.logger import DummyExperiment, rank_zero_experime
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.metrics.metrics_file import Row, append_rows, cut_rows
+from rankzero.runs.metrics.metrics_file import METRICS_FILE, Row, append_rows, cut_rows
 from rankzero.runs.reports.secrets import without_secrets
 
 RETRY_SECONDS = 30.0
@@ -57,7 +57,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
     Attributes:
         descriptions: Tag -> description of the series, which TensorBoard shows.
         position: Returns the current epoch, with a fraction, and the current number of samples, which a row states.
-        awaited_step: A step of which a further row follows; its rows are written together.
+        awaited_step: Step for which another row will follow; its rows are written together.
         is_muted: Whether the logger writes nothing now.
     """
 
@@ -71,8 +71,10 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         self.awaited_step: int | None = None
         self._interval: tuple[int, tuple[float, int]] | None = None
         self._described: set[str] = set()
-        self._retry_at = self._flushed_at = 0.0
-        self._is_failing = self.is_muted = self._is_unsynced = False
+        self._flushed_at = 0.0
+        self._retry_at: dict[str, float] = {}
+        """File that cannot be written now -> when to try again."""
+        self.is_muted = self._is_unsynced = False
         self._purge_step: int | None = None
         self._cut: tuple[int, int] | None = None  # the arguments of `cut_rows`, until it has succeeded
         self._purge_here: int | None = None  # the `purge_step` of the current file
@@ -80,7 +82,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         self._file: Path | None = None  # of `_experiment`
         self._queued: deque[Row] = deque(maxlen=MAX_QUEUED_CALLS)
         self._rows: deque[Row] = deque(maxlen=MAX_QUEUED_CALLS)
-        """The rows that TensorBoard's files, and that `metrics.jsonl` do not contain yet."""
+        """`_queued`: rows that TensorBoard's files lack; `_rows`: rows that `metrics.jsonl` lacks."""
 
     @property
     @rank_zero_experiment
@@ -88,6 +90,8 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         if self.is_muted:
             return DummyExperiment()
         self.run.claim()  # otherwise `fit` would find the writer's files, and choose another directory
+        if self._experiment is not None and self._experiment.file_writer is None:  # user code has closed it
+            self._leave_file()
         if self._experiment is None:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -128,7 +132,7 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         """
         self._purge_step = step
         self._cut = step, self.position()[1] if self.position else -1
-        self._try_to_write(self._cut_rows)
+        self._try_to_write(self._cut_rows, METRICS_FILE)
         self._leave_file()  # if user code has created one: only the beginning of a file can hide values
 
     def mark_interval(self, step: int) -> tuple[float, int]:
@@ -140,13 +144,18 @@ class DurableTensorBoardLogger(TensorBoardLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
         # Lightning (2.6) adds the epoch to all metrics; `x_axis/epoch` shows it, with the fraction of the epoch.
-        try:
-            numbers = {name: float(value) for name, value in metrics.items() if name != "epoch"}
+        numbers, others = {}, {}
+        for name, value in metrics.items():
+            if name != "epoch":
+                try:
+                    numbers[name] = float(value)
+                except (TypeError, ValueError):  # a dictionary of numbers, or not a number
+                    others[name] = value
+        if numbers:
             self._rows.append(Row(int(step or 0), time.time(), numbers, *self._position_at(step)))
             self._queued.append(self._rows[-1])
-        except (TypeError, ValueError):  # a value is a dictionary of numbers or not a number
-            without_epoch = {name: value for name, value in metrics.items() if name != "epoch"}
-            self._try_to_write(lambda: super(DurableTensorBoardLogger, self).log_metrics(without_epoch, step))
+        if others:
+            self._try_to_write(lambda: super(DurableTensorBoardLogger, self).log_metrics(others, step))
         if step is None or step != self.awaited_step:
             self.save()
 
@@ -180,14 +189,14 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         self._write(durably=True)
 
     def finalize(self, status: str) -> None:
-        self._retry_at = 0.0  # values in memory would be lost
+        self._retry_at = dict.fromkeys(self._retry_at, 0.0)  # values in memory would be lost
         self._write(durably=True)
         self._try_to_write(lambda: super(DurableTensorBoardLogger, self).finalize(status))
         self._leave_file()
 
     def _write(self, durably: bool) -> None:
         self._flushed_at = time.monotonic()
-        self._try_to_write(lambda: self._append_rows(durably))
+        self._try_to_write(lambda: self._append_rows(durably), METRICS_FILE)
         self._try_to_write(self._write_events)
         if self._experiment is not None:  # a finished logger begins no new file
             self._try_to_write(super().save)
@@ -233,23 +242,23 @@ class DurableTensorBoardLogger(TensorBoardLogger):
         self._described.add(tag)
         return SummaryMetadata(summary_description=self.descriptions[tag])
 
-    def _try_to_write(self, write: Callable[[], object]) -> None:
-        if self.is_muted or time.monotonic() < self._retry_at:
+    def _try_to_write(self, write: Callable[[], object], file: str = "TensorBoard's file") -> None:
+        if self.is_muted or time.monotonic() < self._retry_at.get(file, 0.0):
             return
         try:
             self._leave_deleted_file()
             write()
-            self._is_failing = False
+            self._retry_at.pop(file, None)
         except (OSError, ValueError) as raised:
             # Lightning wraps the error to name the metric.
             error = raised.__cause__ if isinstance(raised, ValueError) else raised
             if not isinstance(error, OSError):
                 raise
-            if not self._is_failing:
+            if not self._retry_at:
                 rank_zero_warn(f"rankzero: the run's curves cannot be written now, and are kept in memory: {error}")
-            self._is_failing = True
-            self._retry_at = time.monotonic() + RETRY_SECONDS
-            self._leave_file()
+            self._retry_at[file] = time.monotonic() + RETRY_SECONDS
+            if file != METRICS_FILE:
+                self._leave_file()
 
     def _leave_deleted_file(self) -> None:
         """Leaves a file that was deleted; the writer would create it again without its beginning, or fail."""

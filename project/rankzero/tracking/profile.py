@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -111,6 +112,9 @@ OPERATORS = 20
 
 TRACK = "Parts of a step (Rankzero)"
 
+_HEADER_BYTES = 2**20
+"""The trace begins with a header shorter than this."""
+
 _GZIP_LEVEL = 3
 """Level 9 takes several times as long, for a file that is a tenth smaller."""
 
@@ -125,16 +129,31 @@ def write_trace(path: Path, recording: Recording) -> None:
     with tempfile.TemporaryDirectory(prefix="rankzero-profile-") as folder:
         uncompressed = Path(folder) / "trace.json"
         recording.profiler.export_chrome_trace(str(uncompressed))
-        trace = uncompressed.read_bytes()
-        if not trace.rstrip().endswith(b"}"):  # torch reports no failed write
-            raise OSError(f"torch could not write its trace to {Path(folder).parent}")
-    base = re.search(rb'"baseTimeNanoseconds": *([0-9]+)', trace)
-    header, begin, events = trace.partition(b'"traceEvents": [')
-    if base is None or not begin:
-        raise RuntimeError("torch wrote the trace in an unknown format")
-    track = b"".join(json.dumps(event).encode() + b",\n" for event in track_of(recording.parts, int(base[1])))
-    with replacing(path, f".{os.getpid()}") as temporary, synced(temporary) as file:
-        file.write(gzip.compress(header + begin + track + events, _GZIP_LEVEL))
+        _check_complete(uncompressed)
+        with (
+            uncompressed.open("rb") as source,
+            replacing(path, f".{os.getpid()}") as temporary,
+            synced(temporary) as file,
+            gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=_GZIP_LEVEL) as compressed,
+        ):
+            header = source.read(_HEADER_BYTES)
+            base = re.search(rb'"baseTimeNanoseconds": *([0-9]+)', header)
+            events = re.search(rb'"traceEvents": *\[', header)
+            if base is None or events is None:
+                raise RuntimeError("torch wrote the trace in an unknown format")
+            compressed.write(header[: events.end()])
+            for event in track_of(recording.parts, int(base[1])):
+                compressed.write(json.dumps(event).encode() + b",\n")
+            compressed.write(header[events.end() :])
+            shutil.copyfileobj(source, compressed)
+
+
+def _check_complete(trace: Path) -> None:
+    """Raises an error if a trace has no end: torch reports no failed write."""
+    with trace.open("rb") as file:
+        file.seek(max(0, trace.stat().st_size - 64))
+        if not file.read().rstrip().endswith(b"}"):
+            raise OSError(f"torch could not write its trace to {trace.parent.parent}")
 
 
 def track_of(parts: Iterable[Part], base: int) -> Iterable[dict[str, Any]]:

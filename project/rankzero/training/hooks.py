@@ -80,7 +80,10 @@ TICK_SECONDS = 0.1
 
 
 class Subscribers:
-    """Table of the hooks of `LoopHooks` and the subscribers that implement them."""
+    """Table of the hooks of `LoopHooks` and the subscribers that implement them.
+
+    The Trainer's callbacks are called first, in their order, then `extra_subscribers`.
+    """
 
     HOOKS = (
         *("on_ready", "on_logging_step", "on_batch_done", "on_tick", "on_interval_end"),

@@ -77,9 +77,10 @@ def test_a_missing_class_of_a_module_names_the_classes_of_the_same_kind_that_it_
 
 
 def test_a_class_of_the_users_package_is_named_with_its_file():
-    error = refusal_of(fit_in_process, "--model", "lightning_modules.Short", "--data", "Toy")
-    assert error.found.startswith("lightning_modules has no class Short: a class in a folder of this name")
-    assert error.instead == "--model lightning_modules.FILE.Short"
+    for name, instead in (("Short", "lightning_modules.FILE.Short"), ("ResNt", "ResNet")):
+        error = refusal_of(fit_in_process, "--model", f"lightning_modules.{name}", "--data", "Toy")
+        assert error.found.startswith(f"lightning_modules has no class {name}; a class in your own folder")
+        assert error.instead == f"--model {instead}"
 
 
 @pytest.mark.system

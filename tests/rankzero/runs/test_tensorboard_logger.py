@@ -1,6 +1,7 @@
 import errno
 import shutil
 import threading
+from unittest.mock import Mock
 
 import pytest
 from reported import scalars_of
@@ -10,7 +11,7 @@ from tensorboard.summary.writer import event_file_writer
 from rankzero.runs import tensorboard_logger as logger_module
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.metrics.curves import read_curves
-from rankzero.runs.metrics.metrics_file import read_rows
+from rankzero.runs.metrics.metrics_file import Row, append_rows, read_rows
 from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
 from running import disk_at
 
@@ -40,7 +41,6 @@ def test_events_are_written_once_a_full_disk_has_space_again(tmp_path, monkeypat
             while True:
                 file.write(bytes(1024))
         log_and_flush(logger, range(1, 400))  # the last page of the event file has room for some events
-        logger._retry_at = 0.0
         logger.log_text("note", 9999 * "words ", 400)
         logger.flush()
         filling.unlink()
@@ -136,18 +136,10 @@ def test_rows_that_are_logged_an_interval_later_state_the_position_of_their_step
 
 
 def test_rows_of_a_lost_attempt_are_removed_once_a_full_disk_has_space_again(tmp_path, monkeypatch):
-    run = RunDirectory(tmp_path)
-    earlier = DurableTensorBoardLogger(run)
-    for step in range(3):
-        earlier.log_metrics({"loss": 1.0}, step)
-    earlier.finalize("success")
-
-    def fail(*arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    logger = DurableTensorBoardLogger(run)
+    append_rows(tmp_path, [Row(step, 1e9, {"loss": 1.0}) for step in range(3)], durably=True)
+    logger, full = DurableTensorBoardLogger(RunDirectory(tmp_path)), OSError(errno.ENOSPC, "No space left on device")
     with monkeypatch.context() as patch:
-        patch.setattr(logger_module, "cut_rows", fail)
+        patch.setattr(logger_module, "cut_rows", Mock(side_effect=full))
         logger.purge_from(1)
         logger.log_metrics({"loss": 2.0}, 1)
     logger.finalize("success")
@@ -163,3 +155,13 @@ def test_rows_of_a_step_that_awaits_another_row_are_one_line(tmp_path, monkeypat
         logger.awaited_step = None
         logger.log_metrics({"train/lr": 0.1}, step)
     assert [sorted(row.values) for row in read_rows(tmp_path)] == [["loss", "train/lr"]] * 2
+
+
+def test_numbers_beside_other_values_are_rows_and_a_closed_writer_is_replaced(tmp_path):
+    logger = DurableTensorBoardLogger(RunDirectory(tmp_path))
+    logger.log_metrics({"loss": 1.0, "parts": {"a": 1.0}}, 0)
+    logger.experiment.close()
+    logger.log_metrics({"loss": 2.0}, 1)
+    logger.finalize("success")
+    assert [row.values for row in read_rows(tmp_path)] == [{"loss": 1.0}, {"loss": 2.0}]
+    assert scalars_of(tmp_path)["loss"] == {0: 1.0, 1: 2.0}

@@ -82,7 +82,9 @@ class Flag(NamedTuple):
             ) from None
 
     def add(self, values: dict[str, Any], text: str) -> None:
-        """Stores a value under the flag's name; with a tuple as default, adds it, or the tuple read, to earlier values.
+        """Stores a value under the flag's name; if the default is a tuple, appends it to the earlier values.
+
+        A tuple is appended value by value.
 
         Raises:
             RequestError: The value is invalid.

@@ -62,7 +62,7 @@ def path_value(text: str) -> str:
     """Reads a path, and expands `~`, which a shell does not expand after `=` or in quotes."""
     path = os.path.expanduser(file_path(text))  # noqa: PTH111 - `Path` would change the image `docker://x`
     if path.startswith("~"):
-        raise ValueError("a path in the home folder of a user")
+        raise ValueError("a path in the home folder of an existing user")
     return path
 
 
@@ -135,9 +135,9 @@ JOB_FLAGS = (
 
 SUBMIT_FLAGS = (
     *JOB_FLAGS,
-    Flag("site", "FILE", file_path, "YAML file with defaults for these flags [~/.config/rankzero/site.yaml]",
+    Flag("site", "FILE", path_value, "YAML file with defaults for these flags [~/.config/rankzero/site.yaml]",
          "site.yaml"),
-    Flag("check", "FILE", file_path, "print what is wrong in your own job script, and what to write instead",
+    Flag("check", "FILE", path_value, "print what is wrong in your own job script, and what to write instead",
          "job.sh"),
     Flag("dry_run", "", str, "print the script and submit nothing", ""),
     Flag("follow", "", str, "print state and log until the job ends", ""),
@@ -185,7 +185,11 @@ _GPUS = ("gpus", "gres", "gpus_per_node", "gpus_per_task", "G", "ngpus", "gpus_p
 
 @dataclass(frozen=True)
 class JobRequest:
-    """A run of `fit` as a job. The fields are the flags of `submit` and the keys of a site file."""
+    """A run of `fit` as a job. The fields are the flags of `submit` and the keys of a site file.
+
+    `time` is in seconds, `memory` a number with the unit K, M, G or T, per machine. Without `cpus_per_device` the
+    scheduler decides, without `venv` the Python of `submit` runs. `arguments` are those of `fit`.
+    """
 
     scheduler: str
     name: str

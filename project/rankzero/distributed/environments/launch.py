@@ -81,7 +81,11 @@ class Allocation(NamedTuple):
 
 
 class RequestedWorld(NamedTuple):
-    """The processes that the user requests: how many, on which devices, and how they connect."""
+    """The processes that the user requests: how many, on which devices, and how they connect.
+
+    `gpus` is () for all, and None for the first ones. Without `start_timeout`, in seconds, all processes have 300 s to
+    connect, and no limit to build data and model.
+    """
 
     nodes: int | None = None
     devices: int | None = None

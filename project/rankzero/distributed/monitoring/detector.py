@@ -10,7 +10,10 @@ from rankzero.distributed.timers import TIMERS
 
 
 class HangDetector:
-    """Knows the last status of each rank."""
+    """Knows the last status of each rank.
+
+    `leader_of` returns the rank that passes on the reports of a rank, or the rank itself.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Where the threads of this process and its loader processes are. Does not import torch.
 
 A rank cannot read the stacks of another process. So each loader process lets faulthandler write them to a file in
-memory when it receives `STACK_SIGNAL`, also if its interpreter is blocked. The rank reads the file through `/proc`.
+memory when it receives `_stack_signal()`, also if its interpreter is blocked. The rank reads the file through `/proc`.
 """
 
 import contextlib

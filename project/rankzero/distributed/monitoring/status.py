@@ -10,7 +10,10 @@ from rankzero.distributed.timers import TIMERS
 
 
 class PauseDetector:
-    """Notices pauses of this process; time before the end of a pause must not count towards a hang."""
+    """Notices that this process was stopped and runs again (Ctrl-Z, `scontrol suspend`).
+
+    Time before the end of a pause must not count towards a hang.
+    """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._resumed_at = clock, 0.0

@@ -1,4 +1,4 @@
-"""CPU cores that a process may use: its affinity, and the CPU quota of its cgroup. Does not import torch."""
+"""CPU cores that a process may use (affinity, CPU quota), and the cgroups that limit it. Does not import torch."""
 
 import os
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Tells intended exits of processes from others. Does not import torch.
+"""Distinguishes intended exits of processes from unreported ones. Does not import torch.
 
 Local processes report an intended exit to their parent; otherwise `os._exit(0)` in a user's code would look like the
 normal end of a run. During a run, `os._exit` itself is replaced, since it skips all exit handlers. Forked processes

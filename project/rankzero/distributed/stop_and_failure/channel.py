@@ -135,8 +135,8 @@ class ControlChannel:
             self._stop_decided.set()
             self._confirm_stop(reason)
 
-    def is_stop_position(self) -> bool:
-        """Whether all ranks stop at this position; waits until all have reported theirs, after a stop request.
+    def wait_for_stop_position(self) -> bool:
+        """Returns whether all ranks stop at this position, after all have reported theirs; only after a stop request.
 
         All ranks reach the same safe points. The receiving thread of each rank reports the position, so that no rank
         has to reach a safe point first.

@@ -28,7 +28,10 @@ def synced(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replacing(path: Path, unique_suffix: str = "") -> Iterator[Path]:
-    """Yields a temporary path next to `path`; renames it after the `with` block, or removes it on an error."""
+    """Yields a temporary path next to `path`; renames it after the `with` block, or removes it on an error.
+
+    `unique_suffix` differs between processes that write the same file.
+    """
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}{unique_suffix}{SAVING}")
     try:

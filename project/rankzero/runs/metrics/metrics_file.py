@@ -16,13 +16,13 @@ from rankzero.runs.checkpoints.atomic_files import make_folder, replacing, synce
 METRICS_FILE = "metrics.jsonl"
 
 TAIL_BYTES = 1 << 18
-"""Bytes at the end of a file in which the newest values are looked up; about 300 rows. More if they hold no row."""
+"""Bytes at the end of a file in which the newest values are looked up; about 300. It grows until it contains a row."""
 
 MAX_COUNT, MAX_SECONDS = 2**53, 1e11
 """Greatest step, number of samples or epochs, and time that a row may state."""
 
 MAX_NUMBER, MIN_NUMBER = 3.4028235e38, 1.1754944e-38
-"""Greatest and smallest positive number of 32 bits; TensorBoard's files have no others either."""
+"""Greatest number and smallest normal number of 32 bits; smaller ones are read as 0."""
 
 
 class Row(NamedTuple):

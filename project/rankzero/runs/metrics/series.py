@@ -1,4 +1,4 @@
-"""The series that Rankzero logs for every model, beside those of the model itself. Does not import torch."""
+"""The series that Rankzero logs for every model, in addition to the model's own. Does not import torch."""
 
 from typing import NamedTuple
 

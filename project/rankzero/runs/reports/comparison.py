@@ -117,7 +117,7 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A panel of the figure."""
+    """A panel of the figure; `averaged` is the number of values in each point."""
 
     title: str
     lines: Sequence[Line]
@@ -173,7 +173,11 @@ def panels(compared: Sequence[ComparedRun], metrics: Sequence[str], kind: str) -
                 )
             size = -(-len(curve.values) // MAX_POINTS)
             averaged = max(averaged, size)
-            lines.append(Line(number, means(entry.positions(curve, kind), size), means(curve.values, size)))
+            positions = entry.positions(curve, kind)
+            if not any(map(math.isfinite, positions)):
+                notes.append(f"{entry.label}: {metric} was logged without {kind}; --x steps draws it")
+                continue
+            lines.append(Line(number, means(positions, size), means(curve.values, size)))
         if lines:
             found.append(Panel(metric, lines, averaged))
     return found, notes

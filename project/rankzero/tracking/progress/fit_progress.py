@@ -259,6 +259,11 @@ class RunProgress(LoopCallback, ProgressBar):
         """Disables the display: on all ranks but zero, and during a finder's trials."""
         self.enabled = False
 
+    @property
+    def is_enabled(self) -> bool:
+        """Whether the display is enabled; `LightningModule.print` reads this."""
+        return self.enabled
+
     def show_batch(self, trainer: Trainer, batches: int) -> None:
         """Shows the progress of an epoch."""
         raise NotImplementedError

@@ -32,15 +32,15 @@ MAX_CHECK_STEPS = 256
 
 
 class SafePoint(LoopHooks):
-    """Saves, stops, or copies the state in memory. All ranks must have it.
+    """Saves, stops, or copies the state in memory. All ranks must have it, after `RankAgreements`.
 
-    At a safe point, in this order:
+    At a safe point, after the hooks of the callbacks, in this order:
 
-    - A save that is due happens.
-    - Before the time limit, a stop is requested.
-    - If all ranks have agreed to stop here, the run saves and stops.
-    - Before a slow step, a checkpoint is held in memory, and written when a stop is requested: if the step, including
-      the validation after it, takes longer than the time between SIGTERM and SIGKILL, the run is killed before it can
+    - It saves, if a save is due.
+    - It requests a stop, if the time limit is near.
+    - It saves and stops the run, if all ranks have agreed to stop here.
+    - It holds a checkpoint in memory, if the next step is slow, and writes it when a stop is requested. If the step,
+      with its validation, takes longer than the time between SIGTERM and SIGKILL, the run is killed before it can
       save. Without slow steps nothing is copied.
 
     Args:
@@ -109,7 +109,7 @@ class SafePoint(LoopHooks):
             self._stop_in_time(trainer)
         channel = self.control_channel
         channel.position += 1  # before the reason is read, see `ControlChannel`
-        if channel.stop_reason is not None and channel.is_stop_position() and not self._loop.done:
+        if channel.stop_reason is not None and channel.wait_for_stop_position() and not self._loop.done:
             if checkpoints:
                 checkpoints.save_and_wait(trainer)
             self.weights.end_if_final(trainer)

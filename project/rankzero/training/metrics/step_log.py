@@ -1,4 +1,4 @@
-"""What a step records: `self.log` without repeating the checks of the step before, and losses and gradient norm."""
+"""What a step records: `self.log` without repeated checks, and the losses and gradient norm of a logging interval."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""What callbacks change in modules and optimizers: pruned parameters, and parameter groups."""
+"""What callbacks change in modules and optimizers during training.
+
+torch's pruning renames parameters and adds masks as buffers. `BaseFinetuning` adds parameter groups.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -59,7 +62,10 @@ def group_names(module: nn.Module, optimizer: Optimizer) -> list[list[str]]:
 
 
 def add_missing_groups(module: nn.Module, optimizers: Sequence[Optimizer], saved: Sequence[Sequence[Any]]) -> None:
-    """Adds the parameter groups that callbacks had added; their settings are loaded with the state of the optimizer."""
+    """Adds the parameter groups that callbacks had added; their settings are loaded with the state of the optimizer.
+
+    `saved` contains, for each optimizer and each of its groups, the names of the parameters.
+    """
     parameters = dict(module.named_parameters())
     for optimizer, groups in zip(optimizers, saved, strict=False):
         for names in groups[len(optimizer.param_groups) :]:

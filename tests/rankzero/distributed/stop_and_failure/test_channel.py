@@ -17,7 +17,7 @@ from running import on_each_rank, wait_until
 def reach_safe_point(control_channel):
     """Returns the reason if all ranks stop at the next safe point, else None."""
     control_channel.position += 1
-    stops = control_channel.stop_reason is not None and control_channel.is_stop_position()
+    stops = control_channel.stop_reason is not None and control_channel.wait_for_stop_position()
     return control_channel.stop_reason if stops else None
 
 

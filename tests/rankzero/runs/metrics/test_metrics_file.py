@@ -52,15 +52,8 @@ def test_rows_are_read_as_they_were_appended_and_null_stands_for_nan_and_infinit
 @pytest.mark.parametrize(
     "damage",
     [
-        b"",
-        b'{"step": 3',
-        bytes(100),
-        b"\xff" * 100,
-        b"[]\n",
-        b"7\n",
-        b'{"step": 3, "seconds": 1}\n',
-        b'{"values": {}}\n',
-        b"[" * 100_000 + b"\n",
+        *(b"", b'{"step": 3', bytes(100), b"\xff" * 100, b"[]\n", b"7\n", b"[" * 100_000 + b"\n"),
+        *(b'{"step": 3, "seconds": 1}\n', b'{"values": {}}\n'),
         *(line_with(name, number) for name in ("step", "epoch", "samples", "seconds") for number in ("1e400", "-1")),
         *(line_with(name, "9" * 400) for name in ("step", "epoch", "samples", "seconds", "value")),
         line_with("step", '"NaN"'),

@@ -361,14 +361,11 @@ class LogsAtTheEnds(Net):
     def test_step(self, batch, batch_idx):
         self.log("test", 1.0)
 
-    def test_dataloader(self):
-        return self.train_dataloader()
-
 
 def test_rows_after_the_last_step_of_an_epoch_state_its_end_and_stay_when_training_continues(script_folder):
     module, trainer = LogsAtTheEnds(), Trainer(max_epochs=2, name="x", log_every_n_steps=INTERVAL, **QUIET)
     trainer.fit(module)
-    trainer.test(module, verbose=False)
+    trainer.test(module, module.train_dataloader(), verbose=False)
     trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = 4, 40  # ends in the fourth epoch, of 12 steps
     trainer.fit(module)
     rows = list(read_rows(Path("runs/x")))

@@ -254,3 +254,14 @@ def test_an_evaluation_ends_with_a_full_bar_or_prints_a_line_for_each_batch(meth
     evaluate(PlainProgress(interval_seconds=0, clock=lambda: 0.0))
     lines = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines() if " batch " in line]
     assert lines == [f"{name} batch 1/2", f"{name} batch 2/2"]
+
+
+@pytest.mark.parametrize("kind", [BarProgress, PlainProgress])
+def test_a_module_may_print_beside_the_progress(kind, capsys):
+    class Prints(BoringModel):
+        def training_step(self, batch, batch_idx):
+            self.print(f"printed in step {self.global_step}")
+            return super().training_step(batch, batch_idx)
+
+    train_in_process(kind(), model=Prints(), loops=True, enable_progress_bar=True, max_steps=1)
+    assert "printed in step 0" in capsys.readouterr().out

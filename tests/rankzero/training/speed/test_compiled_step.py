@@ -1,6 +1,5 @@
 import time
 from functools import partial
-from pathlib import Path
 
 import numpy
 import pytest
@@ -307,12 +306,6 @@ class Times(Plain):
         return self.loss(batch)
 
 
-class Opens(Plain):
-    def training_step(self, batch, batch_idx):
-        Path("/dev/null").open().close()
-        return self.loss(batch)
-
-
 class Hooks(Plain):
     def prepare(self):
         self.layer.weight.register_hook(lambda gradient: gradient * 2)
@@ -391,7 +384,6 @@ class HasSparseGradients(Plain):
         (DrawsWithNumpy, "numpy.random"),
         (Counts, "self.count += 1 (self.module.count == 2 does not hold in every step)"),
         (Times, "self.started = time.perf_counter() (Call to a time function)"),
-        (Opens, 'Path("/dev/null").open().close() ('),
         (Hooks, "layer.weight has a gradient hook"),
         (HooksModule, "backwards hooks"),
         (TwoOptimizers, "TwoOptimizers uses manual optimization"),
