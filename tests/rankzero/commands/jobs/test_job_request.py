@@ -228,7 +228,7 @@ def test_paths_in_a_site_file_may_begin_with_the_home_folder_or_a_variable(site,
     assert (job.root, job.venv, job.account) == ("/scratch/me/runs", str(Path.home() / "venv"), "$SCRATCH")
     assert refusal(*SLURM, site("root: $SCRATCHH/runs\n"))[1] == "a variable in this path is not set"
     found = refusal(*SLURM, site("root: ~no-such-user/runs\n"))[1]
-    assert found == "'~no-such-user/runs' is not a path in the home folder of a user"
+    assert found == "'~no-such-user/runs' is not a path in the home folder of an existing user"
 
 
 def test_a_site_file_that_cannot_be_read_is_refused(tmp_path):
