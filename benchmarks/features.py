@@ -26,8 +26,8 @@ from contest import ROOT, Comparison, parser, run
 
 from rankzero.distributed.monitoring.activity import Activity
 from rankzero.distributed.monitoring.heartbeat import Heartbeat
-from rankzero.tracking.measurements.interval_measurements import IntervalMeasurements
-from rankzero.tracking.measurements.slow_ranks import SlowRanks
+from rankzero.show.measurements.interval_measurements import IntervalMeasurements
+from rankzero.show.measurements.slow_ranks import SlowRanks
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.metrics.step_log import IntervalRecord
 

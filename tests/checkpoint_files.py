@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.write import write_directory
+from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.checkpoints.write import write_directory
 
 
 class CreatesFolder:

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from rankzero.commands.jobs.job_request import job_request
-from rankzero.commands.jobs.options import FORMS, JobRequest, accepted_flags, parse
-from rankzero.commands.jobs.script import render
+from rankzero.jobs.job_request import job_request
+from rankzero.jobs.options import FORMS, JobRequest, accepted_flags, parse
+from rankzero.jobs.script import render
 from running import refusal_of
 
 SLURM = ("--scheduler", "slurm", "--name", "x")

@@ -1,6 +1,6 @@
 """Job scripts of users, and the findings in them."""
 
-from rankzero.commands.jobs.check.checker import check
+from rankzero.jobs.check.checker import check
 
 
 def slurm(*lines, nodes=2, tasks=1):

@@ -13,7 +13,7 @@ import yaml
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.process_state import process_state
 from rankzero.runs.lock import Owner, RunLock
-from rankzero.runs.metrics.metrics_file import Row, append_rows
+from rankzero.runs.metrics_file import Row, append_rows
 
 METRICS = {"train/loss": 0.5, "val/accuracy": 0.9, "val/loss": 0.3}
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rankzero.runs.checkpoints.write import write_directory
+from rankzero.checkpoints.write import write_directory
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger
+from rankzero.show.tensorboard_logger import DurableTensorBoardLogger
 
 ENVIRONMENT = {
     "command": ["python", "launch/fit.py", "--epochs", "9", "--devices", "2"], "is_script": False,

@@ -208,7 +208,7 @@ def script_process(folder: Path) -> Iterator[None]:
 @contextmanager
 def small_figures() -> Iterator[None]:
     """Replaces each figure of a validation by a small image, since drawing takes longer than a short run."""
-    from rankzero.tracking.figures import drawing
+    from rankzero.show.figures import drawing
 
     buffer = io.BytesIO()
     Image.new("RGB", (4, 4)).save(buffer, format="PNG")
@@ -294,7 +294,7 @@ def store_clients(size: int) -> list[TCPStore]:
 def fit_in_process(*arguments: str, launch: Launch | None = None) -> int:
     """Runs `fit` in this process, without drawing its figures; errors are raised as exceptions."""
     with restore_process_state(), small_figures():
-        from rankzero.commands.implementations.training import fit as run_fit
+        from rankzero.commands.fit import fit as run_fit
 
         return run_fit(
             parse_arguments(command_of("fit"), arguments), RendezvousResult.without_rendezvous(launch or Launch())
@@ -312,7 +312,7 @@ def fit_in_folder(folder: Path, *arguments: str) -> Path:
 def evaluate_in_process(*arguments: str) -> int:
     """Runs `evaluate` in this process; errors are raised as exceptions."""
     with restore_process_state():
-        from rankzero.commands.implementations.evaluation import evaluate as run_evaluate
+        from rankzero.commands.evaluation import evaluate as run_evaluate
 
         return run_evaluate(
             parse_arguments(command_of("evaluate"), arguments), RendezvousResult.without_rendezvous(Launch())

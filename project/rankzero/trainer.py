@@ -11,6 +11,8 @@ import lightning.pytorch as pl
 from lightning.fabric.utilities.seed import seed_everything
 from lightning.pytorch.callbacks import Callback, Checkpoint
 
+from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.checkpoints.manifest import Retention
 from rankzero.cli.call_arguments import refuses_wrong_arguments
 from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, explicit_arguments, read_arguments
 from rankzero.cli.trainer_arguments import TrainerArguments, without_replaced
@@ -22,23 +24,22 @@ from rankzero.distributed.torch_inside import missing, set_compile_cache
 from rankzero.messages import is_quiet, print_notice, set_quiet, set_spelling
 from rankzero.preflight.all_checks import PlannedRun, check_before_fit
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
-from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import Retention
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.resume import RunOptions
 from rankzero.runs.stored_config import CONSTANTS, Config, as_json, describe_config, flattened
 from rankzero.runs.summary import TrainingCounts, metrics_of
-from rankzero.runs.tensorboard_logger import DurableTensorBoardLogger, without_files
 from rankzero.sampling.generators import draw_seed, global_seed
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.tracking.csv_rows import keep_rows
-from rankzero.tracking.figures.callback import RunFigures
-from rankzero.tracking.measurements.interval_measurements import IntervalMeasurements
-from rankzero.tracking.measurements.slow_ranks import SlowRanks
-from rankzero.tracking.measurements.throughput import Throughput
-from rankzero.tracking.profile import Profile, ProfileRequest
-from rankzero.tracking.progress.bar import progress_callbacks, without_progress
-from rankzero.tracking.tensorboard_page import TensorBoardPage
+from rankzero.show.csv_rows import keep_rows
+from rankzero.show.figures.callback import RunFigures
+from rankzero.show.measurements.interval_measurements import IntervalMeasurements
+from rankzero.show.measurements.slow_ranks import SlowRanks
+from rankzero.show.measurements.throughput import Throughput
+from rankzero.show.profile import Profile, ProfileRequest
+from rankzero.show.progress.bar import progress_callbacks, without_progress
+from rankzero.show.tensorboard_logger import DurableTensorBoardLogger, without_files
+from rankzero.show.tensorboard_page import TensorBoardPage
+from rankzero.show.terminal import ResultDisplay
 from rankzero.training import fit_loop
 from rankzero.training.callbacks.agreements import RankAgreements
 from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
@@ -284,7 +285,8 @@ class Trainer(TrainerArguments):
         compared = flattened({name: value for name, value in config.items() if name != CONSTANTS})
         run = PlannedRun(model, data, self.plan, compared, self.run.path.parent, self._keep, limits)
         check_before_fit(self._preflight, self.session, run)
-        attempt = Attempt(self.run, options, config, self, self.plan, self.outcome, self._counts, self.session)
+        display = ResultDisplay(self, self.run, self.session.world)
+        attempt = Attempt(self.run, options, config, self, self.plan, self.outcome, self._counts, self.session, display)
         self._found_settings.awaits_checkpoint = attempt.checkpoint is not None
         return attempt
 

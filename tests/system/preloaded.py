@@ -32,8 +32,8 @@ from typing import Any, NoReturn
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 MODULES = (
-    *("rankzero.commands.implementations.training", "rankzero.commands.implementations.prediction"),
-    *("rankzero.commands.implementations.checking", "rankzero.trainer", "rankzero.training.fit_loop"),
+    *("rankzero.cli.lightning_cli", "rankzero.commands.prediction", "rankzero.preflight.all_checks"),
+    *("rankzero.trainer", "rankzero.training.fit_loop"),
     *("torch.distributed.run", "torch.utils.tensorboard", "tensorboard.compat.proto", "torchvision"),
 )
 

@@ -76,8 +76,8 @@ def start_saver() -> Iterator[Saver]:
 def _save_all(folder: Path, report: Callable[[int, bool], None]) -> None:
     import torch
 
-    from rankzero.runs.checkpoints.manifest import checkpoints_in
-    from rankzero.runs.checkpoints.write import remove_directory, write_directory
+    from rankzero.checkpoints.manifest import checkpoints_in
+    from rankzero.checkpoints.write import remove_directory, write_directory
 
     for number, step in enumerate(STEPS):
         try:

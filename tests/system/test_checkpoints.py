@@ -2,7 +2,7 @@
 
 import pytest
 
-from rankzero.runs.checkpoints.manifest import checkpoints_in, newest_valid
+from rankzero.checkpoints.manifest import checkpoints_in, newest_valid
 from running import disk_at
 from stock import differences
 from system.forks import fit_on_ranks, outputs, summary

@@ -7,11 +7,11 @@ import pytest
 import torch
 from checkpoint_files import names
 
+from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.checkpoints.export import export_weights
+from rankzero.checkpoints.manifest import checkpoints_in, clean, newest_valid, verify
 from rankzero.messages import RequestError
-from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.export import export_weights
-from rankzero.runs.checkpoints.manifest import checkpoints_in, clean, newest_valid, verify
-from rankzero.runs.metrics.curves import read_curves
+from rankzero.show.report.curves import read_curves
 from running import disk_at, fit, require
 from system.saving import CALLS, NEWEST, STEPS, Saver, start_saver
 

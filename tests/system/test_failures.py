@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rankzero.runs.checkpoints.manifest import checkpoints_in
+from rankzero.checkpoints.manifest import checkpoints_in
 from running import INTERPRETER_BIN, LIMIT, fit, processes_in, require, run, script, wait_until
 from stock import differences
 from system.hosts import HOSTS, Hosts, kill_group, on

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.runs.checkpoints.manifest import checkpoints_in
+from rankzero.checkpoints.manifest import checkpoints_in
 from running import BIN, Result, processes_in, require, run, script, wait_until
 from system.pbs_server import pbs_server
 from system.slurm import run_slurm_command

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.runs.checkpoints.manifest import newest_valid
+from rankzero.checkpoints.manifest import newest_valid
 from system.forks import fit_on_ranks, outputs, summary
 from system.test_exactly_once import (
     CLASSES,

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from rankzero.runs.checkpoints.manifest import checkpoints_in
+from rankzero.checkpoints.manifest import checkpoints_in
 from running import INTERPRETER_BIN, LIMIT, fit, script, wait_until
 from system.forks import summary
 

@@ -10,7 +10,8 @@ from rankzero.cli.flags.table import Flag
 from rankzero.cli.flags.values import choice, file_path
 from rankzero.messages import Exit, RequestError, print_error, print_line, printable_line, quoted, similar_names
 from rankzero.runs.directory import expanded
-from rankzero.runs.reports.comparison import (
+from rankzero.runs.recorded_run import is_run
+from rankzero.show.comparison import (
     MAX_PANELS,
     STEPS,
     X_AXES,
@@ -24,8 +25,7 @@ from rankzero.runs.reports.comparison import (
     read_compared_runs,
     results,
 )
-from rankzero.runs.reports.recorded_run import is_run
-from rankzero.runs.reports.run_list import root_flag, unknown_run_error
+from rankzero.show.run_list import root_flag, unknown_run_error
 
 MAX_RUNS = 8
 """Number of runs whose curves a person can distinguish by color and style."""
@@ -131,7 +131,7 @@ def _check_metrics(requested: Sequence[str], compared: Sequence[ComparedRun]) ->
 
 def _write(path: Path, labels: Sequence[str], drawn: Sequence[Panel], kind: str) -> Exit:
     """Draws the figure and writes it; returns the exit code."""
-    from rankzero.runs.reports.comparison_figure import draw, save  # imports matplotlib
+    from rankzero.show.comparison_figure import draw, save  # imports matplotlib
 
     try:
         save(draw(labels, drawn, kind), path)

@@ -6,8 +6,7 @@ import data_modules
 import lightning_modules
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
-from rankzero.commands.fast_imports import fast_imports
-from rankzero.commands.start import start
+from rankzero.commands.start import fast_imports, start
 from rankzero.distributed.rendezvous.peers import RendezvousResult
 
 EVALUATE = Command(
@@ -27,7 +26,7 @@ EVALUATE = Command(
 def evaluate(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     """Imports torch, after the flags have been checked, and evaluates."""
     with fast_imports():
-        from rankzero.commands.implementations.evaluation import evaluate
+        from rankzero.commands.evaluation import evaluate
 
     return evaluate(flags, rendezvous_result)
 

@@ -1,14 +1,20 @@
 """The command `fit`: trains a model, or resumes its training."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import data_modules
 import lightning_modules
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
-from rankzero.commands.fast_imports import fast_imports
-from rankzero.commands.start import start
+from rankzero.commands.start import fast_imports, start
+from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.peers import RendezvousResult
+from rankzero.messages import Exit, Stopped, as_user_errors
+
+if TYPE_CHECKING:
+    from rankzero.cli.lightning_cli import RankzeroCLI
+    from rankzero.trainer import Trainer
 
 FIT = Command(
     name="fit",
@@ -27,11 +33,47 @@ FIT = Command(
 
 
 def fit(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
-    """Imports torch, after the flags have been checked, and trains."""
-    with fast_imports():
-        from rankzero.commands.implementations.training import fit
+    """Imports torch, after the flags have been checked, and trains. All ranks must call.
 
-    return fit(flags, rendezvous_result)
+    Returns:
+        The exit code, see `rankzero.messages.Exit`.
+
+    Raises:
+        CannotStart: The request cannot be fulfilled; nothing was trained and no file of the attempt remains.
+    """
+    with fast_imports():
+        from rankzero.cli.lightning_cli import RankzeroCLI
+        from rankzero.distributed.process.quiet import silence_warnings
+        from rankzero.distributed.session import Session
+    silence_warnings(rendezvous_result.launch.rank or 0)
+    if flags.only_prints:
+        RankzeroCLI(flags)  # prints and exits
+    trainer: Trainer | None = None
+    with (
+        Session.for_command(flags.requested_world, rendezvous_result) as session,
+        as_user_errors(has_begun=lambda: trainer is not None and trainer.outcome.has_trained),
+    ):
+        SIGNALS.subscribe(lambda signum: session.coordinator.control_channel.request_stop(signum.name))
+        cli = session.coordinator.run_on_all_ranks(lambda: RankzeroCLI(flags), "building data and model")
+        session.title = cli.title
+        trainer = build_trainer(cli)
+        try:
+            trainer.fit(cli.model, datamodule=cli.datamodule)
+        except Stopped:
+            return Exit.STOPPED
+        return Exit.FINISHED
+
+
+def build_trainer(cli: "RankzeroCLI") -> "Trainer":
+    """Builds the Trainer that the command line specifies. All ranks must call."""
+    from rankzero.trainer import Trainer
+
+    trainer = Trainer(**cli.trainer_arguments)
+    trainer.plan.data_batch_size = cli.data_batch_size
+    if cli.config.fast == "yes" and trainer.precision == "bf16-mixed":
+        cli.config.trainer.precision = trainer.precision
+    trainer.config = cli.stored_config
+    return trainer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

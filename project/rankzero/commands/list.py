@@ -9,11 +9,11 @@ from typing import Any
 from rankzero.cli.flags.command_line import run_command
 from rankzero.cli.flags.table import Flag
 from rankzero.cli.flags.values import file_path, positive_int
-from rankzero.commands.jobs.queue import may_change_status, states_of, status_with_job
-from rankzero.commands.jobs.record import Record, array_indices, recorded_jobs, submitted_at
+from rankzero.jobs.queue import may_change_status, states_of, status_with_job
+from rankzero.jobs.record import Record, array_indices, recorded_jobs, submitted_at
 from rankzero.messages import Exit, RequestError, print_line
 from rankzero.runs.directory import expanded
-from rankzero.runs.reports.recorded_run import (
+from rankzero.runs.recorded_run import (
     ARCHIVED_NAME,
     UNKNOWN,
     WAITING,
@@ -23,7 +23,7 @@ from rankzero.runs.reports.recorded_run import (
     status_of,
     with_live_values,
 )
-from rankzero.runs.reports.run_list import ListedRun, as_json, print_list, runs_in, why_not_listed
+from rankzero.show.run_list import ListedRun, as_json, print_list, runs_in, why_not_listed
 
 DEFAULT_COUNT = 50
 

@@ -6,8 +6,7 @@ import data_modules
 import lightning_modules
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
-from rankzero.commands.fast_imports import fast_imports
-from rankzero.commands.start import start
+from rankzero.commands.start import fast_imports, start
 from rankzero.distributed.rendezvous.peers import RendezvousResult
 
 PREDICT = Command(
@@ -26,7 +25,7 @@ PREDICT = Command(
 def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     """Imports torch, after the flags have been checked, and predicts."""
     with fast_imports():
-        from rankzero.commands.implementations.prediction import predict
+        from rankzero.commands.prediction import predict
 
     return predict(flags, rendezvous_result)
 

@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rankzero.checkpoints.atomic_files import write_text
+from rankzero.checkpoints.manifest import checkpoints_in
 from rankzero.cli.flags.command_line import run_command
 from rankzero.cli.flags.table import Flag
 from rankzero.cli.flags.values import file_path
 from rankzero.messages import Exit, RequestError, print_line
-from rankzero.runs.checkpoints.atomic_files import write_text
-from rankzero.runs.checkpoints.manifest import checkpoints_in
 from rankzero.runs.directory import RunDirectory, cannot_write_error, expanded
-from rankzero.runs.metrics.metrics_file import newest_rows
-from rankzero.runs.reports.html.report import REPORT, render
-from rankzero.runs.reports.recorded_run import is_run, read_run, status_of, with_live_values
-from rankzero.runs.reports.run_list import root_flag, unknown_run_error
+from rankzero.runs.metrics_file import newest_rows
+from rankzero.runs.recorded_run import is_run, read_run, status_of, with_live_values
+from rankzero.show.report.report import REPORT, render
+from rankzero.show.run_list import root_flag, unknown_run_error
 
 REPORT_FLAGS = (Flag("root", "DIR", file_path, "folder of the runs [runs]", "runs", default="runs"),)
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankzero.cli.flags.command_line import CommandLine, exit_code_of
-from rankzero.commands.jobs.follow import LogReader, follow, is_finished, run_result
-from rankzero.commands.jobs.job_request import job_request, read_site
-from rankzero.commands.jobs.options import FORMS, QUEUING, help_text, parse
-from rankzero.commands.jobs.record import Record, array_indices, member_records, read_record, recorded_jobs
-from rankzero.commands.jobs.script import log_path, render, script_path
-from rankzero.commands.jobs.submission import job_state, resubmit, stop, submit
-from rankzero.commands.jobs.validation import check_fit_arguments, check_syntax, check_with_fit, program
+from rankzero.commands.fit import FIT
+from rankzero.jobs.follow import LogReader, follow, is_finished, run_result
+from rankzero.jobs.job_request import job_request, read_site
+from rankzero.jobs.options import FORMS, QUEUING, help_text, parse
+from rankzero.jobs.record import Record, array_indices, member_records, read_record, recorded_jobs
+from rankzero.jobs.script import log_path, render, script_path
+from rankzero.jobs.submission import job_state, resubmit, stop, submit
+from rankzero.jobs.validation import check_fit_arguments, check_syntax, check_with_fit, program
 from rankzero.messages import Exit, RequestError, few, nearest, print_line, print_text, similar_names, spelled
 
 ACTIONS = ("status", "log", "stop", "resume")
@@ -52,7 +53,7 @@ def _submit(command_line: CommandLine) -> int:
         raise _unexpected(command_line.positional)
     request, folder = job_request(command_line), working_folder()
     root = folder / request.root
-    check_fit_arguments(request, root)
+    check_fit_arguments(request, root, FIT)
     command = program(request, folder)
     text = render(request, command, folder)
     if request.setup or request.extra:
@@ -92,7 +93,7 @@ def _unexpected(words: Sequence[str]) -> RequestError:
 
 def _check(action: str | None, command_line: CommandLine) -> int:
     """Prints what is wrong in a user's own job script."""
-    from rankzero.commands.jobs.check.checker import check, read_script, report  # only this needs the rules
+    from rankzero.jobs.check.checker import check, read_script, report  # only this needs the rules
 
     path = command_line.values["check"]
     if action or command_line != CommandLine({"check": path}, []):

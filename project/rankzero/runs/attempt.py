@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from lightning.pytorch import Trainer
 from typing_extensions import Self
 
+from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.checkpoints.manifest import checkpoints_in, step_of
 from rankzero.distributed.coordination import process_group
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch
@@ -35,13 +37,9 @@ from rankzero.messages import (
     spelled,
     user_message,
 )
-from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import checkpoints_in, step_of
 from rankzero.runs.directory import RunDirectory, choose_run
 from rankzero.runs.lock import RunLock
 from rankzero.runs.rank_log import RankLog
-from rankzero.runs.reports import terminal
-from rankzero.runs.reports.html.report import write_report
 from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_zero, unfinished_before
 from rankzero.runs.stored_config import Config
 from rankzero.runs.summary import (
@@ -49,6 +47,7 @@ from rankzero.runs.summary import (
     computed_metrics_of,
     describe_environment,
     reason_of,
+    start_line,
     summarize,
     without_stack,
 )
@@ -118,6 +117,16 @@ class Outcome:
     has_started: bool = False
 
 
+class Display(Protocol):
+    """Shows the result of an attempt; `rankzero.show` is loaded only when there is one."""
+
+    def result_text(self, summary: dict[str, Any]) -> str:
+        """Returns the result for the log."""
+
+    def show_result(self, summary: dict[str, Any]) -> None:
+        """Writes the report and prints the result."""
+
+
 class Attempt:
     """One attempt at a run: a context manager around Lightning's `fit`. All ranks must create one.
 
@@ -135,9 +144,10 @@ class Attempt:
         outcome: Outcome,
         counts: Callable[[], TrainingCounts],
         session: Session,
+        display: Display,
     ) -> None:
         self.run, self.options, self.trainer, self.plan = run, options, trainer, plan
-        self.outcome, self.counts, self.world, self._session = outcome, counts, session.world, session
+        self.outcome, self.counts, self._session, self._display = outcome, counts, session, display
         self._coordinator, self.control_channel = session.coordinator, session.coordinator.control_channel
         self.launch = launch = session.coordinator.launch
         self._connect()
@@ -165,9 +175,9 @@ class Attempt:
         """Connects all ranks, while the monitor watches: a connection of NCCL may wait for 30 minutes."""
         strategy, monitor = self.trainer.strategy, self.control_channel.monitor
         ends_run = self.options.hang_action == "stop"
-        if self.world.backend == "nccl" and ends_run:
+        if self._session.world.backend == "nccl" and ends_run:
             process_group.disable_watchdog_of_nccl()
-        in_flight = partial(process_group.collective_in_flight, self.world.backend, strategy.root_device)
+        in_flight = partial(process_group.collective_in_flight, self._session.world.backend, strategy.root_device)
         self._start_monitor = partial(monitor.start, self.options.hang_timeout, ends_run, in_flight)
         monitor.on_hang = lambda description: self._report_warnings(print_error)
         self._start_monitor()
@@ -258,7 +268,7 @@ class Attempt:
         self.control_channel.on_abort = self._record_abort
         self.control_channel.monitor.on_hang = self._record_hang
         self._start_monitor()
-        line = terminal.start_line(self.run, self.world, self.launch, self.checkpoint)
+        line = start_line(self.run, self._session, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)
         self._print_on_rank_zero(line, requires_no_action=True)
         if self.launch.rank == 0:
@@ -284,7 +294,7 @@ class Attempt:
         if summary is not None:
             # Last, because reading the curves of a long run takes a while: a scheduler may kill this process meanwhile,
             # and the next attempt may begin. It replaces the report at its own end.
-            self._report(summary)
+            self._display.show_result(summary)
 
     def _end(self, error: BaseException | None) -> dict[str, Any] | None:
         """Writes what the next attempt needs and requests that attempt; returns the summary if there is a result."""
@@ -319,15 +329,6 @@ class Attempt:
             print_error(line)
         return summary
 
-    def _report(self, summary: dict[str, Any]) -> None:
-        here = "" if self.run.path.is_absolute() else f"{Path.cwd()}/"
-        paths = [str(logger.log_dir) for logger in self.trainer.loggers if getattr(logger, "log_dir", None)]
-        folders = [path.removeprefix(here) for path in paths]
-        report = write_report(self.run, summary)
-        # mpirun gives its processes a terminal, also if output goes to a file
-        is_local = summary["launcher"] == "local"
-        print_line(terminal.result_text(summary, self.run, self.world, folders, report, has_colors=is_local))
-
     def _print_on_rank_zero(self, text: str, requires_no_action: bool = False) -> None:
         if self.launch.rank == 0 and not (requires_no_action and is_quiet()):
             print_line(f"rankzero: {spelled(text)}")
@@ -343,7 +344,7 @@ class Attempt:
                 summary = self._summarize("failed", without_stack(cause), metrics=computed_metrics_of(self.trainer))
             self._lock.release()
             if not is_taken_over:  # last, because this process may be terminated while it reads long curves
-                self._report(summary)
+                self._display.show_result(summary)
 
     def _record_hang(self, description: str) -> None:
         """Writes a hang and the stacks of this process to the log; the run may end later, or continue."""
@@ -361,7 +362,7 @@ class Attempt:
             self.trainer,
             self.counts(),
             self.run,
-            self.world,
+            self._session.world,
             self.launch,
             self.options.keep_best,
             time.perf_counter() - self._started,
@@ -371,6 +372,6 @@ class Attempt:
         )
         self.run.write_summary(summary)
         # In the log too: under PBS, the signal that stops a run also ends the output of its job.
-        for line in terminal.result_text(summary, self.run, self.world).splitlines():
+        for line in self._display.result_text(summary).splitlines():
             self._log.info(line)
         return summary

@@ -26,8 +26,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from rankzero.checkpoints.atomic_files import SAVING, make_folder, write_text
 from rankzero.messages import RequestError, TakenOverError, print_error
-from rankzero.runs.checkpoints.atomic_files import SAVING, make_folder, write_text
 
 
 @dataclass

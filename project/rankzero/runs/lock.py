@@ -22,12 +22,12 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from rankzero.checkpoints.atomic_files import make_folder, sync_folder, synced
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.process_state import process_state
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError, printable
-from rankzero.runs.checkpoints.atomic_files import make_folder, sync_folder, synced
 from rankzero.runs.directory import cannot_write_error
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)

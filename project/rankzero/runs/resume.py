@@ -11,10 +11,8 @@ from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 
-from rankzero.distributed.environments.launch import Launch
-from rankzero.messages import CannotStart, RequestError, Stopped, is_quiet, nearest
-from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import (
+from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.checkpoints.manifest import (
     VerifiedState,
     checkpoints_in,
     clean,
@@ -24,7 +22,9 @@ from rankzero.runs.checkpoints.manifest import (
     open_verified,
     read_manifest,
 )
-from rankzero.runs.checkpoints.safe_load import is_remote, load, needs_trust_error, signed_sha256
+from rankzero.checkpoints.safe_load import is_remote, load, needs_trust_error, signed_sha256
+from rankzero.distributed.environments.launch import Launch
+from rankzero.messages import CannotStart, RequestError, Stopped, is_quiet, nearest
 from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.lock import RunLock
 from rankzero.runs.stored_config import (
@@ -264,7 +264,7 @@ def keep_for_loading(trainer: Trainer, state: VerifiedState | None) -> Path | No
 
 def unfinished_before(run: RunDirectory) -> str | None:
     """Returns the name of the numbered run before an unnamed run, if it has ended with a checkpoint, not finished."""
-    from rankzero.runs.reports.recorded_run import FINISHED, RUNNING, read_run, status_of
+    from rankzero.runs.recorded_run import FINISHED, RUNNING, read_run, status_of
 
     base, _, number = run.name.rpartition("-")
     if run.title != base or not number.isdecimal():

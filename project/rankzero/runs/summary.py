@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from rankzero import __version__
+from rankzero.checkpoints.manifest import Retention, checkpoints_in, has_valid_manifest
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.spawn import own_command
@@ -24,11 +25,9 @@ from rankzero.distributed.process.user_traceback import user_frames
 from rankzero.distributed.session import Session
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.distributed.timers import TIMERS
-from rankzero.messages import Stopped, is_peer_failure, place_of, user_message
-from rankzero.runs.checkpoints.manifest import Retention, checkpoints_in, has_valid_manifest
+from rankzero.messages import Stopped, is_peer_failure, place_of, printable_line, user_message
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.secrets import command_without_secrets, prose_without_secrets
-from rankzero.runs.reports.text import numbers
+from rankzero.text import command_without_secrets, numbers, prose_without_secrets
 
 
 @dataclass(frozen=True)
@@ -88,6 +87,23 @@ def summarize(
         "max_epochs": trainer.max_epochs,
         "max_steps": trainer.max_steps,
     }
+
+
+def start_line(run: RunDirectory, session: Session, checkpoint: Path | str | None) -> str:
+    """Returns the line printed at the start: launcher and its evidence, processes, devices, run and checkpoint."""
+    launch, world = session.coordinator.launch, session.world
+    processes = f"{launch.shape} on {world.accelerator}{', GPUs shared' * world.shares_gpu}"
+    threads = f", {threads_text(world)} ({world.threads})"
+    backend = f", {world.backend}, rendezvous at {launch.address}:{launch.port}" if world.size > 1 else ""
+    resumed = f", resuming from {Path(checkpoint).name}" if checkpoint else ""
+    processes = f"{processes}{threads}{backend}"
+    return f"{launch.launcher} ({printable_line(launch.evidence)}): {processes}; run {run.location}{resumed}"
+
+
+def threads_text(world: WorldInfo) -> str:
+    """Returns torch's number of threads in this process, such as `2 threads each`."""
+    count = torch.get_num_threads()
+    return f"{count} thread{'s' * (count > 1)}{' each' * (world.size > 1)}"
 
 
 def reason_of(error: BaseException | None, channel: ControlChannel) -> str | None:

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from rankzero.commands.compare import main
-from rankzero.runs.reports import comparison_figure as figure
+from rankzero.show import comparison_figure as figure
 from recorded_runs import locked, write_curves, write_run
 from running import run, run_without_importing
 

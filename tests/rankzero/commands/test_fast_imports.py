@@ -11,7 +11,7 @@ pytestmark = pytest.mark.system  # each test starts a process that imports torch
 
 CODE = """
 import gc, sys
-from rankzero.commands.fast_imports import fast_imports
+from rankzero.commands.start import fast_imports
 
 with fast_imports():
     import rankzero.cli.lightning_cli

@@ -7,9 +7,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from rankzero.commands.jobs.record import Record, State, write_record
 from rankzero.commands.list import main
-from rankzero.runs.reports.recorded_run import read_run
+from rankzero.jobs.record import Record, State, write_record
+from rankzero.runs.recorded_run import read_run
 from recorded_runs import locked, write_curves, write_lock, write_run
 from running import run, run_without_importing, script
 

@@ -6,11 +6,11 @@ from unittest.mock import Mock
 import pytest
 
 from rankzero.commands import submit
-from rankzero.commands.jobs.options import help_text
-from rankzero.commands.jobs.record import Record, read_record, write_record
-from rankzero.commands.jobs.validation import BEFORE_DASHES, SET_BY_SCRIPT
 from rankzero.commands.submit import ACTIONS, main
 from rankzero.distributed.timers import TIMERS
+from rankzero.jobs.options import help_text
+from rankzero.jobs.record import Record, read_record, write_record
+from rankzero.jobs.validation import BEFORE_DASHES, SET_BY_SCRIPT
 from rankzero.messages import set_spelling
 from running import REPOSITORY, SOURCES, command_of, run, run_without_importing, script, write_program
 
@@ -77,7 +77,7 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(launch, cwd):
 
 def test_a_job_is_submitted_without_importing_torch_or_the_users_model(cwd):
     arguments = [*LOCAL, "--", "--model", "mine.Net", "--data", "Toy"]
-    start = "rankzero.commands.jobs.schedulers.background.start = lambda script, log: ('7', '1')"
+    start = "rankzero.jobs.schedulers.background.start = lambda script, log: ('7', '1')"
     code = f"import rankzero.commands.submit as s; import rankzero; {start}; assert s.main({arguments}) == 0"
     result = run_without_importing("torch", "lightning", "jsonargparse", "mine", code=code, folder=cwd)
     assert result.out.startswith("rankzero: submitted run my-run as job 7 (local)\n") and result.err == ""

@@ -7,8 +7,8 @@ import torch
 
 from rankzero import Trainer
 from rankzero.cli.arguments import parse_arguments
-from rankzero.commands.implementations import evaluation, prediction
-from rankzero.commands.implementations.checking import run_checks
+from rankzero.commands import evaluation, prediction
+from rankzero.commands.preflight import preflight
 from rankzero.distributed import devices
 from rankzero.distributed.devices import DeviceAssignment, WorldInfo, assign_device, resolve_world
 from rankzero.distributed.environments.launch import Launch
@@ -250,7 +250,7 @@ def start_command(name):
     elif name == "fit":
         fit_in_process(*arguments)
     elif name == "preflight":
-        run_checks(parse_arguments(command_of(name), arguments), launch, 0.0, 0.0)
+        preflight(parse_arguments(command_of(name), arguments), launch)
     else:
         work = {"evaluate": evaluation.evaluate, "predict": prediction.predict}[name]
         work(parse_arguments(command_of(name), ()), launch)

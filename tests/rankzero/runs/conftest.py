@@ -6,9 +6,9 @@ import pytest
 import torch
 from checkpoint_files import load, save
 
+from rankzero.checkpoints.manifest import MANIFEST, STATE, manifest_text, newest_valid, read_manifest
+from rankzero.checkpoints.write import write_directory
 from rankzero.messages import CannotStart
-from rankzero.runs.checkpoints.manifest import MANIFEST, STATE, manifest_text, newest_valid, read_manifest
-from rankzero.runs.checkpoints.write import write_directory
 
 
 @pytest.fixture

@@ -18,6 +18,9 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 
+from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.checkpoints.manifest import verify
+from rankzero.checkpoints.write import write_directory
 from rankzero.distributed.coordination import process_group
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import WorldInfo
@@ -29,14 +32,11 @@ from rankzero.distributed.session import Session
 from rankzero.messages import CannotStart, LeftEarlyError, RequestError, Stopped
 from rankzero.runs import attempt as attempt_module
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
-from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import verify
-from rankzero.runs.checkpoints.write import write_directory
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.reports.html import report as report_module
 from rankzero.runs.resume import RunOptions
 from rankzero.runs.summary import TrainingCounts
 from rankzero.sampling.plan import SamplingPlan
+from rankzero.show.report import report as report_module
 from rankzero.training.fit_loop import install
 from rankzero.training.strategies import OneProcess
 from recorded_runs import locked

@@ -146,7 +146,7 @@ def test_archived_files_are_restored_if_an_attempt_is_discarded_or_cannot_begin(
             run.discard_attempt()
         else:
             with monkeypatch.context() as patch, pytest.raises(RequestError):
-                patch.setattr("rankzero.runs.checkpoints.atomic_files.os.fsync", refuse)
+                patch.setattr("rankzero.checkpoints.atomic_files.os.fsync", refuse)
                 run.begin_attempt("a: 2")
         assert sorted(tmp_path.rglob("*")) == before
 

@@ -27,7 +27,7 @@ class CrashError(RuntimeError):
 
 def crash_at(step, *arguments, **options):
     """Runs `fit`, which crashes after a step."""
-    from rankzero.commands.implementations import training as cli
+    from rankzero.commands import fit as cli
 
     build = cli.build_trainer
 

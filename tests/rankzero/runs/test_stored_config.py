@@ -7,8 +7,8 @@ import yaml
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
+from rankzero.checkpoints.manifest import read_manifest
 from rankzero.messages import CannotStart
-from rankzero.runs.checkpoints.manifest import read_manifest
 from rankzero.runs.stored_config import (
     as_json,
     changed_settings,

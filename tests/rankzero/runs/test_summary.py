@@ -8,11 +8,11 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torchmetrics import MeanMetric
 
+from rankzero.checkpoints.manifest import MANIFEST
+from rankzero.checkpoints.write import write_directory
 from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import AnotherRankFailed, RunError, Stopped, mark_place
-from rankzero.runs.checkpoints.manifest import MANIFEST
-from rankzero.runs.checkpoints.write import write_directory
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.summary import TrainingCounts, computed_metrics_of, metrics_of, reason_of, summarize, without_stack
 from running import train_in_process

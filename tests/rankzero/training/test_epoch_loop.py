@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from rankzero import Trainer as RunTrainer
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.metrics.curves import read_curves
+from rankzero.show.report.curves import read_curves
 from rankzero.training import lightning_inside
 from running import script_process
 from stock import Loaders, ManualNet, Net, assert_equals_stock, assert_same_training, observe, train, with_methods

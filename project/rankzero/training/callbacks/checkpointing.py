@@ -17,14 +17,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.checkpoints.manifest import SIGNATURE, Retention, checkpoints_in, file_of, read_manifest, step_of
+from rankzero.checkpoints.safe_load import key_problem
+from rankzero.checkpoints.write import remove_directory
 from rankzero.distributed.devices import GatheredRows
 from rankzero.distributed.monitoring.activity import CHECKPOINT
 from rankzero.distributed.scheduler.durations import parse_duration
 from rankzero.messages import RunError, SaveError, print_error
-from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import SIGNATURE, Retention, checkpoints_in, file_of, read_manifest, step_of
-from rankzero.runs.checkpoints.safe_load import key_problem
-from rankzero.runs.checkpoints.write import remove_directory
 from rankzero.runs.directory import RunDirectory
 from rankzero.training.callbacks.finite_weights import FiniteWeights
 from rankzero.training.fit_loop import fit_loop_of

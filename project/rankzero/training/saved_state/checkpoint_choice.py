@@ -11,12 +11,12 @@ from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
+from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.checkpoints.manifest import file_of, has_valid_manifest, newest_valid
+from rankzero.checkpoints.safe_load import is_remote, signed_sha256_of
 from rankzero.distributed.coordination.broadcast import broadcast_file
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.messages import RequestError, print_notice
-from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import file_of, has_valid_manifest, newest_valid
-from rankzero.runs.checkpoints.safe_load import is_remote, signed_sha256_of
 from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.resume import NoCheckpointError, existing_url, requested_checkpoint
 from rankzero.training.callbacks.checkpointing import CheckpointCallback

@@ -58,8 +58,8 @@ def _replace(saving_module: Any) -> None:
         return
 
     def pl_load(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None, **options: Any) -> Any:
-        from rankzero.runs.checkpoints.hyper_parameters import omitted_hyper_parameters
-        from rankzero.runs.checkpoints.manifest import directory_of
+        from rankzero.checkpoints.hyper_parameters import omitted_hyper_parameters
+        from rankzero.checkpoints.manifest import directory_of
         from rankzero.training.lightning_inside import replace_load_state
 
         replace_load_state(saving_module, with_keys_of)
@@ -92,6 +92,6 @@ def with_keys_of(module: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read(path: Path, map_location: Any, weights_only: bool | None) -> Any:
-    from rankzero.runs.checkpoints.safe_load import load
+    from rankzero.checkpoints.safe_load import load
 
     return load(path, map_location, trusted=weights_only is False, trust_setting="weights_only=False")

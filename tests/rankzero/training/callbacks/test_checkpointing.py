@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from rankzero import Trainer
-from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import Retention, checkpoints_in
+from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.checkpoints.manifest import Retention, checkpoints_in
 from rankzero.runs.directory import RunDirectory
 from rankzero.training.callbacks import checkpointing
 from rankzero.training.callbacks.checkpointing import CLOCK_STEPS, CheckpointCallback, Interval

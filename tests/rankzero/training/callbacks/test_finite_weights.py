@@ -5,8 +5,8 @@ import pytest
 import torch
 from boring_models import DropoutNet, summary_in, train
 
+from rankzero.checkpoints.manifest import checkpoints_in, step_of
 from rankzero.messages import RunError
-from rankzero.runs.checkpoints.manifest import checkpoints_in, step_of
 
 
 class BrokenNet(DropoutNet):

@@ -9,12 +9,12 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
+from rankzero.checkpoints.manifest import checkpoints_in
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import SaveError, Stopped
-from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.runs.checkpoints.manifest import checkpoints_in
 from rankzero.runs.directory import RunDirectory
 from rankzero.training.callbacks import safe_point as safe_points
 from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval

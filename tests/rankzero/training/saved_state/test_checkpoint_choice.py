@@ -10,8 +10,8 @@ from boring_models import samples, train
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from rankzero import Trainer
+from rankzero.checkpoints.manifest import MANIFEST
 from rankzero.messages import RequestError
-from rankzero.runs.checkpoints.manifest import MANIFEST
 from stock import QUIET
 
 

@@ -1,0 +1,144 @@
+"""Atomic writes of checkpoints: a crash, a full disk or a power cut leaves no partial checkpoint."""
+
+import contextlib
+import hashlib
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from rankzero.checkpoints.atomic_files import SAVING, make_folder, sync_folder, synced
+from rankzero.checkpoints.manifest import (
+    DELETING,
+    FORMAT,
+    MANIFEST,
+    REPLACED,
+    SIGNATURE,
+    STATE,
+    is_valid,
+    manifest_text,
+)
+from rankzero.checkpoints.safe_load import required_globals, sign
+from rankzero.distributed.connections.key import NoKeyError
+
+
+class HashedFile:
+    """File object for `torch.save` that counts and hashes the data. Writing and hashing release the GIL.
+
+    Attributes:
+        bytes: Number of bytes written.
+        error: Error of the disk; None without one. torch raises a RuntimeError in its place.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.bytes = file, 0
+        self._digest = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Writes and hashes a block."""
+        try:
+            self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self._digest.update(data)
+        self.bytes += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Does nothing: `synced` flushes the file once, after the last write."""
+
+    @property
+    def sha256(self) -> str:
+        """Hash of all data written, as hexadecimal digits."""
+        return self._digest.hexdigest()
+
+
+def write_directory(checkpoint: dict[str, Any], target: Path) -> None:
+    """Writes a checkpoint directory to a temporary path and renames it to `target`.
+
+    An earlier checkpoint at `target` is kept as `.replaced` until the new one has its name.
+
+    Raises:
+        OSError: The disk refused a write. An earlier checkpoint is still valid; the new one is removed.
+    """
+    temporary = target.with_name(f".{target.name}{SAVING}")
+    try:
+        make_folder(target.parent)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        _write_content(checkpoint, temporary)
+        sync_folder(temporary)
+        _move_to_target(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def write_state(checkpoint: Any, path: Path) -> HashedFile:
+    """Writes one file with `torch.save`, and waits until it is on the disk. Returns its size and sha256."""
+    with synced(path) as file:
+        hashed = HashedFile(file)
+        try:
+            torch.save(checkpoint, hashed)  # type: ignore[arg-type]  # torch.save needs no more than write() and flush()
+        except RuntimeError as error:
+            raise (hashed.error or error) from None
+    return hashed
+
+
+def remove_directory(path: Path) -> None:
+    """Removes a checkpoint directory; an interruption leaves either the whole checkpoint or none under its name."""
+    deleting = path.with_name(f".{path.name}{DELETING}")
+    shutil.rmtree(deleting, ignore_errors=True)
+    path.rename(deleting)
+    sync_folder(path.parent)
+    shutil.rmtree(deleting)
+
+
+def _write_content(checkpoint: dict[str, Any], folder: Path) -> None:
+    state = write_state(checkpoint, folder / STATE)
+    description = {"bytes": state.bytes, "sha256": state.sha256}
+    manifest = {
+        "format": FORMAT,
+        "epoch": checkpoint.get("epoch"),
+        "step": checkpoint.get("global_step"),
+        "rankzero": checkpoint.get("rankzero", {}),
+        "contents": sorted(map(str, checkpoint)),
+        "needs": _required_globals(folder / STATE),
+        "files": {STATE: description},
+    }
+    if manifest["needs"]:
+        with contextlib.suppress(NoKeyError):  # unsigned, it is read only with --trust_checkpoint yes
+            manifest[SIGNATURE] = sign(STATE, description)
+    with synced(folder / MANIFEST) as file:
+        file.write(manifest_text(manifest).encode())
+
+
+def _required_globals(path: Path) -> list[str]:
+    with path.open("rb") as file:
+        try:
+            return required_globals(file)
+        except pickle.UnpicklingError:  # for example because of an integer of a thousand digits
+            return ["what torch cannot name"]
+
+
+def _move_to_target(temporary: Path, target: Path) -> None:
+    replaced = target.with_name(target.name + REPLACED)
+    if target.exists():
+        if replaced.exists():  # left by an interrupted save: keep the newer one unless it is damaged
+            remove_directory(replaced if is_valid(target) else target)
+        if target.exists():
+            target.rename(replaced)
+    try:
+        temporary.rename(target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            replaced.rename(target)
+        raise
+    sync_folder(target.parent)
+    if replaced.exists():
+        with contextlib.suppress(OSError):  # the new one is safe; `clean` removes the old one later
+            remove_directory(replaced)

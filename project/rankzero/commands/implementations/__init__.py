@@ -1,1 +1,0 @@
-"""Implementations of the commands, called after their flags are checked. Imports torch."""

@@ -1,0 +1,229 @@
+"""The request for a job, from the command line and the site file. Does not import torch."""
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rankzero.cli.flags.command_line import CommandLine
+from rankzero.distributed.process.environment import config_folder
+from rankzero.jobs.options import FLAGS, FORMS, JOB_FLAGS, LISTS, QUEUING, JobRequest, accepted_flags, host_value
+from rankzero.messages import RequestError, nearest
+
+_SET_BY_SCRIPT = {
+    "slurm": r"\s*#SBATCH\b.*?\s(-[NaJc]|--(?:nodes|ntasks-per-node|array|job-name|cpus-per-task)\b)",
+    "pbs": r"\s*#PBS\b.*?\s(-[JN]|-l\s*['\"]?(?:[^\s]*,)?(?:select|nodes|place)\b)",
+}
+"""Scheduler -> options that contradict the arguments that the script passes to `fit`."""
+
+_PATHS = ("root", "venv", "hostfile", "image")
+"""Keys whose values may contain variables."""
+
+
+def job_request(command_line: CommandLine) -> JobRequest:
+    """Returns the requested job.
+
+    Raises:
+        RequestError: A required flag is missing, or flags contradict each other or the scheduler.
+    """
+    site = dict(read_site(command_line.values.get("site")))
+    given = {name: value for name, value in command_line.values.items() if name in FLAGS}
+    scheduler = given.get("scheduler") or site.get("scheduler")
+    if scheduler is None:
+        names = ", ".join(FORMS)
+        raise RequestError("a job without --scheduler", f"the schedulers are {names}", "--scheduler slurm")
+    if scheduler == "pbs":
+        _check_pbs({**site, **given})
+    if "name" not in given:
+        raise RequestError(
+            "a job without --name", "status, log, stop and resume find a job by its name", "--name my-run"
+        )
+    if "hosts" in given or "hostfile" in given:
+        site = {name: value for name, value in site.items() if name not in ("hosts", "hostfile")}
+    if "venv" in given:
+        site.pop("image", None)
+    image = given.get("image") or site.get("image")
+    if scheduler in ("docker", "apptainer") and image is None:
+        raise RequestError(f"--scheduler {scheduler}", "the container image is missing", "--image IMAGE")
+    accepted = accepted_flags(scheduler, image is not None)
+    _refuse_ignored(given, accepted, scheduler)
+    _check_extra((*site.get("extra", ()), *given.get("extra", ())) if scheduler in QUEUING else (), scheduler)
+    values = {name: value for name, value in {**site, **given}.items() if name in accepted}
+    for name in LISTS:
+        if name in accepted and name != "hosts" and (both := (*site.get(name, ()), *given.get(name, ()))):
+            values[name] = both
+    values |= {"scheduler": scheduler, "form": _form(scheduler, given.get("form"), site.get("form"))}
+    request = JobRequest(**values, arguments=tuple(command_line.rest or ()))
+    return _with_hosts(request, "nodes" in given)
+
+
+def _refuse_ignored(given: Mapping[str, Any], accepted: Sequence[str], scheduler: str) -> None:
+    """Raises an error for a given flag that would have no effect."""
+    for name in given:
+        if name in accepted:
+            continue
+        if name == "venv":
+            raise RequestError("--venv with --image", "the image contains its own Python", "leave --venv out")
+        if name == "gpus_per_device":
+            found = "the processes use the GPUs that they find"
+            instead = "leave --gpus_per_device out; CUDA_VISIBLE_DEVICES= hides all GPUs"
+        else:
+            found = f"{scheduler} has no such option"
+            instead = "--extra LINE, with an option of the scheduler" if scheduler in QUEUING else f"leave --{name} out"
+        raise RequestError(f"--{name} with --scheduler {scheduler}", found, instead)
+
+
+def _check_extra(lines: Sequence[str], scheduler: str) -> None:
+    """Raises an error for a line of `--extra` that the scheduler ignores, or that contradicts the script."""
+    for line in lines:
+        other = {"slurm": "#PBS", "pbs": "#SBATCH"}.get(scheduler, "#")
+        if line.lstrip().startswith(other):
+            found = f"{scheduler} ignores a line that begins with {other}"
+            example = "'#SBATCH --qos=high'" if scheduler == "slurm" else "'#PBS -m n'"
+            raise RequestError(f"--extra {shlex.quote(line)}", found, f"--extra {example}")
+        if match := re.match(_SET_BY_SCRIPT[scheduler], line):
+            raise RequestError(
+                f"--extra {shlex.quote(line)}",
+                f"the script itself sets {match[1]}",
+                "the flag of submit.py instead: --nodes, --devices, --cpus_per_device, --array or --name",
+            )
+
+
+def _form(scheduler: str, given: str | None, of_site: str | None) -> str | None:
+    """Returns the form of a job: the given one, the site's form if the scheduler has it, or the default."""
+    forms = FORMS[scheduler]
+    if given is not None and given not in forms:
+        raise RequestError(
+            f"--form {given} with --scheduler {scheduler}",
+            f"its forms are {', '.join(forms)}" if forms else f"{scheduler} has only one form",
+            f"--form {forms[0]}" if forms else "leave --form out",
+        )
+    return given or (of_site if of_site in forms else next(iter(forms), None))
+
+
+def _check_pbs(values: Mapping[str, Any]) -> None:
+    """Raises an error for values that only Slurm accepts."""
+    array, constraint = values.get("array"), values.get("constraint")
+    if array and not re.fullmatch(r"[0-9]+-[0-9]+(:[0-9]+)?", array):
+        raise RequestError(f"--array {array}", "PBS accepts a range with an optional step", "--array 0-3")
+    if constraint and not re.fullmatch(r"[^=\s:]+=[^=:]+(:[^=\s:]+=[^=:]+)*", constraint):
+        raise RequestError(f"--constraint {constraint}", "PBS accepts name=value", "--constraint gpu_type=a100")
+
+
+def _with_hosts(request: JobRequest, nodes_given: bool) -> JobRequest:
+    """Returns the request with the machines of `--hostfile`, and with as many nodes as machines if none were given."""
+    if request.scheduler in QUEUING:
+        return request
+    hosts = request.hosts
+    if request.hostfile is not None:
+        if hosts:
+            raise RequestError("--hosts and --hostfile", "both list machines", "leave one of them out")
+        hosts = hosts_in(Path(request.hostfile))
+    nodes = request.nodes if nodes_given or not hosts else max(request.nodes, len(hosts))
+    flag = "--hostfile" if request.hostfile else "--hosts"
+    if request.scheduler == "local" and nodes > 1:
+        raise RequestError(
+            f"--nodes {nodes} with --scheduler local", "it is one machine", "--scheduler ssh --hosts n1,n2"
+        )
+    if len(hosts) < nodes and (nodes > 1 or request.scheduler == "ssh"):
+        found = (
+            f"{flag} lists {len(hosts)}: {', '.join(hosts)}"
+            if hosts
+            else f"{request.scheduler} does not choose machines"
+        )
+        names = ",".join(f"n{i + 1}" for i in range(nodes))
+        raise RequestError(f"{nodes} machines (--nodes {nodes})", found, f"--hosts {names}")
+    return replace(request, hosts=hosts[:nodes], nodes=nodes)
+
+
+def hosts_in(file: Path) -> tuple[str, ...]:
+    """Returns the machines that a host file of mpirun names, in order.
+
+    Raises:
+        RequestError: The file cannot be read, names no machine, or has an invalid name.
+    """
+    try:
+        lines = [line.partition("#")[0].split() for line in file.read_text().splitlines()]
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise RequestError(f"--hostfile {file}", f"cannot read this file: {reason}", "--hosts n1,n2") from None
+    names = dict.fromkeys(words[0].partition(":")[0] for words in lines if words)
+    if not names:
+        raise RequestError(f"--hostfile {file}", "it names no machine", "--hosts n1,n2")
+    try:
+        return tuple(host_value(name) for name in names)
+    except ValueError:
+        raise RequestError(f"--hostfile {file}", "a line does not begin with a host name", "n1 slots=4") from None
+
+
+def read_site(path: str | None) -> dict[str, Any]:
+    """Reads a site file: YAML with the names of flags as keys.
+
+    Args:
+        path: The file; None for the user's own, which may be missing.
+
+    Returns:
+        Flag -> its value.
+
+    Raises:
+        RequestError: The file cannot be read, or has an unknown key or an invalid value.
+    """
+    file = _users_file() if path is None else Path(path)
+    if file is None:
+        return {}
+    try:
+        # All values are text, as on the command line. YAML's own types would read `no` as False and `0123` as 83.
+        content = yaml.load(file.read_text(), Loader=yaml.BaseLoader) or {}
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise RequestError(f"--site {file}", f"cannot read this file: {reason}", "--site FILE") from None
+    except yaml.YAMLError as error:
+        raise RequestError(f"--site {file}", f"not YAML: {error}", "scheduler: slurm") from None
+    if not isinstance(content, dict):
+        raise RequestError(f"--site {file}", "not a YAML mapping", "scheduler: slurm")
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in FLAGS:
+            names = [flag.name for flag in JOB_FLAGS]
+            similar = nearest(str(key), names)
+            found = f"there is no such key; the keys are {', '.join(names)}"
+            raise RequestError(f"{file}: {key}", found, f"{similar}: ..." if similar else "remove this line")
+        for item in value if isinstance(value, list) and FLAGS[key].name in LISTS else [value]:
+            _add(values, key, item, file)
+    return values
+
+
+def _add(values: dict[str, Any], key: str, item: object, file: Path) -> None:
+    """Adds a value of the file to the values of a flag."""
+    flag = FLAGS[key]
+    instead = f"- {flag.example}".replace("'", '"') if flag.name in LISTS else f"{key}: {flag.example}"
+    if not isinstance(item, str) or not item:
+        found = "the value is empty; a value that begins with # needs quotes" if not item else "the value is not text"
+        raise RequestError(f"{file}: {key}", found, instead)
+    try:
+        flag.add(values, _expanded(item) if flag.name in _PATHS else item)
+    except RequestError as error:
+        raise RequestError(f"{file}: {key}: {item}", error.found, instead) from None
+
+
+def _expanded(path: str) -> str:
+    """Returns a path with variables expanded, as a shell does on the command line.
+
+    Raises:
+        RequestError: A variable is not set.
+    """
+    expanded = os.path.expandvars(path)
+    if "$" in expanded:
+        raise RequestError(path, "a variable in this path is not set", path)
+    return expanded
+
+
+def _users_file() -> Path | None:
+    """Returns the user's own site file, if it exists."""
+    folder = config_folder()
+    return folder / "site.yaml" if folder and (folder / "site.yaml").is_file() else None

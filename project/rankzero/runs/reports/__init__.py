@@ -1,1 +1,0 @@
-"""Reports on a run: in the terminal and as a file."""

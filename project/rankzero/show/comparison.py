@@ -1,0 +1,354 @@
+"""Comparison of runs: settings, results and curves. Does not import torch."""
+
+import bisect
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.cells import cell_len
+
+from rankzero.messages import print_line
+from rankzero.runs.metrics_file import METRICS_FILE
+from rankzero.runs.recorded_run import CONFIG_FILE, RecordedRun, Status, read_run, status_of, with_live_values
+from rankzero.runs.stored_config import SINGLE_START_ARGUMENTS, Config, flattened, read_config
+from rankzero.show.report.curves import Curve, read_curves
+from rankzero.show.table import Column, Row, available_width, print_table
+from rankzero.text import (
+    MISSING,
+    direction,
+    distinct,
+    duration,
+    is_measurement,
+    is_training_loss,
+    is_validation,
+    main_metric,
+    number_text,
+    unique_metrics,
+    without_secrets,
+)
+
+STEPS, SAMPLES, EPOCHS, SECONDS = "steps", "samples", "epochs", "seconds"
+X_AXES = (STEPS, SAMPLES, EPOCHS, SECONDS)
+
+
+class TrainingClock:
+    """Measures the time of a run without the time between its attempts."""
+
+    def __init__(self, starts: Iterable[float], curves: Mapping[str, Curve]) -> None:
+        self._times = sorted(time for curve in curves.values() for time in curve.times)
+        self._starts = sorted(starts) or self._times[:1]
+
+    def seconds(self, times: Sequence[float]) -> list[float]:
+        """Returns the seconds of training until each time."""
+        offsets, total = [], 0.0
+        for start, following in zip(self._starts, [*self._starts[1:], float("inf")], strict=True):
+            offsets.append(total)
+            last = bisect.bisect_left(self._times, following) - 1
+            total += max(0.0, self._times[last] - start) if last >= 0 else 0.0
+        attempts = [max(0, bisect.bisect_right(self._starts, time) - 1) for time in times]
+        return [
+            offsets[attempt] + max(0.0, time - self._starts[attempt])
+            for attempt, time in zip(attempts, times, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One of the runs that are compared."""
+
+    label: str
+    run: RecordedRun
+    status: Status
+    config: Config
+    curves: Mapping[str, Curve]
+
+    def positions(self, curve: Curve, kind: str) -> Sequence[float]:
+        """Returns the position of each value of a curve on a horizontal axis, one of `X_AXES`."""
+        if kind == SECONDS:
+            return self._clock.seconds(curve.times)
+        return {STEPS: curve.steps, SAMPLES: curve.samples, EPOCHS: curve.epochs}[kind]
+
+    @cached_property
+    def _clock(self) -> TrainingClock:
+        return TrainingClock(self.run.starts, self.curves)
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """Notes on the run for the user, in addition to the tables."""
+        if self.status.note:
+            yield f"{self.label}: {self.status.note}"
+        if not self.config:
+            yield f"{self.label}: {CONFIG_FILE} is missing or damaged, so its settings are not known"
+        if not self.curves:
+            yield f"{self.label}: there are no curves in {self.run.path / METRICS_FILE}"
+
+
+def read_compared_runs(paths: Sequence[Path]) -> list[ComparedRun]:
+    """Reads runs; values that an unfinished run has logged take the place of those in its summary."""
+    compared = [_read(path) for path in paths]
+    labels = [entry.label for entry in compared]
+    return [replace(entry, label=str(entry.run.path)) if labels.count(entry.label) > 1 else entry for entry in compared]
+
+
+def _read(path: Path) -> ComparedRun:
+    run = read_run(path)
+    return ComparedRun(run.name, with_live_values(run), status_of(run), read_config(run.config), read_curves(path))
+
+
+MAX_PANELS = 6
+MAX_POINTS = 400
+"""Number of points of a drawn curve; of a longer one, means of equally many values are drawn."""
+
+TRAIN_LOSS = "train loss"
+_LOSS_TAGS = ("train/mean_loss", "train/loss")
+"""Rankzero logs the loss over all ranks under the second name, and under the first if the model uses the second."""
+
+
+class Line(NamedTuple):
+    """The curve of one run in a panel."""
+
+    number: int
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+class Panel(NamedTuple):
+    """A panel of the figure; `averaged` is the number of values in each point."""
+
+    title: str
+    lines: Sequence[Line]
+    averaged: int = 1
+
+
+def all_tags(compared: Sequence[ComparedRun]) -> list[str]:
+    """Returns the tags of all curves of the runs, in alphabetical order."""
+    return sorted({tag for entry in compared for tag in entry.curves})
+
+
+def chosen_metrics(compared: Sequence[ComparedRun]) -> tuple[list[str], list[str]]:
+    """Returns what is drawn without `--metric`, train loss and validation metrics, and the tags without a panel.
+
+    Metrics of many runs come first, then the one that matters most.
+    """
+    tags = [tag for tag in all_tags(compared) if not is_measurement(tag) and not tag.endswith("_step")]
+    count = {tag: sum(tag in entry.curves for entry in compared) for tag in tags}
+    has_loss = any(loss_tag(entry.curves) for entry in compared)
+    validation = [tag for tag in tags if is_validation(tag)] or ([] if has_loss else tags)
+    first = main_metric(validation, next((entry.run.kept_best for entry in compared if entry.run.kept_best), None))
+    validation.sort(key=lambda tag: (-count[tag], tag != first, tag))
+    metrics = [*([TRAIN_LOSS] if has_loss else []), *validation]
+    return metrics[:MAX_PANELS], metrics[MAX_PANELS:]
+
+
+def loss_tag(curves: Mapping[str, Curve]) -> str | None:
+    """Returns the tag of a run's loss on training data; None without one."""
+    for tag in _LOSS_TAGS:
+        if tag in curves:
+            return tag
+    candidates = [tag for tag in curves if is_training_loss(tag) and not is_measurement(tag)]
+    return min(candidates, key=lambda tag: (not tag.startswith("train"), len(tag), tag), default=None)
+
+
+def panels(compared: Sequence[ComparedRun], metrics: Sequence[str], kind: str) -> tuple[list[Panel], list[str]]:
+    """Returns the panels, and notes about curves that are missing."""
+    notes = []
+    found = []
+    for metric in metrics:
+        lines, averaged = [], 1
+        for number, entry in enumerate(compared):
+            tag = loss_tag(entry.curves) if metric == TRAIN_LOSS else metric
+            curve = entry.curves.get(tag or "")
+            if not entry.curves:
+                continue
+            if curve is None:
+                notes.append(f"{entry.label}: has no curve of {metric}")
+                continue
+            if curve.not_finite:
+                notes.append(
+                    f"{entry.label}: {curve.not_finite:,} of {curve.count:,} values of {metric} are not finite"
+                )
+            size = -(-len(curve.values) // MAX_POINTS)
+            averaged = max(averaged, size)
+            positions = entry.positions(curve, kind)
+            if not any(map(math.isfinite, positions)):
+                notes.append(f"{entry.label}: {metric} was logged without {kind}; --x steps draws it")
+                continue
+            lines.append(Line(number, means(positions, size), means(curve.values, size)))
+        if lines:
+            found.append(Panel(metric, lines, averaged))
+    return found, notes
+
+
+def means(values: Sequence[float], size: int) -> list[float]:
+    """Returns the means of about `size` successive values each, of the finite ones; NaN if none is finite."""
+    averages, count = [], -(-len(values) // size)
+    for group in range(count):
+        begin, end = group * len(values) // count, (group + 1) * len(values) // count
+        finite = [value for value in values[begin:end] if math.isfinite(value)]
+        averages.append(math.fsum(finite) / len(finite) if finite else math.nan)
+    return averages
+
+
+_IGNORED = frozenset({*SINGLE_START_ARGUMENTS, "root", "start_timeout", "launcher", "requeue", "max_attempts"})
+"""Settings that change where and how a run is started, and not what it computes."""
+
+_ABSENT = object()
+
+
+class Difference(NamedTuple):
+    """A setting in which runs differ."""
+
+    name: str
+    values: Sequence[str]
+
+
+def differences(configs: Sequence[Config]) -> list[Difference] | None:
+    """Returns the settings in which runs differ; None if fewer than two configurations are known.
+
+    Args:
+        configs: Configuration of each run; {} if it is not known, which is no difference.
+    """
+    flat = [_flat(config) for config in configs]
+    known = [settings for settings, config in zip(flat, configs, strict=True) if config]
+    if len(known) < 2:
+        return None
+    shown = [without_secrets(settings) for settings in flat]
+    names = dict.fromkeys(name for settings in known for name in settings)
+    found = []
+    for name in names:
+        values = [settings.get(name) for settings in known]  # null and absent are equal
+        if any(_differs(value, values[0]) for value in values[1:]):
+            found.append(Difference(name, [_text(settings.get(name, _ABSENT)) for settings in shown]))
+    return found
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    """Returns the settings by name. The class of an object has the name of the object: `model` -> `MLP`."""
+    return {
+        name.removesuffix(".class_path"): value
+        for name, value in flattened(_with_indices(config)).items()
+        if name.removeprefix("trainer.") not in _IGNORED
+    }
+
+
+def _with_indices(value: Any) -> Any:
+    """Replaces lists of lists or dictionaries by dictionaries from index to item, so that items are compared."""
+    if isinstance(value, dict):
+        return {key: _with_indices(item) for key, item in value.items()}
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        return {str(index): _with_indices(item) for index, item in enumerate(value)}
+    return value
+
+
+def _differs(value: Any, other: Any) -> bool:
+    return value != other or isinstance(value, bool) != isinstance(other, bool)
+
+
+def _text(value: Any) -> str:
+    if value is _ABSENT:
+        return MISSING
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+MAX_METRICS = 20
+"""Number of metrics in the table, those on validation data first."""
+
+
+class Result(NamedTuple):
+    """A row of results."""
+
+    name: str
+    values: Sequence[str]
+    best: frozenset[int] = frozenset()
+
+
+def results(compared: Sequence[ComparedRun]) -> tuple[list[Result], list[str]]:
+    """Returns the results of runs, and the names of metrics that are left out."""
+    runs = [entry.run for entry in compared]
+    rows = [
+        Result("status", [entry.status.word for entry in compared]),
+        Result("epochs", [_epochs(run) for run in runs]),
+        Result("steps", [_counted(run.summary.get("steps")) for run in runs]),
+        Result("samples", [_counted(run.summary.get("samples")) for run in runs]),
+        Result("processes", [_counted(run.summary.get("world_size")) for run in runs]),
+    ]
+    metrics = [unique_metrics(run.metrics) for run in runs]
+    names = sorted({name for own in metrics for name in own}, key=lambda name: (not is_validation(name), name))
+    for name in names[:MAX_METRICS]:
+        values = [own.get(name) for own in metrics]
+        kept_best = next((run.kept_best for run in runs if run.kept_best and run.kept_best[1] == name), None)
+        rows.append(Result(name, [number_text(value) for value in values], best(values, direction(name, kept_best))))
+    speeds = [run.summary.get("samples_per_second") for run in runs]
+    rows.append(Result("samples/s", [number_text(speed) for speed in speeds], best(speeds, "max")))
+    rows.append(Result("last attempt", [duration(run.summary.get("seconds")) for run in runs]))
+    return rows, names[MAX_METRICS:]
+
+
+def best(values: Sequence[float | None], better: str | None) -> frozenset[int]:
+    """Returns the indices of the best values.
+
+    Args:
+        values: The values; None or NaN for a run without one.
+        better: `max` or `min`; None if it is not known which values are better.
+    """
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if better is None or len(set(finite)) < 2:
+        return frozenset()
+    choose: Callable[[Sequence[float]], float] = max if better == "max" else min
+    return frozenset(index for index, value in enumerate(values) if value == choose(finite))
+
+
+def _epochs(run: RecordedRun) -> str:
+    if (epochs := run.summary.get("epochs")) is None:
+        return MISSING
+    return f"{epochs} of {run.max_epochs}" if (run.max_epochs or 0) > epochs else str(epochs)
+
+
+def _counted(count: int | None) -> str:
+    return MISSING if count is None else f"{count:,}"
+
+
+_MAX_LABEL, _MIN_VALUE = 24, 13
+"""Most columns for the names of settings and results, and least columns for the values of a run."""
+
+
+def print_comparison(labels: Sequence[str], settings: Sequence[Difference] | None, rows: Sequence[Result]) -> None:
+    """Prints the settings in which runs differ, and their results. Runs that do not fit have further tables."""
+    setting_rows = [Row([setting.name, *setting.values]) for setting in settings or ()]
+    if setting_rows:
+        _print_blocks("setting", labels, setting_rows, is_number=False)
+    elif settings is not None:
+        print_line("all settings are equal\n")
+    has_best = any(row.best for row in rows)
+    _print_blocks("result", labels, [_row(row, has_best) for row in rows], is_number=True)
+    if has_best:
+        print_line("* best value of all runs")
+
+
+def _print_blocks(title: str, labels: Sequence[str], rows: Sequence[Row], is_number: bool) -> None:
+    label_width = min(_MAX_LABEL, max(cell_len(text) for text in [title, *(row.cells[0] for row in rows)]))
+    room = max(_MIN_VALUE, available_width() - label_width)
+    count = min(len(labels), max(1, room // (_MIN_VALUE + 2)))
+    names = distinct(labels, max(_MIN_VALUE, room // count - 2))
+    for begin in range(0, len(labels), count):
+        block = range(begin, min(begin + count, len(labels)))
+        columns = [Column(title, label_width), *(Column(names[index], _MIN_VALUE, is_number) for index in block)]
+        cells = [
+            Row(
+                [row.cells[0], *(row.cells[index + 1] for index in block)],
+                styles={index - begin + 1: row.styles[index + 1] for index in block if index + 1 in row.styles},
+            )
+            for row in rows
+        ]
+        print_table(columns, cells)
+        print_line("")
+
+
+def _row(row: Result, has_best: bool) -> Row:
+    marks = ["*" if index in row.best else " " * has_best for index in range(len(row.values))]
+    cells = [row.name, *(value + mark for value, mark in zip(row.values, marks, strict=True))]
+    return Row(cells, styles={index + 1: "bold green" for index in row.best})

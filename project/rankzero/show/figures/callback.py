@@ -1,0 +1,170 @@
+"""Draws images of a run: training inputs, and what a validation has predicted."""
+
+import math
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from rankzero.distributed.monitoring.activity import HOOK, VALIDATION, Activity
+from rankzero.runs.directory import RunDirectory
+from rankzero.show.figures.collection import (
+    MAX_SAMPLES,
+    Collection,
+    CollectionError,
+    Validation,
+    class_names,
+    find_classes,
+    find_images,
+)
+from rankzero.show.figures.publishing import Publisher
+from rankzero.show.measurements.throughput import Throughput
+from rankzero.show.tensorboard_logger import DurableTensorBoardLogger
+from rankzero.training.fit_loop import fit_loop_of
+from rankzero.training.hooks import LoopCallback
+from rankzero.training.strategies import strategy_of
+from rankzero.training.validations import ValidationSchedule
+
+PAUSE_FACTOR = 100.0
+"""Shortest time between two drawings, in durations of a drawing: drawing takes at most 1 % of the time."""
+
+
+class RunFigures(LoopCallback):
+    """Draws figures for modules whose `validation_step` returns the documented names.
+
+    An error never ends training: it is reported once, and no further figures are drawn in this attempt.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        throughput: Throughput,
+        activity: Activity,
+        logger: DurableTensorBoardLogger | None = None,
+        log_system: bool = False,
+    ) -> None:
+        self.run, self.throughput, self.activity = run, throughput, activity
+        self.logger, self.log_system = logger, log_system
+        self._is_enabled = self._draws_inputs = False
+        self._has_failed = False
+        """Whether drawing has failed; only on rank zero."""
+        self._collection: Collection | None = None
+        self._seconds = 0.0
+        """Time spent in this callback since the start of the validation."""
+        self._pause_ends = 0.0
+        """Time from which on a validation that is not the last one is drawn."""
+
+    def on_ready(self, trainer: Trainer) -> None:
+        self._is_enabled = not (trainer.barebones or trainer.fast_dev_run)  # type: ignore[attr-defined]
+        self._draws_inputs = self._is_enabled and trainer.is_global_zero
+        self._publisher = Publisher(self.run, trainer, self.logger, self.log_system)
+
+    def needs(self, hook: str) -> bool:
+        return hook != "on_tick" or self._draws_inputs
+
+    def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
+        """Draws the first batch of an attempt."""
+        if self._draws_inputs:
+            self._draws_inputs = False
+            self._guarded(lambda: self._draw_inputs(trainer, batch))
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Decides whether to draw this validation. All ranks must call."""
+        self._collection = None
+        if not self._is_enabled or trainer.sanity_checking or trainer.state.fn is not TrainerFn.FITTING:
+            return
+        is_due = monotonic() >= self._pause_ends or is_last_validation(trainer)
+        if strategy_of(trainer).broadcast(is_due and not self._has_failed):
+            self._seconds = 0.0
+            self._collection = Collection(trainer.world_size, trainer.global_rank)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if self._collection is not None and dataloader_idx == 0:
+            began = monotonic()
+            self._collection.add(outputs, batch)
+            self._seconds += monotonic() - began
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draws the outputs of all ranks, if this validation is drawn. All ranks must call."""
+        collection, self._collection = self._collection, None
+        if collection is None:
+            return
+        try:
+            validation = collection.exchange(strategy_of(trainer))
+        except CollectionError as error:
+            self._is_enabled = False
+            _warn(error)
+            return
+        if validation is None:  # the module returns other outputs
+            self._is_enabled = False
+        elif trainer.is_global_zero:
+            began = monotonic()
+            self._guarded(lambda: self._draw(trainer, validation))
+            ended = monotonic()
+            self._pause_ends = ended + PAUSE_FACTOR * (self._seconds + ended - began)
+
+    def _guarded(self, draw: Callable[[], None]) -> None:
+        """Draws, without counting the time as training; an error disables figures in this attempt."""
+        self.activity.enter(VALIDATION)
+        try:
+            with self.throughput.paused():
+                draw()
+        except Exception as error:
+            self._has_failed = True
+            _warn(error)
+        finally:
+            self.activity.enter(HOOK)
+
+    def _draw_inputs(self, trainer: Trainer, batch: Any) -> None:
+        images = find_images(batch)
+        if images is None:
+            return
+        from rankzero.show.figures import drawing
+
+        classes = find_classes(batch, len(images))
+        labels = [] if classes is None else classes[:MAX_SAMPLES].tolist()
+        names = class_names(trainer, None)
+        drawing.draw_inputs(self._publisher, images[:MAX_SAMPLES], labels, names)
+
+    def _draw(self, trainer: Trainer, validation: Validation) -> None:
+        from rankzero.show.figures import drawing
+
+        names = class_names(trainer, validation.counts.classes if validation.counts else None)
+        drawing.draw_validation(self._publisher, validation, names)
+
+
+def _warn(error: Exception) -> None:
+    text = str(error) if isinstance(error, CollectionError) else repr(error)
+    rank_zero_warn(f"rankzero: no further figures are drawn in this attempt, and training continues: {text}")
+
+
+def is_last_validation(trainer: Trainer) -> bool:
+    """Returns whether no validation will follow the current one in this run, as far as is known (lightning 2.6)."""
+    fit_loop, max_epochs, batches = fit_loop_of(trainer), trainer.max_epochs, trainer.num_training_batches
+    loop, schedule = fit_loop.epoch_loop, ValidationSchedule.of(trainer)
+    left_in_epoch = 0 if loop.batch_progress.is_last_batch else max(0, batches - loop.batches_done)
+    remaining = math.inf
+    if max_epochs not in (None, -1):
+        later_epochs = max_epochs - 1 - trainer.current_epoch
+        remaining = left_in_epoch + (later_epochs * batches if later_epochs > 0 else 0)
+    if trainer.max_steps != -1:
+        steps = max(0, trainer.max_steps - trainer.global_step)
+        remaining = min(remaining, steps * trainer.accumulate_grad_batches)
+    if remaining <= 0 or (trainer.should_stop and fit_loop.can_stop_early):
+        return True
+    if schedule.validation_interval in (None, math.inf) or remaining == math.inf:
+        return False  # validations are due at intervals of time, or after unknown batches
+    done = loop.batches_done
+    earlier_batches = loop.batch_progress.total.processed - done  # type: ignore[attr-defined]
+    return not schedule.count(trainer.current_epoch, earlier_batches, done, done + remaining)

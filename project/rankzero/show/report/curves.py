@@ -1,0 +1,111 @@
+"""Reads the curves of a run from `metrics.jsonl`. Does not import torch."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rankzero.runs.metrics_file import Row, read_rows
+
+MAX_POINTS = 1 << 12
+"""Number of points above which a curve is downsampled."""
+
+
+@dataclass
+class Curve:
+    """The values of one tag, with strictly increasing steps. A long curve is downsampled, see `CurveBuilder`.
+
+    Attributes:
+        steps: Step of each point.
+        times: Time at which each point was logged, in seconds since 1970.
+        values: The values, which may be NaN or infinite.
+        low: Lowest finite value that was logged, also if it is not among the points; NaN without one.
+        high: Highest finite value that was logged; NaN without one.
+        not_finite: Number of logged values that are NaN or infinite.
+        count: Number of logged values.
+        epochs: Number of epochs at each point, with a fraction; NaN if unknown.
+        samples: Number of samples of the run at each point; NaN if unknown.
+    """
+
+    steps: Sequence[int] = field(default_factory=list)
+    times: Sequence[float] = field(default_factory=list)
+    values: Sequence[float] = field(default_factory=list)
+    low: float = math.nan
+    high: float = math.nan
+    not_finite: int = 0
+    count: int = 0
+    epochs: Sequence[float] = ()
+    samples: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        if not self.count:
+            finite = [value for value in self.values if math.isfinite(value)]
+            self.low, self.high = min(finite, default=math.nan), max(finite, default=math.nan)
+            self.count = len(self.values)
+            self.not_finite = self.count - len(finite)
+
+    @property
+    def is_downsampled(self) -> bool:
+        """Whether some logged values are not among the points."""
+        return self.count > len(self.values)
+
+
+class CurveBuilder:
+    """Collects the points of a curve.
+
+    Of several points with the same step, the one added last remains. Whenever there are more than `MAX_POINTS`, only
+    the first point of each interval of steps remains, and the length of these intervals doubles until half of the
+    points are left. Curves that were logged at the same steps thus keep common steps. The last point remains as well.
+    """
+
+    def __init__(self) -> None:
+        self._points: dict[int, tuple[float, Row]] = {}
+        self._interval, self._count, self._not_finite = 1, 0, 0
+        self._low, self._high = math.inf, -math.inf
+
+    def add(self, row: Row, value: float) -> None:
+        """Adds a value of a row."""
+        self._count += 1
+        if math.isfinite(value):
+            self._low, self._high = min(self._low, value), max(self._high, value)
+        else:
+            self._not_finite += 1
+        self._points[row.step] = value, row
+        if len(self._points) > MAX_POINTS:
+            self._downsample()
+
+    def _downsample(self) -> None:
+        steps = sorted(self._points)
+        while len(kept := self._firsts(steps)) > MAX_POINTS // 2:
+            self._interval *= 2
+        self._points = {step: self._points[step] for step in kept}
+
+    def _firsts(self, steps: list[int]) -> list[int]:
+        """Returns the first of increasing steps in each interval, and the last step."""
+        firsts = {step // self._interval: step for step in reversed(steps)}
+        return sorted({*firsts.values(), steps[-1]})
+
+    def build(self) -> Curve:
+        """Returns the curve."""
+        steps = self._firsts(sorted(self._points)) if self._points else []
+        values, rows = [self._points[step][0] for step in steps], [self._points[step][1] for step in steps]
+        curve = Curve(steps, [row.seconds for row in rows], values)
+        curve.epochs = [math.nan if row.epoch is None else row.epoch for row in rows]
+        curve.samples = [math.nan if row.samples is None else row.samples for row in rows]
+        if self._interval > 1:
+            curve.low, curve.high = (self._low, self._high) if self._low <= self._high else (math.nan, math.nan)
+            curve.not_finite, curve.count = self._not_finite, self._count
+        return curve
+
+
+def read_curves(run: Path) -> dict[str, Curve]:
+    """Returns the curves of a run by tag; {} if nothing was logged.
+
+    Long curves are downsampled, so that memory does not grow with the length of the run.
+    """
+    builders: defaultdict[str, CurveBuilder] = defaultdict(CurveBuilder)
+    for row in read_rows(run):
+        for tag, number in row.values.items():
+            builders[tag].add(row, number)
+    return {tag: builder.build() for tag, builder in sorted(builders.items())}

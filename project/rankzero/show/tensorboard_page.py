@@ -1,0 +1,150 @@
+"""Prepares TensorBoard's pages of a run: groups of charts, hyperparameters, and texts about each attempt."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+from rankzero.runs.directory import RunDirectory
+from rankzero.runs.stored_config import Config, dump_config, flattened
+from rankzero.sampling.plan import SamplingPlan
+from rankzero.show.csv_rows import remove_lost_rows
+from rankzero.show.report.report import launch_line
+from rankzero.show.report.series import SERIES, STEP_PARTS
+from rankzero.show.tensorboard_logger import DurableTensorBoardLogger
+from rankzero.text import GROUPS, HIDDEN, without_secrets
+from rankzero.training.hooks import LoopCallback
+
+_OF_MODEL = f"(?!train/samples|{'|'.join(GROUPS)})"
+"""Pattern before the tags that the user's module logs."""
+
+LAYOUT = {
+    "1. Learning": {
+        "loss": ["Multiline", [rf"{_OF_MODEL}.*loss"]],
+        "metrics": ["Multiline", [rf"{_OF_MODEL}(?!.*loss)(?!train/lr).+"]],
+        "learning rate": ["Multiline", ["train/lr"]],
+        "gradient norm": ["Multiline", ["weights/gradient_norm"]],
+    },
+    "2. Speed": {
+        "samples per second": ["Multiline", ["train/samples_per_second"]],
+        "parts of a step (ms)": ["Multiline", list(STEP_PARTS)],
+        "TFLOP/s per device": ["Multiline", ["workload/teraflops_per_second"]],
+    },
+    "3. Ranks": {
+        "time to the first gradient (ms)": ["Multiline", ["world/first_gradient_ms/"]],
+        "waiting for data (ms per step)": ["Multiline", ["world/data_wait_ms/"]],
+    },
+    "4. Memory and checkpoints": {
+        "memory (GiB)": ["Multiline", [r"workload/(host|device)_memory_gib"]],
+        "checkpoint (s)": ["Multiline", [r"wall_time/checkpoint.*_s"]],
+    },
+}
+"""Group -> chart -> kind of chart and patterns of the tags that it contains, for TensorBoard's custom scalars."""
+
+HYPER_PARAMETERS = ("model", "data", "seed_everything", "global_batch_size", "fast")
+TRAINER_HYPER_PARAMETERS = ("precision", "max_epochs", "max_steps", "accumulate_grad_batches", "gradient_clip_val")
+
+
+class TensorBoardPage(LoopCallback):
+    """Logs everything that TensorBoard shows of a run besides scalars and images, at the start of each attempt."""
+
+    def __init__(
+        self, run: RunDirectory, config: Callable[[], Config], plan: SamplingPlan, logger: DurableTensorBoardLogger
+    ) -> None:
+        self.run, self.config, self.plan, self.logger = run, config, plan, logger
+
+    def on_ready(self, trainer: Trainer) -> None:
+        if not trainer.is_global_zero:
+            return
+        logger = self.logger
+        if self.run.attempt > 1:
+            logger.purge_from(_steps_on_curves(trainer))
+        if trainer.ckpt_path:
+            remove_lost_rows(trainer, _steps_on_curves(trainer))
+        config = self.config()
+        environment = self.run.read(f"attempts/{self.run.attempt:04d}/environment.json")
+        texts = {
+            "run/attempts": attempt_text(self.run.attempt, trainer.global_step, environment),
+            "run/configuration": f"```yaml\n{dump_config(without_secrets(config))}```",
+            "run/environment": table_text(environment),
+        }
+        hyper_parameters = hyper_parameters_of(config) | {
+            "global_batch_size": self.plan.order.global_batch_size if self.plan.order else None,
+            "processes": trainer.world_size,
+        }
+        known = {name: value for name, value in hyper_parameters.items() if value is not None}
+        logger.descriptions = {tag: series.description for tag, series in SERIES.items()} | logger.descriptions
+        logger.log_with(lambda writer: writer.add_custom_scalars(LAYOUT))
+        logger.log_with(lambda writer: _add_session_start(writer, known))
+        for tag, text in texts.items():
+            logger.log_text(tag, text, trainer.global_step)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.logger.flush()  # values logged before the checkpoint must be on disk before it
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.logger.log_with(_add_session_end)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.logger.finalize("failed")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self.logger.finalize("success")
+
+
+def attempt_text(attempt: int, step: int, environment: Mapping[str, Any]) -> str:
+    """Returns a description of an attempt as Markdown."""
+    hosts = ", ".join(environment.get("hosts") or {}) or "an unknown host"
+    commit = f", commit {environment['commit']}" if environment.get("commit") else ""
+    lines = [f"Attempt {attempt} began after step {step} on {hosts}{commit}."]
+    command = launch_line(environment)
+    return "\n\n".join([*lines, f"```sh\n{command}\n```"] if command else lines)
+
+
+def table_text(values: Mapping[str, Any]) -> str:
+    """Returns values as a table in Markdown, with one row per value."""
+    rows = [
+        f"| {name} | {str(value).replace('|', chr(92) + '|')} |"
+        for name, value in values.items()
+        if value is not None and name != "command"
+    ]
+    return "\n".join(["| name | value |", "|---|---|", *rows])
+
+
+def hyper_parameters_of(config: Config) -> dict[str, bool | int | float | str]:
+    """Returns the settings that may change the result of training, by their names in the configuration."""
+    chosen = {name: config[name] for name in HYPER_PARAMETERS if name in config}
+    trainer_settings = config.get("trainer") or {}
+    chosen |= {name: trainer_settings[name] for name in TRAINER_HYPER_PARAMETERS if name in trainer_settings}
+    return {
+        name: value if isinstance(value, bool | int | float) else str(value)
+        for name, value in flattened(without_secrets(chosen)).items()
+        if value not in (None, HIDDEN)
+    }
+
+
+def _steps_on_curves(trainer: Trainer) -> int:
+    """Returns the number of steps of the resumed run; values are logged over batches (lightning 2.6)."""
+    if trainer.lightning_module.automatic_optimization:
+        return trainer.global_step
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def _add_session_start(writer: Any, hyper_parameters: dict[str, Any]) -> None:
+    """Adds the hyperparameters of the run, without the summary that defines an experiment.
+
+    TensorBoard (2.21) shows the hyperparameters of the first such summary that it finds, also for runs of other models.
+    Without it, TensorBoard shows those of all runs. `SummaryWriter.add_hparams` would write to another directory.
+    """
+    from torch.utils.tensorboard.summary import hparams
+
+    _, session_start, _ = hparams(hyper_parameters, {})
+    writer.file_writer.add_summary(session_start)
+
+
+def _add_session_end(writer: Any) -> None:
+    from torch.utils.tensorboard.summary import hparams
+
+    _, _, session_end = hparams({}, {})
+    writer.file_writer.add_summary(session_end)

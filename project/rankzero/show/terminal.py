@@ -1,0 +1,158 @@
+"""Tables that show the result of a run, an evaluation or a prediction."""
+
+import platform
+import textwrap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from rich.table import Table
+
+from rankzero.distributed.devices import WorldInfo
+from rankzero.messages import is_quiet, print_line, printable_line, spelled
+from rankzero.runs.directory import RunDirectory
+from rankzero.runs.summary import threads_text
+from rankzero.show.table import rendered
+from rankzero.text import metrics_line, nan_for_none, number_text, unique_metrics
+
+
+class ResultDisplay:
+    """Prints the result of an attempt, with the paths of its report and of the folders of its loggers."""
+
+    def __init__(self, trainer: Trainer, run: RunDirectory, world: WorldInfo) -> None:
+        self._trainer, self._run, self._world = trainer, run, world
+
+    def result_text(self, summary: dict[str, Any]) -> str:
+        """Returns the result for the log."""
+        return result_text(summary, self._run, self._world)
+
+    def show_result(self, summary: dict[str, Any]) -> None:
+        """Writes the report and prints the result."""
+        from rankzero.show.report.report import write_report
+
+        here = "" if self._run.path.is_absolute() else f"{Path.cwd()}/"
+        paths = [str(logger.log_dir) for logger in self._trainer.loggers if getattr(logger, "log_dir", None)]
+        folders = [path.removeprefix(here) for path in paths]
+        report = write_report(self._run, summary)
+        # mpirun gives its processes a terminal, also if output goes to a file
+        is_local = summary["launcher"] == "local"
+        print_line(result_text(summary, self._run, self._world, folders, report, has_colors=is_local))
+
+
+def result_text(
+    summary: dict[str, Any],
+    run: RunDirectory,
+    world: WorldInfo,
+    log_folders: Iterable[str] = (),
+    report: Path | None = None,
+    has_colors: bool = False,
+) -> str:
+    """Returns the result of an attempt that has ended: a table, or one line if `--quiet` is set."""
+    if is_quiet():
+        return result_line(summary, run)
+    table = Table(show_header=False, title=f"run {run.name}: {summary['status']}", title_justify="left")
+    backend = f", {world.backend}" if world.size > 1 else ""
+    is_even = world.size == world.nodes * world.devices
+    processes = f"{world.nodes} x {world.devices}" if is_even else f"{world.size} processes on {world.nodes} nodes,"
+    table.add_row("ran on", f"{summary['launcher']}: {processes} {_device(world)}{backend}")
+    max_epochs = summary["max_epochs"] or -1
+    epochs = f"{summary['epochs']}" + f" of {max_epochs}" * (summary["epochs"] < max_epochs)
+    table.add_row("epochs", f"{epochs} ({summary['steps']:,} steps, {summary['samples']:,} samples)")
+    if problem := summary.get("problem"):
+        table.add_row("problem", textwrap.fill(printable_line(problem), 80), style="red")
+    if summary["ledger"]:
+        table.add_row("ledger", summary["ledger"][-1])
+    speed = number_text(summary["samples_per_second"])
+    table.add_row("speed", f"{speed} samples/s; {summary['seconds']:.1f} s in total")
+    for slow_rank in summary["slow_ranks"]:
+        table.add_row("slow", slow_rank)
+    for name, value in unique_metrics(nan_for_none(summary["metrics"])).items():
+        table.add_row(printable_line(name), number_text(value))
+    checkpoint = summary["checkpoint"]
+    table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
+    if summary["status"] != "finished" and run.is_kept:
+        table.add_row(_next_purpose(summary), spelled(f"the same command with --name {run.name}"))
+    if report:
+        table.add_row("report", str(report))
+    for label, location in log_locations(run, log_folders):
+        table.add_row(label, location)
+    return rendered(table, has_colors)
+
+
+def result_line(summary: Mapping[str, Any], run: RunDirectory) -> str:
+    """Returns the result of an attempt in one line: status, metrics and directory, and how to resume."""
+    head, metrics = f"run {run.name}: {summary['status']}", nan_for_none(summary["metrics"])
+    line = metrics_line(head, metrics, (), run.location, separator=", ")
+    if summary["status"] == "finished":
+        return line
+    return f"{line}; {spelled(f'{_next_purpose(summary)}: the same command with --name {run.name}')}"
+
+
+def _next_purpose(summary: Mapping[str, Any]) -> str:
+    """Returns the purpose of the same command with the name of this run."""
+    return "to resume" if summary["checkpoint"] else "to start again"
+
+
+def log_locations(run: RunDirectory, folders: Iterable[str]) -> list[tuple[str, str]]:
+    """Returns the table rows that locate logged metrics: only folders that contain files, each once.
+
+    TensorBoard shows all runs of the root. It listens on this machine only, since it has no password.
+    """
+    rows = []
+    for folder in dict.fromkeys([*map(Path, folders), run.path / "tensorboard"]):
+        if any(folder.glob("events.out.tfevents.*")):
+            shown = run.path.parent if folder == run.path / "tensorboard" else folder
+            rows.append(("TensorBoard", f"tensorboard --logdir {shown} --host localhost"))
+        if (folder / "metrics.csv").is_file():
+            rows.append(("metrics", str(folder / "metrics.csv")))
+    return rows
+
+
+def print_evaluation(result: dict[str, Any], file: Path) -> None:
+    """Prints the metrics of an evaluation: a table, or one line if `--quiet` is set."""
+    if is_quiet():
+        head = f"{result['split']} split of {result['run']}: {result['samples'] or 'uncounted'} samples"
+        print_line(metrics_line(head, result["metrics"], (), str(file), separator=", "))
+        return
+    table = Table(show_header=False, title=f"{result['split']} split of {result['run']}", title_justify="left")
+    table.add_row("checkpoint", result["checkpoint"])
+    samples = result["samples"]
+    sample_count = "not counted (a loader has its own sample order)" if samples is None else f"{samples:,}, each once"
+    table.add_row("samples", f"{sample_count}, on {_processes(result)}")
+    for name, value in result["metrics"].items():
+        table.add_row(printable_line(name), number_text(value, digits=6))
+    table.add_row("written to", str(file))
+    _print(table)
+
+
+def print_predictions(result: dict[str, Any], folder: Path) -> None:
+    """Prints the number of predictions in each file, and the line that loads them; one line if `--quiet` is set."""
+    title = f"predictions of {result['run']} for its {result['split']} samples"
+    if is_quiet():
+        print_line(f"{title}: {sum(result['samples'].values())} samples, {folder}")
+        return
+    table = Table(show_header=False, title=title, title_justify="left")
+    table.add_row("checkpoint", result["checkpoint"])
+    for file, samples in result["samples"].items():
+        table.add_row(file, f"{samples:,} samples, each once, on {_processes(result)}")
+    table.add_row("written to", str(folder))
+    table.add_row("to load it", f'torch.load("{folder / next(iter(result["samples"]))}", weights_only=True)')
+    _print(table)
+
+
+def _processes(result: Mapping[str, Any]) -> str:
+    count = result["world_size"]
+    return f"{count} process{'es' * (count != 1)}"
+
+
+def _print(table: Table) -> None:
+    """Prints a table without colors: mpirun gives its processes a terminal, also if their output goes to a file."""
+    print_line(rendered(table, has_colors=False))
+
+
+def _device(world: WorldInfo) -> str:
+    if world.accelerator == "cuda":
+        return str(torch.cuda.get_device_name())
+    return f"{world.accelerator} ({platform.machine()}, {threads_text(world)})"
