@@ -37,6 +37,7 @@ from rankzero.runs.resume import RunOptions
 from rankzero.runs.summary import TrainingCounts
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.show.report import report as report_module
+from rankzero.show.terminal import ResultDisplay
 from rankzero.training.fit_loop import install
 from rankzero.training.strategies import OneProcess
 from recorded_runs import locked
@@ -69,11 +70,10 @@ def attempt(cwd):
         coordinator = Coordinator(RendezvousResult.without_rendezvous(Launch(rank=rank)), RequestedWorld())
         counts = TrainingCounts(0, 0.0, ())
         run, options = RunDirectory(Path("runs/x")), RunOptions(**options)
-        outcome, session = (
-            Outcome(has_trained),
-            Session(RequestedWorld(), coordinator, WorldInfo("cpu", backend=backend), ""),
-        )
-        return Attempt(run, options, CONFIG, trainer, plan, outcome, lambda: counts, session)
+        world = WorldInfo("cpu", backend=backend)
+        outcome, session = Outcome(has_trained), Session(RequestedWorld(), coordinator, world, "")
+        display = ResultDisplay(trainer, run, world)
+        return Attempt(run, options, CONFIG, trainer, plan, outcome, lambda: counts, session, display)
 
     return make
 
@@ -287,7 +287,7 @@ def test_the_report_is_written_after_all_that_the_next_attempt_needs(attempt, mo
         verify(Path("runs/x/checkpoints/step-00000007"))
         reported.append(read("summary.json") == summary)
 
-    monkeypatch.setattr(attempt_module, "write_report", write_report)
+    monkeypatch.setattr(report_module, "write_report", write_report)
     save(5)
     run_attempt = attempt()
     stop(run_attempt, lambda: save_slowly(run_attempt))
