@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -389,3 +390,8 @@ def _hide_pair(pair: re.Match[str]) -> str:
         return pair[0]
     quote = value[0] if value[0] in "'\"" else ""
     return f"{pair['begin']}{quote}{HIDDEN}{quote}"
+
+
+def launch_line(environment: Mapping[str, Any]) -> str:
+    """Returns the command line of each process of an attempt, without secrets; empty if it is unknown."""
+    return shlex.join(command_without_secrets(environment.get("command") or []))

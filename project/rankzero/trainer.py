@@ -22,7 +22,6 @@ from rankzero.distributed.scheduler.job import attempt_deadline
 from rankzero.distributed.session import Session
 from rankzero.distributed.torch_inside import missing, set_compile_cache
 from rankzero.messages import is_quiet, print_notice, set_quiet, set_spelling
-from rankzero.preflight.all_checks import PlannedRun, check_before_fit
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.resume import RunOptions
@@ -281,10 +280,13 @@ class Trainer(TrainerArguments):
         self.plan.seed, self.plan.is_seeded = self.session.coordinator.broadcast_object(
             own, work="building data and model"
         )
-        limits = {"max_epochs": self.max_epochs, "max_steps": self.max_steps, "precision": self.precision}
-        compared = flattened({name: value for name, value in config.items() if name != CONSTANTS})
-        run = PlannedRun(model, data, self.plan, compared, self.run.path.parent, self._keep, limits)
-        check_before_fit(self._preflight, self.session, run)
+        if self._preflight == "full" or self.world_size > 1:
+            from rankzero.preflight.all_checks import PlannedRun, check_before_fit
+
+            limits = {"max_epochs": self.max_epochs, "max_steps": self.max_steps, "precision": self.precision}
+            compared = flattened({name: value for name, value in config.items() if name != CONSTANTS})
+            run = PlannedRun(model, data, self.plan, compared, self.run.path.parent, self._keep, limits)
+            check_before_fit(self._preflight, self.session, run)
         display = ResultDisplay(self, self.run, self.session.world)
         attempt = Attempt(self.run, options, config, self, self.plan, self.outcome, self._counts, self.session, display)
         self._found_settings.awaits_checkpoint = attempt.checkpoint is not None

@@ -9,10 +9,9 @@ from rankzero.runs.directory import RunDirectory
 from rankzero.runs.stored_config import Config, dump_config, flattened
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.show.csv_rows import remove_lost_rows
-from rankzero.show.report.report import launch_line
 from rankzero.show.report.series import SERIES, STEP_PARTS
 from rankzero.show.tensorboard_logger import DurableTensorBoardLogger
-from rankzero.text import GROUPS, HIDDEN, without_secrets
+from rankzero.text import GROUPS, HIDDEN, launch_line, without_secrets
 from rankzero.training.hooks import LoopCallback
 
 _OF_MODEL = f"(?!train/samples|{'|'.join(GROUPS)})"

@@ -26,6 +26,7 @@ from rankzero.text import (
     HIDDEN,
     command_without_secrets,
     duration,
+    launch_line,
     nan_for_none,
     number_text,
     unique_metrics,
@@ -62,11 +63,6 @@ def next_commands(
 
 def _can_evaluate(summary: Mapping[str, Any]) -> bool:
     return bool(summary.get("checkpoint")) and summary["can_validate"]
-
-
-def launch_line(environment: Mapping[str, Any]) -> str:
-    """Returns the command line of each process of an attempt, without secrets; empty if it is unknown."""
-    return shlex.join(command_without_secrets(environment.get("command") or []))
 
 
 def _evaluate(environment: Mapping[str, Any]) -> str:
