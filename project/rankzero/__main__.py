@@ -26,7 +26,7 @@ def main() -> int:
     """Runs the command named by the first argument and returns its exit code."""
     set_spelling(as_typed)
     if sys.path[0] in ("", str(Path.cwd())):  # set by `python -m`; a user's package must not hide Rankzero's
-        del sys.path[0]  # rankzero.cli.import_names appends this folder to the end
+        del sys.path[0]  # rankzero.cli.user_classes appends this folder to the end
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         width = max(map(len, COMMANDS))

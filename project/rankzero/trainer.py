@@ -13,8 +13,14 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 
 from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.checkpoints.manifest import Retention
-from rankzero.cli.call_arguments import refuses_wrong_arguments
-from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, explicit_arguments, read_arguments
+from rankzero.cli.script_arguments import (
+    TRAINER_FLAGS,
+    as_arguments,
+    as_list,
+    explicit_arguments,
+    read_arguments,
+    refuses_wrong_arguments,
+)
 from rankzero.cli.trainer_arguments import TrainerArguments, without_replaced
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world

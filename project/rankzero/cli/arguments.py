@@ -12,8 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from rankzero.cli.command import LIGHTNING_KEYS, OTHER_SUBCOMMANDS, SUBCOMMANDS, Command
-from rankzero.cli.config_file import read_config, read_section
-from rankzero.cli.origins import Origins
+from rankzero.cli.config_file import Origins, read_config, read_section
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import requested_world
 from rankzero.messages import RequestError, nearest, print_line, quoted

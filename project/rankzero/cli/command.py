@@ -3,9 +3,9 @@
 from types import ModuleType
 from typing import NamedTuple
 
-from rankzero.cli.class_errors import unknown_class_error
-from rankzero.cli.flags.table import FLAGS, Flag, flags_of
+from rankzero.cli.flags import FLAGS, Flag, flags_of
 from rankzero.cli.foreign_flags import equivalent_flag
+from rankzero.cli.user_classes import unknown_class_error
 from rankzero.messages import RequestError, quoted, similar_names, spelled
 
 SUBCOMMANDS = {

@@ -12,9 +12,9 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from rankzero.cli.arguments import Arguments
-from rankzero.cli.class_errors import missing_requirement_error
 from rankzero.cli.parser import HelpFormatter, RankzeroParser, reader, without_enums
 from rankzero.cli.script_arguments import TRAINER_FLAGS
+from rankzero.cli.user_classes import missing_requirement_error
 from rankzero.messages import RequestError
 from rankzero.runs.stored_config import SINGLE_START_ARGUMENTS, Config, flattened, without_objects
 from rankzero.training.lightning_inside import add_configure_optimizers

@@ -24,8 +24,7 @@ from lightning.pytorch.plugins.environments import (
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 
-from rankzero.cli.call_arguments import refuses_wrong_settings
-from rankzero.cli.script_arguments import TRAINER_FLAGS
+from rankzero.cli.script_arguments import TRAINER_FLAGS, refuses_wrong_settings
 from rankzero.messages import RequestError
 from rankzero.training.lightning_inside import defaults_from_variables
 

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rankzero.cli.flags.command_line import run_command
-from rankzero.cli.flags.table import Flag
-from rankzero.cli.flags.values import choice, file_path
+from rankzero.cli.command_line import run_command
+from rankzero.cli.flags import Flag, choice, file_path
 from rankzero.messages import Exit, RequestError, print_error, print_line, printable_line, quoted, similar_names
 from rankzero.runs.directory import expanded
 from rankzero.runs.recorded_run import is_run

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rankzero.cli.flags.command_line import run_command
-from rankzero.cli.flags.table import Flag
-from rankzero.cli.flags.values import file_path, positive_int
+from rankzero.cli.command_line import run_command
+from rankzero.cli.flags import Flag, file_path, positive_int
 from rankzero.jobs.queue import may_change_status, states_of, status_with_job
 from rankzero.jobs.record import Record, array_indices, recorded_jobs, submitted_at
 from rankzero.messages import Exit, RequestError, print_line

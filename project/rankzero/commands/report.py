@@ -7,9 +7,8 @@ from typing import Any
 
 from rankzero.checkpoints.atomic_files import write_text
 from rankzero.checkpoints.manifest import checkpoints_in
-from rankzero.cli.flags.command_line import run_command
-from rankzero.cli.flags.table import Flag
-from rankzero.cli.flags.values import file_path
+from rankzero.cli.command_line import run_command
+from rankzero.cli.flags import Flag, file_path
 from rankzero.messages import Exit, RequestError, print_line
 from rankzero.runs.directory import RunDirectory, cannot_write_error, expanded
 from rankzero.runs.metrics_file import newest_rows

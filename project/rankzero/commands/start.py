@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from rankzero.cli import import_names
 from rankzero.cli.arguments import Arguments, parse_arguments
 from rankzero.cli.command import SUBCOMMANDS, Command
+from rankzero.cli.user_classes import extend_packages
 from rankzero.commands.explain import explain
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
@@ -85,7 +85,7 @@ def start(
         launch = rendezvous_result.launch
         if not has_announced:
             _announce_imports(flags, launch)
-        import_names.install()
+        extend_packages()
         return work(flags, rendezvous_result)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -130,7 +130,7 @@ def resolve_subcommand(command: Command, arguments: list[str]) -> tuple[str, lis
 
 def print_only(flags: Arguments, launch: Launch, work: Callable[[Arguments, RendezvousResult], int]) -> int:
     """Prints a config file or help on the reporting rank only, without a rendezvous."""
-    import_names.install()
+    extend_packages()
     return work(flags, RendezvousResult.without_rendezvous(Launch())) if is_reporting_rank(launch) else Exit.FINISHED
 
 

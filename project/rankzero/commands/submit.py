@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankzero.cli.flags.command_line import CommandLine, exit_code_of
+from rankzero.cli.command_line import CommandLine, exit_code_of
 from rankzero.commands.fit import FIT
 from rankzero.jobs.follow import LogReader, follow, is_finished, run_result
 from rankzero.jobs.job_request import job_request, read_site

@@ -7,10 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rankzero.cli.flags import command_line
-from rankzero.cli.flags.command_line import CommandLine, unknown_flag
-from rankzero.cli.flags.table import NAME_ALIASES, Flag, flags_of
-from rankzero.cli.flags.values import Reader, choice, file_path, positive_int, run_name, text_matching, whole_number
+from rankzero.cli import command_line
+from rankzero.cli.command_line import CommandLine, unknown_flag
+from rankzero.cli.flags import (
+    NAME_ALIASES,
+    Flag,
+    Reader,
+    choice,
+    file_path,
+    flags_of,
+    positive_int,
+    run_name,
+    text_matching,
+    whole_number,
+)
 from rankzero.distributed.scheduler.durations import parse_duration
 from rankzero.messages import RequestError, quoted
 

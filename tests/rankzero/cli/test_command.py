@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from rankzero.cli import foreign_flags
 from rankzero.cli.arguments import parse_arguments
 from rankzero.cli.command import OTHER_SUBCOMMANDS, SUBCOMMANDS
-from rankzero.cli.flags.table import FLAGS
+from rankzero.cli.flags import FLAGS
 from rankzero.cli.foreign_flags import TRAINER_ARGUMENTS, equivalent_flag
 from rankzero.messages import nearest, quoted, similar_names
 from running import command_of, refusal_of

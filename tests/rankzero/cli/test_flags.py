@@ -1,10 +1,9 @@
 import pytest
 import yaml
 
-from rankzero.cli.flags import values
-from rankzero.cli.flags.command_line import parse, run_command, unknown_flag
-from rankzero.cli.flags.table import Flag, flags_of
-from rankzero.cli.flags.values import choice, file_path, positive_int
+from rankzero.cli import flags as values
+from rankzero.cli.command_line import parse, run_command, unknown_flag
+from rankzero.cli.flags import Flag, choice, file_path, flags_of, positive_int
 from running import refusal_of
 
 CHOICES = values.choices("data", "size")

@@ -11,8 +11,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.loggers import Logger
 
-from rankzero.cli.flags.values import positive_int, save_interval
-from rankzero.cli.origins import Origins
+from rankzero.cli.config_file import Origins
+from rankzero.cli.flags import positive_int, save_interval
 from rankzero.cli.parser import RankzeroParser, parsing_error, reader, without_enums
 from rankzero.messages import RequestError
 from running import refusal_of

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 from data_modules.toy import Toy
 from lightning_modules.mlp import MLP
 from rankzero.cli.arguments import Arguments, parse_arguments
-from rankzero.cli.origins import Origins
+from rankzero.cli.config_file import Origins
 from rankzero.commands.evaluation import output_path
 from rankzero.commands.prediction import PARTS_FOLDER, KeepPredictions, predict, read_split
 from rankzero.commands.prediction_files import merge

@@ -4,7 +4,7 @@ import pkgutil
 
 import pytest
 
-from rankzero.cli.flags.table import flags_of
+from rankzero.cli.flags import flags_of
 from rankzero.distributed.environments import launchers
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables

@@ -1,4 +1,4 @@
-"""Messages for a model or data module that does not exist, cannot be imported or has the wrong base class."""
+"""Classes of the user: where their modules are found, and messages about those that cannot be used."""
 
 import linecache
 import os
@@ -6,13 +6,16 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from pkgutil import extend_path
+from typing import TYPE_CHECKING, Any
 
-from rankzero.cli.import_names import PACKAGES, hidden_file
-from rankzero.cli.origins import Origins
 from rankzero.distributed.process.user_traceback import is_user_file
 from rankzero.messages import RequestError, few, nearest
+
+if TYPE_CHECKING:
+    from rankzero.cli.config_file import Origins
 
 MAX_CLASSES = 12
 """Number of classes of a module that a message lists."""
@@ -119,7 +122,9 @@ def missing_class_error(requested: str, flag: str, class_path: str, base: type =
     return RequestError(requested, f"{module} has no class {name}; it defines {defined}", instead)
 
 
-def missing_requirement_error(error: BaseException, config: Mapping[str, Any], origins: Origins) -> RequestError | None:
+def missing_requirement_error(
+    error: BaseException, config: Mapping[str, Any], origins: "Origins"
+) -> RequestError | None:
     """Returns the message for a class, such as WandbLogger, whose package is not installed; None for another error."""
     causes = [str(cause) for cause in _causes(error)]
     install = next((match[1] for text in causes if (match := re.search("pip install (?:-U )?([^`\n]+)`", text))), None)
@@ -149,3 +154,38 @@ def _location(error: BaseException) -> tuple[str, int] | None:
 
 def _message(error: BaseException) -> str:
     return error.msg if isinstance(error, SyntaxError) else str(error)
+
+
+PACKAGES = ("data_modules", "lightning_modules")
+"""Rankzero's packages whose names a user's packages may have too."""
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+"""Folder that contains `launch/` and Rankzero's packages, if Rankzero runs from a checkout."""
+
+SOURCES = (str(CHECKOUT), str(CHECKOUT / "project")) if (CHECKOUT / "launch" / "fit.py").is_file() else ()
+"""Entries that `launch/*.py` adds to `sys.path`; empty if Rankzero is installed."""
+
+
+def extend_packages() -> None:
+    """Makes imports find the user's modules in Rankzero's packages.
+
+    Rankzero's modules take precedence, and the current folder is searched last; `python -m` searches it first. A
+    process that `multiprocessing` starts has this search path too, with which the packages extend themselves.
+    """
+    if SOURCES:  # `launch/` would hide a user's module `evaluate`
+        sys.path[:] = [entry for entry in sys.path if entry != str(CHECKOUT / "launch")]
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)
+    for name in PACKAGES:
+        package = import_module(name)
+        package.__path__ = extend_path(package.__path__, name)
+
+
+def hidden_file(module: str) -> str | None:
+    """Returns the user's file that cannot be imported because Rankzero has a module of that name; None without one."""
+    top, _, rest = module.partition(".")
+    if top not in PACKAGES or not rest:
+        return None
+    own, *others = (Path(folder, *rest.split(".")).with_suffix(".py") for folder in import_module(top).__path__)
+    hidden = [file for file in others if own.is_file() and file.is_file() and not file.samefile(own)]
+    return str(hidden[0]) if hidden else None

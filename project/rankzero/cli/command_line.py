@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rankzero.cli.flags.table import Flag
+from rankzero.cli.flags import Flag
 from rankzero.distributed.process import interrupts
 from rankzero.distributed.stop_and_failure.error_reporter import refuse
 from rankzero.messages import CannotStart, Exit, RequestError, flush_streams, print_line, quoted, similar_names, spelled
