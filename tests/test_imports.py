@@ -80,7 +80,9 @@ def imported_modules(file: Path, also_inside_functions: bool) -> set[str]:
         names = [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         found |= {module for name in names for module in (name, name.rpartition(".")[0]) if module in MODULES}
-        if also_inside_functions or not isinstance(node, ast.FunctionDef | ast.Lambda | ast.AsyncFunctionDef):
+        is_late = isinstance(node, ast.FunctionDef | ast.Lambda | ast.AsyncFunctionDef)
+        is_late = is_late or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+        if also_inside_functions or not is_late:
             nodes += ast.iter_child_nodes(node)
     return found
 
