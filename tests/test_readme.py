@@ -66,7 +66,9 @@ def test_every_documented_command_runs(page, section, tmp_path, request):
         variables = [*takewhile(lambda token: re.match(r"[A-Z_]+=", token), tokens)]
         environment, tokens = dict(text.split("=", 1) for text in variables), tokens[len(variables) :]
         if tokens[0] == "make":
-            run_make(tokens[1])
+            # A dry run, because a real run would start these tests or an installation.
+            printed = run("make", "--dry-run", "--always-make", tokens[1], folder=REPOSITORY).out
+            assert {"fit": "launch/fit.py", "test": "-m pytest"}[tokens[1]] in printed
         elif tokens[0] == "tensorboard":
             runs = {f"{path.parent.name}/tensorboard" for path in (tmp_path / "runs").glob("*/tensorboard")}
             with tensorboard(*tokens[1:], runs=runs, folder=tmp_path):
@@ -99,16 +101,13 @@ def test_documented_scripts_resume(page, tmp_path):
     assert "resuming from step-" in run("python", "train.py", folder=tmp_path).out
 
 
-def run_make(target: str) -> None:
-    """Runs a target as a dry run, because a real run would start these tests or an installation."""
-    printed = run("make", "--dry-run", "--always-make", target, folder=REPOSITORY).out
-    assert {"fit": "launch/fit.py", "test": "-m pytest"}[target] in printed
-
-
-def test_relative_links_point_to_existing_files():
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            assert target.startswith("http") or (page.parent / target).exists(), f"{page.name}: {target}"
+def test_relative_links_point_to_existing_files_and_headings():
+    for page in [*PAGES, REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "CHANGELOG.md"]:
+        for target, anchor in re.findall(r"\]\((?!http)([^)#]*)#?([^)]*)\)", page.read_text()):
+            file = page.parent / (target or page.name)
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE) if anchor else []
+            anchors = ["", *(re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings)]
+            assert file.exists() and anchor in anchors, f"{page.name}: {target}#{anchor}"
 
 
 def test_every_documented_make_target_exists():

@@ -1,4 +1,4 @@
-"""Runs every row of the table of launchers with the real launcher, and without preloaded programs.
+"""Runs every row of the table in docs/launchers.md with the real launcher, and without preloaded programs.
 
 Each row learns the same weights, to 1e-6, uses each sample once, requires a common key, divides the cores of a machine,
 listens only on the interface between the machines, exits with 0, and leaves no process.
