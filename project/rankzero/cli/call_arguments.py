@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 from rankzero.cli.flags.table import flags_of
 from rankzero.cli.foreign_flags import equivalent_flag
 from rankzero.cli.script_arguments import argument_of
+from rankzero.distributed.coordination.session import report_uncaught_errors
 from rankzero.distributed.process.lightning_names import check_base
-from rankzero.distributed.session import report_uncaught_errors
 from rankzero.messages import WrongArgumentError, mark_refusal, nearest, user_message
 
 _FLAGS = tuple(flag.name for flag in flags_of("fit"))

@@ -8,7 +8,7 @@ from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
 from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
-from rankzero.distributed.rendezvous.peers import RendezvousResult
+from rankzero.distributed.world import World
 
 EVALUATE = Command(
     name="evaluate",
@@ -24,12 +24,12 @@ EVALUATE = Command(
 )
 
 
-def evaluate(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
+def evaluate(flags: Arguments, world: World) -> int:
     """Imports torch, after the flags have been checked, and evaluates."""
     with fast_imports():
         from rankzero.commands.implementations.evaluation import evaluate
 
-    return evaluate(flags, rendezvous_result)
+    return evaluate(flags, world)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
 from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
-from rankzero.distributed.rendezvous.peers import RendezvousResult
+from rankzero.distributed.world import World
 
 FIT = Command(
     name="fit",
@@ -26,12 +26,12 @@ FIT = Command(
 )
 
 
-def fit(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
+def fit(flags: Arguments, world: World) -> int:
     """Imports torch, after the flags have been checked, and trains."""
     with fast_imports():
         from rankzero.commands.implementations.training import fit
 
-    return fit(flags, rendezvous_result)
+    return fit(flags, world)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
 from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
-from rankzero.distributed.rendezvous.peers import RendezvousResult
+from rankzero.distributed.world import World
 
 PREDICT = Command(
     name="predict",
@@ -23,12 +23,12 @@ PREDICT = Command(
 )
 
 
-def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
+def predict(flags: Arguments, world: World) -> int:
     """Imports torch, after the flags have been checked, and predicts."""
     with fast_imports():
         from rankzero.commands.implementations.prediction import predict
 
-    return predict(flags, rendezvous_result)
+    return predict(flags, world)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,8 +11,8 @@ from rankzero.cli.command import Command
 from rankzero.commands.fast_imports import fast_imports
 from rankzero.commands.start import start
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.distributed.stop_and_failure.error_reporter import refuse
+from rankzero.distributed.world import World
 from rankzero.messages import CannotStart, Exit, RequestError
 from rankzero.preflight.check import FAIL, OK, Check, Report
 
@@ -33,7 +33,7 @@ PREFLIGHT = Command(
 )
 
 
-def preflight(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
+def preflight(flags: Arguments, world: World) -> int:
     """Imports torch, after the flags have been checked, and runs the checks."""
     connected = time.monotonic()
     with fast_imports():
@@ -42,7 +42,7 @@ def preflight(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
         imported = time.monotonic()
         from rankzero.commands.implementations.checking import run_checks
 
-    return run_checks(flags, rendezvous_result, round(connected - STARTED, 3), imported - connected)
+    return run_checks(flags, world, round(connected - STARTED, 3), imported - connected)
 
 
 def report_failed_rendezvous(error: CannotStart, flags: Arguments, launch: Launch) -> int:

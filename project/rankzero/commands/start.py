@@ -10,6 +10,7 @@ from rankzero.cli import import_names
 from rankzero.cli.arguments import Arguments, parse_arguments
 from rankzero.cli.command import SUBCOMMANDS, Command
 from rankzero.commands.explain import explain
+from rankzero.distributed.coordination.join import join_ranks
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
@@ -17,16 +18,15 @@ from rankzero.distributed.process import interrupts
 from rankzero.distributed.process.exit_reports import report_exit
 from rankzero.distributed.process.spawn import is_local_process
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.distributed.rendezvous.join import join_ranks
-from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.distributed.stop_and_failure.error_reporter import is_reporting_rank, refuse, report_error
+from rankzero.distributed.world import World
 from rankzero.messages import CannotStart, Exit, Stopped, flush_streams, print_error, print_notice, set_quiet
 from rankzero.sampling.workers import end_workers
 
 
 def start(
     command: Command,
-    work: Callable[[Arguments, RendezvousResult], int],
+    work: Callable[[Arguments, World], int],
     arguments: Sequence[str] | None,
     rendezvous_failed: Callable[[CannotStart, Arguments, Launch], int] | None = None,
 ) -> int:
@@ -62,16 +62,16 @@ def start(
         count = processes_to_start(requested, launch)
         has_announced = _announce_imports(flags, launch)
         try:
-            rendezvous_result = join_ranks(requested, launch, count)
+            world = join_ranks(requested, launch, count)
         except CannotStart as error:
             if rendezvous_failed is None:
                 raise
             return rendezvous_failed(error, flags, launch)
-        launch = rendezvous_result.launch
+        launch = world.launch
         if not has_announced:
             _announce_imports(flags, launch)
         import_names.install()
-        return work(flags, rendezvous_result)
+        return work(flags, world)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Stopped as stopped:
@@ -113,7 +113,7 @@ def resolve_subcommand(command: Command, arguments: list[str]) -> tuple[str, lis
     return name, [*flags, *arguments[1:]]
 
 
-def print_only(flags: Arguments, launch: Launch, work: Callable[[Arguments, RendezvousResult], int]) -> int:
+def print_only(flags: Arguments, launch: Launch, work: Callable[[Arguments, World], int]) -> int:
     """Prints a config file or help on the reporting rank only, without a rendezvous."""
     import_names.install()
-    return work(flags, RendezvousResult.without_rendezvous(Launch())) if is_reporting_rank(launch) else Exit.FINISHED
+    return work(flags, World()) if is_reporting_rank(launch) else Exit.FINISHED

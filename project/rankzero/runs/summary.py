@@ -17,13 +17,13 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from rankzero import __version__
-from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.coordination.session import Session
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.spawn import own_command
 from rankzero.distributed.process.user_traceback import user_frames
-from rankzero.distributed.session import Session
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import World
 from rankzero.messages import Stopped, is_peer_failure, place_of, user_message
 from rankzero.runs.checkpoints.manifest import Retention, checkpoints_in, has_valid_manifest
 from rankzero.runs.directory import RunDirectory
@@ -46,7 +46,7 @@ def summarize(
     trainer: Trainer,
     counts: TrainingCounts,
     run: RunDirectory,
-    world: WorldInfo,
+    world: World,
     launch: Launch,
     keep_best: str | None,
     seconds: float,
@@ -176,7 +176,7 @@ def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
 
 def describe_environment(session: Session) -> dict[str, Any]:
     """Returns the environment of an attempt as JSON can represent it, without secrets of the command line."""
-    world, launch = session.world, session.coordinator.launch
+    world, launch = session.world, session.world.launch
     is_cuda = world.accelerator == "cuda"
     return {
         "command": command_without_secrets(own_command()),
@@ -185,7 +185,7 @@ def describe_environment(session: Session) -> dict[str, Any]:
         "commit": git_commit(Path.cwd()),
         "launcher": launch.launcher,
         "launcher_evidence": launch.evidence,
-        "hosts": dict(Counter(session.coordinator.hosts)),
+        "hosts": dict(Counter(world.hosts)),
         "device": torch.cuda.get_device_name(world.index) if is_cuda else f"{world.accelerator} ({platform.machine()})",
         "backend": world.backend if world.size > 1 else None,
         "threads": torch.get_num_threads(),

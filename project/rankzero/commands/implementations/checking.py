@@ -4,9 +4,9 @@ from pathlib import Path
 
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
+from rankzero.distributed.coordination.session import Session
 from rankzero.distributed.process.quiet import silence_warnings
-from rankzero.distributed.rendezvous.peers import RendezvousResult
-from rankzero.distributed.session import Session
+from rankzero.distributed.world import World
 from rankzero.messages import Exit, RequestError
 from rankzero.preflight.all_checks import NetworkOptions, PlannedRun, check_all, thresholds
 from rankzero.preflight.check import Report
@@ -18,9 +18,7 @@ from rankzero.training.speed import layout
 _INSTEAD = "--json FILE, where FILE is in a folder in which you may write"
 
 
-def run_checks(
-    flags: Arguments, rendezvous_result: RendezvousResult, start_seconds: float, import_seconds: float
-) -> Exit:
+def run_checks(flags: Arguments, world: World, start_seconds: float, import_seconds: float) -> Exit:
     """Runs all checks, prints them and the verdict. All ranks must call.
 
     Returns:
@@ -29,16 +27,16 @@ def run_checks(
     Raises:
         CannotStart: The request cannot be fulfilled, for example because the model does not exist.
     """
-    silence_warnings(rendezvous_result.launch.rank or 0)
+    silence_warnings(world.rank)
     if flags.only_prints:
         RankzeroCLI(flags)  # prints and exits
-    with Session.for_command(flags.requested_world, rendezvous_result) as session:
+    with Session.for_command(flags.requested_world, world) as session:
         coordinator, world = session.coordinator, session.world
         file = Path(flags.get("json")) if flags.get("json") else None
         coordinator.run_on_rank_zero(lambda: _remove_old_result(file))
         cli = coordinator.run_on_all_ranks(lambda: RankzeroCLI(flags), "building data and model")
         plan = SamplingPlan(
-            rank=coordinator.launch.rank or 0,
+            rank=coordinator.world.rank,
             world_size=world.size,
             seed=global_seed() or 0,
             batch_size=flags.get("batch_size"),
@@ -56,8 +54,8 @@ def run_checks(
         settings = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps, "precision": precision}
         run = PlannedRun(cli.model, cli.datamodule, plan, config, root, flags.get("keep"), settings)
         options = NetworkOptions(flags.get("pairs"), flags.get("warn_gbps"), flags.get("fail_gbps"))
-        report = Report(coordinator.launch.rank == 0, file, thresholds(options))
-        coordinator.share_members()
+        report = Report(coordinator.world.rank == 0, file, thresholds(options))
+        coordinator.share_peers()
         return check_all(session, run, options, report, start_seconds, import_seconds)
 
 

@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from rankzero.distributed.coordination.network import GLOO
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.network import GLOO
 
 PREFIXES = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "MKL_", "KMP_", "PYTORCH_")
 

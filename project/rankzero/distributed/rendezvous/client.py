@@ -7,37 +7,20 @@ answers with their positions, or with the reason why the run cannot start.
 
 import time
 
-from rankzero.distributed import network
 from rankzero.distributed.connections.key import find_key
-from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.environments.validate import check_world
+from rankzero.distributed.coordination import network
+from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.errors import missing_key_error
 from rankzero.distributed.rendezvous.leader import listen_as_leader
 from rankzero.distributed.rendezvous.listening import listen_for_ranks
-from rankzero.distributed.rendezvous.peers import Peer, RendezvousResult, completed_by_rank_zero
+from rankzero.distributed.rendezvous.ranks import world_of_rank_zero
 from rankzero.distributed.rendezvous.search import RankZeroSearch
 from rankzero.distributed.rendezvous.server import RendezvousServer
+from rankzero.distributed.world import Peer, World
 from rankzero.messages import RequestError
 
 
-def find_all_ranks(launch: Launch, requested: RequestedWorld) -> RendezvousResult:
-    """Performs the rendezvous if one is needed, and checks that its processes are the requested ones.
-
-    Raises:
-        RequestError: The processes are not the requested ones, or one is missing.
-    """
-    if launch.world_size == 1 or not launch.externally_created or launch.uses_agent_store:
-        return RendezvousResult.without_rendezvous(launch)
-    rendezvous_result = rendezvous(
-        launch, requested.rendezvous_timeout, requested.interface, requested.auth == "required"
-    )
-    check_world(requested, rendezvous_result.launch)
-    return rendezvous_result
-
-
-def rendezvous(
-    launch: Launch, start_timeout: float, interface: str | None = None, requires_key: bool = False
-) -> RendezvousResult:
+def rendezvous(launch: Launch, start_timeout: float, interface: str | None = None, requires_key: bool = False) -> World:
     """Waits until all processes of the world have connected. All ranks must call.
 
     Args:
@@ -74,5 +57,7 @@ def rendezvous(
     assigned = server.wait()
     if local_listener:
         local_listener.close()
-    launch, members = completed_by_rank_zero(launch, this_peer, assigned)
-    return RendezvousResult(launch, members, network.reachable_address(listener), listener, server.key_problem)
+    world = world_of_rank_zero(launch, this_peer, assigned)
+    world.address, world.listener = network.reachable_address(listener), listener
+    world.key_problem = server.key_problem
+    return world

@@ -7,8 +7,8 @@ from rankzero.distributed.connections.line_connection import LineConnection, Mes
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
 from rankzero.distributed.connections.local_socket import is_supported, listen_locally
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import Peer
 from rankzero.messages import RequestError
 
 

@@ -8,13 +8,13 @@ import socket
 import time
 from collections.abc import Sequence
 
-from rankzero.distributed import network
 from rankzero.distributed.connections.key import Key
+from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.errors import wrong_address_error
-from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import Peer
 from rankzero.messages import RequestError
 
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rankzero.distributed import network
 from rankzero.distributed.connections.handshake import DifferentKeyError, WrongListenerError, perform_handshake
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.connections.line_connection import LineConnection, Message
 from rankzero.distributed.connections.local_socket import connect_locally
+from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.errors import (
@@ -22,9 +22,10 @@ from rankzero.distributed.rendezvous.errors import (
 )
 from rankzero.distributed.rendezvous.leader import NodeLeader, leader_name, listen_as_leader, uses_leader
 from rankzero.distributed.rendezvous.listening import reject_clients
-from rankzero.distributed.rendezvous.peers import Peer, RendezvousResult, read_view
 from rankzero.distributed.rendezvous.progress import Progress
+from rankzero.distributed.rendezvous.ranks import read_view
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import Peer, World
 from rankzero.messages import RequestError
 
 MAX_ANSWER_BYTES = 64 << 20
@@ -51,7 +52,7 @@ class RankZeroSearch:
     key: Key
     requires_key: bool
 
-    def result(self) -> RendezvousResult:
+    def result(self) -> World:
         """Connects to rank zero, itself or through the leader of its node, and returns rank zero's answer.
 
         Raises:
@@ -71,15 +72,15 @@ class RankZeroSearch:
         answer, ip = self._ask_rank_zero()
         return self._accepted({**answer, "ip": ip})
 
-    def _result_as_leader(self, leader: NodeLeader) -> RendezvousResult:
+    def _result_as_leader(self, leader: NodeLeader) -> World:
         try:
             answer, ip = self._ask_rank_zero(leader)
-            result = self._accepted({**answer, "ip": ip})
+            world = self._accepted({**answer, "ip": ip})
         except RequestError as error:
             leader.refuse(error, self.launch.local_world_size)
             raise
         leader.answer({**answer, "ip": ip})
-        return result
+        return world
 
     def _ask_rank_zero(self, leader: NodeLeader | None = None) -> tuple[Message, str]:
         """Connects to rank zero, with retries; returns its answer, and the address at which it answered."""
@@ -163,8 +164,8 @@ class RankZeroSearch:
                 return messages[0]
         raise missing_processes_error(launch, [self.this_peer], self.timeout)
 
-    def _accepted(self, answer: Message) -> RendezvousResult:
-        """Returns the result in rank zero's answer, with `ip`, the address at which it answered.
+    def _accepted(self, answer: Message) -> World:
+        """Returns the world in rank zero's answer, with `ip`, the address at which it answered.
 
         A refusal that another process of this machine has sent or passed on has no address.
         """
@@ -178,8 +179,9 @@ class RankZeroSearch:
                 raise refusal
             case {"views": [*views], "key_problem": str() as key_problem}:
                 for view in views:
-                    if result := read_view(self.launch, self.this_peer, view):
-                        return RendezvousResult(*result, ip, key_problem=key_problem)
+                    if world := read_view(self.launch, self.this_peer, view):
+                        world.address, world.key_problem = ip or world.address, key_problem
+                        return world
         raise wrong_listener_error(self.launch, "")
 
     def _check_address(self, ips: Sequence[str]) -> None:

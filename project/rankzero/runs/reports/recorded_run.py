@@ -13,8 +13,8 @@ from typing import Any
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.process_state import process_state
-from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import Peer
 from rankzero.runs.checkpoints.manifest import checkpoints_in, step_of
 from rankzero.runs.lock import Owner, current_owner, last_heartbeat, lock_path
 from rankzero.runs.metrics.metrics_file import newest_rows

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.world import World
 from rankzero.messages import is_quiet, print_line, printable_line, spelled
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.reports.table import rendered
 from rankzero.runs.reports.text import metrics_line, nan_for_none, number_text, unique_metrics
 
 
-def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: Path | str | None) -> str:
+def start_line(run: RunDirectory, world: World, launch: Launch, checkpoint: Path | str | None) -> str:
     """Returns the line printed at the start: launcher and its evidence, processes, devices, run and checkpoint."""
     processes = f"{launch.shape} on {world.accelerator}{', GPUs shared' * world.shares_gpu}"
     threads = f", {_threads(world)} ({world.threads})"
@@ -30,7 +30,7 @@ def start_line(run: RunDirectory, world: WorldInfo, launch: Launch, checkpoint: 
 def result_text(
     summary: dict[str, Any],
     run: RunDirectory,
-    world: WorldInfo,
+    world: World,
     log_folders: Iterable[str] = (),
     report: Path | None = None,
     has_colors: bool = False,
@@ -138,12 +138,12 @@ def _print(table: Table) -> None:
     print_line(rendered(table, has_colors=False))
 
 
-def _device(world: WorldInfo) -> str:
+def _device(world: World) -> str:
     if world.accelerator == "cuda":
         return str(torch.cuda.get_device_name())
     return f"{world.accelerator} ({platform.machine()}, {_threads(world)})"
 
 
-def _threads(world: WorldInfo) -> str:
+def _threads(world: World) -> str:
     count = torch.get_num_threads()
     return f"{count} thread{'s' * (count > 1)}{' each' * (world.size > 1)}"

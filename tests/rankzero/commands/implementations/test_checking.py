@@ -5,8 +5,7 @@ import pytest
 from rankzero.cli.arguments import parse_arguments
 from rankzero.commands.implementations.checking import run_checks
 from rankzero.commands.preflight import PREFLIGHT
-from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.peers import RendezvousResult
+from rankzero.distributed.world import World
 from rankzero.messages import CannotStart
 from rankzero.preflight.check import CHECK_NAMES
 from running import restore_process_state
@@ -16,7 +15,7 @@ TOY = ("--model", "MLP", "--data", "Toy")
 
 def check_in_process(*arguments):
     with restore_process_state():
-        result = RendezvousResult.without_rendezvous(Launch())
+        result = World()
         return run_checks(parse_arguments(PREFLIGHT, arguments), result, 0.5, 2.5)
 
 

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 from torch.distributed import HashStore
 
-from rankzero.distributed.coordination.exchange import StoreExchange
+from rankzero.distributed.coordination.store import StoreExchange
 from rankzero.distributed.monitoring import activity
 from rankzero.distributed.monitoring import heartbeat as heartbeat_module
 from rankzero.distributed.monitoring.activity import (

@@ -8,9 +8,9 @@ from itertools import permutations
 
 import pytest
 
-from rankzero.distributed import network
 from rankzero.distributed.connections.handshake import GREETING
 from rankzero.distributed.connections.key import Key
+from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import pbs
 from rankzero.distributed.rendezvous import client
@@ -36,7 +36,7 @@ def test_the_pbs_task_that_listens_is_rank_zero_in_any_order_of_arrival(launches
     assert [bool(result.listener) for result in results] == [task == listening for task in range(3)]
     assert [result.launch.rank for result in results] == [listening != 0, listening == 0, 2]
     assert {result.launch.processes_per_node for result in results} == {(2, 1)}
-    assert len(results[listening].members) == 3
+    assert len(results[listening].peers) == 3
 
 
 def test_a_missing_rank_zero_is_reported_once_per_machine(launches, join, scale_timers):

@@ -9,8 +9,8 @@ from rankzero.distributed.connections.line_server import LineServer
 from rankzero.distributed.connections.local_socket import connect_locally
 from rankzero.distributed.rendezvous import leader
 from rankzero.distributed.rendezvous.leader import leader_name, listen_as_leader, uses_leader
-from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import Peer
 from running import on_each_rank
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="leaders exist on Linux only")
@@ -42,10 +42,10 @@ def test_every_process_receives_all_members_over_one_network_connection_per_othe
     assert [result.launch.rank for result in results] == [*range(6)]
     assert [result.launch.local_rank for result in results] == [0, 1, 2, 0, 1, 2]
     assert [result.launch.processes_per_node for result in results] == [(3, 3)] * 6
-    assert [[member.rank for member in result.members] for result in results] == [[*range(6)]] * 6
+    assert [[*result.peers] for result in results] == [[*range(6)]] * 6
     assert [bool(result.listener) for result in results] == [True, False, False, False, False, False]
     assert accepted == {"network": 1, "local": 4}
-    assert {result.ip for result in results} == {"127.0.0.1"}
+    assert {result.address for result in results} == {"127.0.0.1"}
 
 
 def test_processes_without_a_leader_connect_themselves(launches, join, accepted, monkeypatch):
@@ -113,4 +113,4 @@ def test_containers_of_one_machine_with_different_keys_are_not_authenticated(lau
     monkeypatch.setattr(Peer, "this", classmethod(lambda cls, launch, key=None: this(launch, keys[launch.rank])))
     results = on_each_rank(launches, join)
     assert all(f"than rank {rank} on " in result.key_problem for result in results)
-    assert all(peer.key_fingerprint == "" for result in results for peer in result.members)
+    assert all(peer.key_fingerprint == "" for result in results for peer in result.peers.values())

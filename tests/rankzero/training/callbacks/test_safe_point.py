@@ -9,9 +9,8 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
+from rankzero.distributed.world import World
 from rankzero.messages import SaveError, Stopped
 from rankzero.runs.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.runs.checkpoints.manifest import checkpoints_in
@@ -43,7 +42,7 @@ for _hook in ("on_train_batch_start", "on_train_batch_end", "on_validation_end",
 
 @pytest.fixture
 def channel():
-    return ControlChannel(Launch(), [Peer.this(Launch())], lambda value: [value])
+    return ControlChannel(World(), lambda value: [value])
 
 
 @pytest.fixture
