@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.process.cores import cpus_near, format_cpus, parse_cpus
+from rankzero.distributed.process.system import cpus_near, format_cpus, parse_cpus
 from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.distributed.torch_inside import onednn_supports_bf16
 from rankzero.distributed.world import World
@@ -35,7 +35,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
-class DeviceAssignment:
+class Device:
     """The device of one process.
 
     Args:
@@ -62,8 +62,8 @@ def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> World:
     world = coordinator.world
     assignment = coordinator.run_on_all_ranks(lambda: assign_device(requested, world.launch))
 
-    def choose(assignments: list[dict[str, Any]]) -> list[Any]:
-        devices = [DeviceAssignment(**fields) for fields in assignments]
+    def choose(assignments: list[Any]) -> list[Any]:
+        devices = [Device(**fields) for fields in assignments]
         choice = _choose_backend(requested, devices, world.hosts)
         return [*choice, _can_bind(devices, world)]
 
@@ -76,9 +76,7 @@ def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> World:
     return world
 
 
-def _choose_backend(
-    requested: RequestedWorld, assignments: Sequence[DeviceAssignment], hosts: Sequence[str]
-) -> list[Any]:
+def _choose_backend(requested: RequestedWorld, assignments: Sequence[Device], hosts: Sequence[str]) -> list[Any]:
     """Returns the backend, and whether processes share a GPU.
 
     By default, processes share GPUs only on a single host. On several hosts, one lost GPU must not make a run slow.
@@ -112,7 +110,7 @@ def _choose_backend(
     return [backend, shares_gpu]
 
 
-def _can_bind(assignments: Sequence[DeviceAssignment], world: World) -> bool:
+def _can_bind(assignments: Sequence[Device], world: World) -> bool:
     """Whether each rank keeps its share of its machine's cores if it uses only the cores next to its GPU."""
     ranks_on: dict[str, list[int]] = {}
     for rank, host in enumerate(world.hosts):
@@ -161,7 +159,7 @@ def _set_torch_threads(world: World) -> str:
     return threads.reason
 
 
-def assign_device(requested: RequestedWorld, launch: Launch) -> DeviceAssignment:
+def assign_device(requested: RequestedWorld, launch: Launch) -> Device:
     """Returns the device of this process.
 
     Raises:
@@ -173,7 +171,7 @@ def assign_device(requested: RequestedWorld, launch: Launch) -> DeviceAssignment
         raise RequestError(f"{processes} processes with --accelerator mps", "one MPS device", "--accelerator cpu")
     check_gpus(requested, accelerator)
     if accelerator != "cuda":
-        return DeviceAssignment(accelerator)
+        return Device(accelerator)
     visible_gpus, local_rank = torch.cuda.device_count(), launch.local_rank or 0
     indices = requested.gpus or range(visible_gpus)
     if max(indices) >= visible_gpus:
@@ -182,7 +180,7 @@ def assign_device(requested: RequestedWorld, launch: Launch) -> DeviceAssignment
     return _use_gpu(indices[local_rank % len(indices)], visible_gpus)
 
 
-def _use_gpu(index: int, visible_gpus: int) -> DeviceAssignment:
+def _use_gpu(index: int, visible_gpus: int) -> Device:
     """Makes a GPU the current device of this process, before any call creates a context on GPU 0.
 
     Raises:
@@ -201,7 +199,7 @@ def _use_gpu(index: int, visible_gpus: int) -> DeviceAssignment:
     pci = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     allows_sharing = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "0") != "0" and torch.cuda.nccl.version() >= (2, 30)
     cpus = format_cpus(cpus_near(pci))
-    return DeviceAssignment("cuda", index, str(properties.uuid), None if allows_sharing else pci, cpus)
+    return Device("cuda", index, str(properties.uuid), None if allows_sharing else pci, cpus)
 
 
 def check_gpus(requested: RequestedWorld, accelerator: str) -> None:

@@ -1,4 +1,4 @@
-"""Who takes part in a run, where, and on which devices. Does not import torch."""
+"""Who takes part in a run, where, and on which devices."""
 
 import os
 import re
@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process.cores import cpu_quota, format_cpus, usable_cores
-from rankzero.distributed.process.process_state import process_namespace
+from rankzero.distributed.process.system import cpu_quota, format_cpus, process_namespace, usable_cores
 
 
 class Peer(NamedTuple):

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import synchronize
-from rankzero.distributed.process.memory import available_memory
+from rankzero.distributed.process.system import available_memory
 from rankzero.distributed.timers import TIMERS
 from rankzero.preflight.check import FAIL, NETWORK_ADVICE, OK, SKIPPED, WARN, Check, error_lines
 from rankzero.preflight.gpus import Link, gather_in_time

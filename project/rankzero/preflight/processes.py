@@ -7,8 +7,8 @@ import torch
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch_problems import launch_problems
-from rankzero.distributed.monitoring.diagnosis import describe_ranks
-from rankzero.distributed.process.cores import usable_cores
+from rankzero.distributed.monitoring.hangs import describe_ranks
+from rankzero.distributed.process.system import usable_cores
 from rankzero.distributed.world import World
 from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, check_on_rank_zero
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.monitoring.diagnosis import describe_ranks
+from rankzero.distributed.monitoring.hangs import describe_ranks
 from rankzero.preflight.check import FAIL, OK, WARN, Check, error_lines, gather
 from rankzero.runs.directory import expanded
 from rankzero.runs.rank_log import SHARED_FOLDER_ADVICE, wait_until_visible

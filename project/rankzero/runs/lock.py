@@ -23,7 +23,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process.process_state import process_state
+from rankzero.distributed.process.system import process_state
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer
 from rankzero.messages import RequestError, printable

@@ -10,9 +10,9 @@ from rankzero.cli.arguments import parse_arguments
 from rankzero.commands.implementations import evaluation, prediction
 from rankzero.commands.implementations.checking import run_checks
 from rankzero.distributed import devices
-from rankzero.distributed.devices import DeviceAssignment, assign_device, resolve_world
+from rankzero.distributed.devices import Device, assign_device, resolve_world
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process import cores
+from rankzero.distributed.process import system
 from rankzero.distributed.world import Peer, World
 from rankzero.messages import CannotStart
 from running import command_of, fit_in_process
@@ -38,7 +38,7 @@ class CoordinatorOfRankZero:
         return work()
 
     def decide(self, value, choose):
-        values = [asdict(assignment) for assignment in self.assignments or []] or [value] * self.world.size
+        values = [asdict(device) for device in self.assignments or []] or [value] * self.world.size
         return choose(values)
 
 
@@ -159,7 +159,7 @@ def test_without_gpus_all_processes_run_on_the_cpu_unless_gpus_are_requested():
 
 
 def test_different_accelerators_are_refused():
-    different = [DeviceAssignment("cuda", 0, "GPU-0"), DeviceAssignment("cpu")]
+    different = [Device("cuda", 0, "GPU-0"), Device("cpu")]
     with pytest.raises(CannotStart, match="cuda on a, cpu on b"):
         resolve(launch=launch_of(2), assignments=different, hosts=["a", "b"])
 
@@ -222,7 +222,7 @@ def test_a_run_on_the_cpu_of_a_host_with_gpus_says_why(tmp_path, monkeypatch, ca
     ],
 )
 def test_ranks_are_bound_to_the_cores_next_to_their_gpu(host, tmp_path, monkeypatch, near, allowed, bound):
-    monkeypatch.setattr(cores, "PCI_DEVICES", tmp_path)
+    monkeypatch.setattr(system, "PCI_DEVICES", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(allowed))
     bindings = []
     monkeypatch.setattr("os.sched_setaffinity", lambda process, cpus: bindings.append(set(cpus)))

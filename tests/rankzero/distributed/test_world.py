@@ -8,8 +8,8 @@ import pytest
 
 from rankzero.distributed import world
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process import process_state
-from rankzero.distributed.process.cores import parse_cpus, usable_cores
+from rankzero.distributed.process import system
+from rankzero.distributed.process.system import parse_cpus, usable_cores
 from rankzero.distributed.world import Peer
 
 VALID = Peer(1, 0, 0, 2, "a", 7, "boot", "pid:[1]", "0-3,8", 1.5, "job", "id")
@@ -28,7 +28,7 @@ def test_a_description_has_the_cgroups_quota_and_without_proc_neither_boot_id_no
     for quota, described in ((None, (None, "")), (SimpleNamespace(cpus=1.5, cgroup="/job"), (1.5, "/job"))):
         monkeypatch.setattr(world, "cpu_quota", lambda quota=quota: quota)
         assert (Peer.this(Launch()).quota, Peer.this(Launch()).cgroup) == described
-    for module in (world, process_state):
+    for module in (world, system):
         monkeypatch.setattr(module, "Path", lambda path: tmp_path / path.lstrip("/"))
     this_peer = Peer.this(Launch())
     assert (this_peer.boot, this_peer.pids) == ("", "")

@@ -1,7 +1,7 @@
 import socket
 import time
 
-from rankzero.distributed.monitoring.diagnosis import describe_ranks, differences
+from rankzero.distributed.monitoring.hangs import describe_ranks, differences
 from rankzero.messages import AnotherRankFailed
 from rankzero.preflight.check import error_lines, gather
 

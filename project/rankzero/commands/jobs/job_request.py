@@ -21,7 +21,7 @@ from rankzero.commands.jobs.options import (
     accepted_flags,
     host_value,
 )
-from rankzero.distributed.process.environment import config_folder
+from rankzero.distributed.connections.key import config_folder
 from rankzero.messages import RequestError, nearest
 
 _SET_BY_SCRIPT = {

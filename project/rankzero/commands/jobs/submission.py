@@ -15,8 +15,7 @@ from rankzero.commands.jobs.options import JobRequest
 from rankzero.commands.jobs.record import Record, State, archive_logs, read_record, record_path, stop_path, write_record
 from rankzero.commands.jobs.schedulers import background, pbs, slurm
 from rankzero.commands.jobs.script import log_path, script_path
-from rankzero.distributed.process.environment import without_job_variables
-from rankzero.distributed.scheduler.query import find_program
+from rankzero.distributed.scheduler.query import find_program, without_job_variables
 from rankzero.messages import RequestError
 
 _QUEUES: dict[str, ModuleType] = {"slurm": slurm, "pbs": pbs}

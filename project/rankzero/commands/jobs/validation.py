@@ -14,8 +14,7 @@ from rankzero.commands.fit import FIT
 from rankzero.commands.jobs.options import FLAGS, SUBMIT_FLAGS, JobRequest
 from rankzero.commands.jobs.record import array_indices
 from rankzero.commands.jobs.script import ARRAY_INDEX, fit_arguments
-from rankzero.distributed.process.environment import without_job_variables
-from rankzero.distributed.scheduler.query import find_program
+from rankzero.distributed.scheduler.query import find_program, without_job_variables
 from rankzero.messages import RequestError
 
 BEFORE_DASHES = (*FLAGS, *(flag.name for flag in SUBMIT_FLAGS if flag.name not in FLAGS))

@@ -1,4 +1,4 @@
-"""Starts local processes or performs the rendezvous, for a detected launch. Does not import torch."""
+"""Starts local processes or performs the rendezvous, for a detected launch."""
 
 import signal
 

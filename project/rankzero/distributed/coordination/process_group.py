@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rankzero.distributed.monitoring.heartbeat import InFlight
+from rankzero.distributed.monitoring.monitor import InFlight
 from rankzero.distributed.torch_inside import HashStore, PrefixStore, Store, active_collectives
 from rankzero.distributed.world import World
 

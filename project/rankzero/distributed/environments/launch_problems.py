@@ -1,4 +1,4 @@
-"""Settings that cost speed, end a run, or should be equal on all ranks. Does not import torch."""
+"""Settings that cost speed, end a run, or should be equal on all ranks."""
 
 import os
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Where the threads of this process and its loader processes are. Does not import torch.
+"""Where the threads of this process and its loader processes are.
 
 A rank cannot read the stacks of another process. So each loader process lets faulthandler write them to a file in
 memory when it receives `_stack_signal()`, also if its interpreter is blocked. The rank reads the file through `/proc`.
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 import rankzero
-from rankzero.distributed.process.process_state import process_state
+from rankzero.distributed.process.system import process_state
 from rankzero.distributed.process.user_traceback import is_user_file
 from rankzero.distributed.timers import TIMERS
 

@@ -1,4 +1,4 @@
-"""Number of compute threads per rank: the rank's share of the machine's cores. Does not import torch."""
+"""Number of compute threads per rank: the rank's share of the machine's cores."""
 
 import os
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rankzero.distributed.environments.launch import Variables
 from rankzero.distributed.environments.launchers import torchrun
-from rankzero.distributed.process.cores import parse_cpus, usable_cores
+from rankzero.distributed.process.system import parse_cpus, usable_cores
 from rankzero.distributed.world import Peer, World
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

@@ -1,4 +1,4 @@
-"""Errors of a rendezvous, with instructions that the user can follow. Does not import torch."""
+"""Errors of a rendezvous, with instructions that the user can follow."""
 
 import socket
 from collections.abc import Sequence

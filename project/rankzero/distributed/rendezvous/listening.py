@@ -1,4 +1,4 @@
-"""Rank zero's socket for the rendezvous. Does not import torch."""
+"""Rank zero's socket for the rendezvous."""
 
 import contextlib
 import errno
@@ -42,7 +42,7 @@ def listen_for_ranks(launch: Launch, interface: str | None, key: Key) -> socket.
         ) from None
     if not own_addresses and not _reaches_itself(ips, launch.port, listener):
         refusal = wrong_address_error(launch, ips)
-        if launch.hosts:  # the other ranks try this host next, see rankzero.distributed.rendezvous.search
+        if launch.hosts:  # the other ranks try this host next, see rankzero.distributed.rendezvous.client
             _refuse_all(launch, listener, TIMERS.first_answer, refusal, key)
         listener.close()
         raise refusal

@@ -1,4 +1,4 @@
-"""The positions of the processes of a run, which rank zero assigns. Does not import torch."""
+"""The positions of the processes of a run, which rank zero assigns."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Rank zero's side of the rendezvous, to which all other processes connect. Does not import torch."""
+"""Rank zero's side of the rendezvous, to which all other processes connect."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""The control channel: connects every rank to rank zero, in addition to the process group. Does not import torch.
+"""The control channel: connects every rank to rank zero, in addition to the process group.
 
 The first rank of each node, the leader, connects the ranks of the node to rank zero.
 

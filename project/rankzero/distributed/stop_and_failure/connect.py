@@ -1,4 +1,4 @@
-"""Connects a rank to the control server of rank zero, through the leader of its node. Does not import torch."""
+"""Connects a rank to the control server of rank zero, through the leader of its node."""
 
 import contextlib
 import hmac

@@ -1,4 +1,4 @@
-"""Rank zero's end of all control channels: stop requests, failures and lost ranks. Does not import torch.
+"""Rank zero's end of all control channels: stop requests, failures and lost ranks.
 
 The messages, of which a connection transmits each as a line of JSON:
 
@@ -24,7 +24,7 @@ from typing import Any
 
 from rankzero.distributed.connections.line_connection import Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
-from rankzero.distributed.monitoring.detector import HangDetector
+from rankzero.distributed.monitoring.hangs import HangDetector
 from rankzero.distributed.monitoring.slow_ranks import SlowRankDetector
 from rankzero.distributed.monitoring.status import Status, silence_seconds
 from rankzero.distributed.rendezvous.progress import Progress

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process.process_state import process_state
+from rankzero.distributed.process.system import process_state
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer
 from rankzero.runs.checkpoints.manifest import checkpoints_in, step_of

@@ -23,7 +23,7 @@ from rankzero.distributed.coordination.process_group import (
     wait_for_gloo_threads,
 )
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.monitoring.heartbeat import InFlight
+from rankzero.distributed.monitoring.monitor import InFlight
 from rankzero.distributed.monitoring.stacks import main_thread_frames, waiting_function
 from rankzero.distributed.world import World
 

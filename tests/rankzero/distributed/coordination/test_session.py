@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from rankzero import Trainer
+from rankzero.distributed.coordination import join
 from rankzero.distributed.coordination.session import Session, _check_can_start, _script_name, report_uncaught_errors
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.rendezvous import join
 from rankzero.messages import RequestError
 from running import reserved_port, run, world_of
 

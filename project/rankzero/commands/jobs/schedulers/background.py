@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rankzero.commands.jobs.record import Record, State
-from rankzero.distributed.process.process_state import process_state
+from rankzero.distributed.process.system import process_state
 from rankzero.messages import RequestError
 
 _children: dict[str, "subprocess.Popen[bytes]"] = {}
