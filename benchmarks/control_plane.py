@@ -19,21 +19,24 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-from simulated_nodes import KEY, TIMEOUT, WORLD_ID, World, control_clients, rendezvous_clients, store_clients
+from simulated_nodes import KEY, TIMEOUT, WORLD_ID, SimulatedNodes, control_clients, rendezvous_clients, store_clients
 
-from rankzero.distributed import network
 from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.connections.line_server import raise_file_limit
+from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.status import report_interval
-from rankzero.distributed.rendezvous.peers import Members, assign_ranks
+from rankzero.distributed.rendezvous.ranks import assign_ranks
 from rankzero.distributed.rendezvous.server import RendezvousServer
+from rankzero.distributed.world import World
 
 
 class Clients:
     """A process that simulates all other nodes."""
 
-    def __init__(self, work: Callable[[World, int, Connection], None], world: World, port: int) -> None:
+    def __init__(
+        self, work: Callable[[SimulatedNodes, int, Connection], None], world: SimulatedNodes, port: int
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, child = context.Pipe()
         self._process = context.Process(target=work, args=(world, port, child))
@@ -51,7 +54,7 @@ class Clients:
         self._process.kill()
 
 
-def measure_rendezvous(world: World) -> dict[str, float]:
+def measure_rendezvous(world: SimulatedNodes) -> dict[str, float]:
     """Returns CPU time of rank zero and bytes that it sends."""
     listener = network.listen("127.0.0.1", 0)
     first = world.peers()[0]
@@ -70,11 +73,11 @@ def measure_rendezvous(world: World) -> dict[str, float]:
     return {"rendezvous CPU (s)": cpu, "rendezvous bytes (MB)": sent / 1e6}
 
 
-def measure_agreement(world: World) -> dict[str, float]:
+def measure_agreement(world: SimulatedNodes) -> dict[str, float]:
     """Returns the time of one exchange through the store, and the CPU time and operations of the store's server."""
     from torch._C._distributed_c10d import TCPStore
 
-    from rankzero.distributed.coordination.exchange import StoreExchange
+    from rankzero.distributed.coordination.store import StoreExchange
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -91,14 +94,15 @@ def measure_agreement(world: World) -> dict[str, float]:
     return {"agreement (s)": seconds, "agreement CPU (s)": cpu, "agreement operations": 3 * world.size + 3}
 
 
-def measure_control(world: World, seconds: float) -> dict[str, float]:
+def measure_control(world: SimulatedNodes, seconds: float) -> dict[str, float]:
     """Returns the CPU time of rank zero during training in percent, and the seconds of a stop and of a failure."""
     from rankzero.distributed.stop_and_failure.server import ControlServer
 
     listener = network.listen("127.0.0.1", 0)
-    members = Members(assign_ranks(world.peers()))
+    peers = dict(enumerate(assign_ranks(world.peers())))
+    known = World(Launch(world_size=world.size), peers)
     server = ControlServer(
-        [listener], members, False, lambda rank: "", WORLD_ID, KEY.secret, report_interval(world.nodes)
+        [listener], known, False, lambda rank: "", WORLD_ID, KEY.secret, report_interval(world.nodes)
     )
     clients = Clients(control_clients, world, listener.getsockname()[1])
     own = LineConnection(socket.create_connection(listener.getsockname()))
@@ -150,7 +154,7 @@ def main() -> None:
     raise_file_limit()
     results = {}
     for text in arguments.worlds:
-        world = World(*map(int, text.split("x")))
+        world = SimulatedNodes(*map(int, text.split("x")))
         print(f"measuring {text} ...", file=sys.stderr, flush=True)
         results[text] = {
             **measure_rendezvous(world),

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from contest import ROOT, Comparison, parser, run
 
 from rankzero.distributed.monitoring.activity import Activity
-from rankzero.distributed.monitoring.heartbeat import Heartbeat
+from rankzero.distributed.monitoring.monitor import Heartbeat
 from rankzero.show.measurements.interval_measurements import IntervalMeasurements
 from rankzero.show.measurements.slow_ranks import SlowRanks
 from rankzero.training.hooks import LoopCallback

@@ -10,7 +10,7 @@ import os
 from contest import Comparison, parser
 from resnet_step import PIXELS, rankzero_milliseconds
 
-from rankzero.distributed.process.cores import usable_cores
+from rankzero.distributed.process.system import usable_cores
 
 BATCH = 16
 

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 import yaml
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process.process_state import process_state
+from rankzero.distributed.process.system import process_state
 from rankzero.runs.lock import Owner, RunLock
 from rankzero.runs.metrics_file import Row, append_rows
 

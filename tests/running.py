@@ -32,7 +32,7 @@ from rankzero.cli.command import Command
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.client import rendezvous
-from rankzero.distributed.rendezvous.peers import RendezvousResult
+from rankzero.distributed.world import World
 from rankzero.messages import RequestError, set_quiet, set_spelling
 from rankzero.sampling.plan import SamplingPlan
 
@@ -188,7 +188,7 @@ def script_process(folder: Path) -> Iterator[None]:
     """Makes a folder the working directory of a process in which no Trainer has been built."""
     from tensorboard.summary.writer import event_file_writer
 
-    from rankzero.distributed import session
+    from rankzero.distributed.coordination import session
 
     with pytest.MonkeyPatch.context() as patch, restore_process_state():
         patch.chdir(folder)
@@ -249,12 +249,20 @@ def train_in_process(
         trainer.fit(model or BoringModel(), data, ckpt_path=resume)
 
 
+def world_of(
+    accelerator: str = "cpu", size: int = 1, nodes: int = 1, devices: int | None = None, **fields: Any
+) -> World:
+    """Returns the world of rank zero, of which all processes run on this machine unless `devices` is given."""
+    launch = Launch(world_size=size, num_nodes=nodes, local_world_size=devices or size)
+    return World(launch, accelerator=accelerator, **fields)
+
+
 def as_rank(work: Callable[..., Any], launch: Launch, *arguments: Any) -> Any:
     """Calls a function with a coordinator, as one rank of a gloo process group in a process of its own."""
     torch.set_num_threads(1)
     is_single = launch.world_size == 1
-    rendezvous_result = RendezvousResult.without_rendezvous(launch) if is_single else rendezvous(launch, 30)
-    with Coordinator(rendezvous_result, RequestedWorld(start_timeout=30)) as coordinator:
+    world = World(launch) if is_single else rendezvous(launch, 30)
+    with Coordinator(world, RequestedWorld(start_timeout=30)) as coordinator:
         if is_single:
             torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
         coordinator.init_process_group("gloo", torch.device("cpu"), timedelta(seconds=60))
@@ -296,9 +304,7 @@ def fit_in_process(*arguments: str, launch: Launch | None = None) -> int:
     with restore_process_state(), small_figures():
         from rankzero.commands.fit import fit as run_fit
 
-        return run_fit(
-            parse_arguments(command_of("fit"), arguments), RendezvousResult.without_rendezvous(launch or Launch())
-        )
+        return run_fit(parse_arguments(command_of("fit"), arguments), World(launch or Launch()))
 
 
 def fit_in_folder(folder: Path, *arguments: str) -> Path:
@@ -314,9 +320,7 @@ def evaluate_in_process(*arguments: str) -> int:
     with restore_process_state():
         from rankzero.commands.evaluation import evaluate as run_evaluate
 
-        return run_evaluate(
-            parse_arguments(command_of("evaluate"), arguments), RendezvousResult.without_rendezvous(Launch())
-        )
+        return run_evaluate(parse_arguments(command_of("evaluate"), arguments), World())
 
 
 def weights(run: Path, checkpoint: str = "") -> dict[str, torch.Tensor]:

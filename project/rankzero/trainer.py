@@ -22,10 +22,10 @@ from rankzero.cli.script_arguments import (
     refuses_wrong_arguments,
 )
 from rankzero.cli.trainer_arguments import TrainerArguments, without_replaced
+from rankzero.distributed.coordination.session import Session
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
 from rankzero.distributed.scheduler.job import attempt_deadline
-from rankzero.distributed.session import Session
 from rankzero.distributed.torch_inside import missing, set_compile_cache
 from rankzero.messages import is_quiet, print_notice, set_quiet, set_spelling
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
@@ -93,7 +93,7 @@ class Trainer(TrainerArguments):
         plugins = without_replaced(as_list(lightning.get("plugins")), arguments)
         self.session = session = Session.for_trainer(requested_world(arguments, lightning))
         coordinator, world, barebones = session.coordinator, session.world, bool(lightning.get("barebones"))
-        launch, channel = coordinator.launch, coordinator.control_channel
+        channel = coordinator.control_channel
         saves = not barebones and lightning.get("enable_checkpointing") is not False
         self.run = _agree_on_run(session, arguments, lightning)
         self.config: Config | None = None
@@ -104,7 +104,7 @@ class Trainer(TrainerArguments):
         user_callbacks = as_list(lightning.get("callbacks"))
         set_quiet(arguments["quiet"] == "yes")
         lightning = without_progress(lightning, user_callbacks) if is_quiet() else lightning
-        for feature in missing if not launch.rank else ():
+        for feature in missing if world.rank == 0 else ():
             print_notice(f"without {feature}: {missing[feature]}")
         if arguments["seed"] is not None:
             seed_everything(arguments["seed"], verbose=False)
@@ -113,7 +113,7 @@ class Trainer(TrainerArguments):
             own, work="running the script"
         )
         self.plan = plan = SamplingPlan(
-            rank=launch.rank or 0,
+            rank=world.rank,
             world_size=world.size,
             seed=seed or 0,
             batch_size=arguments["batch_size"],
@@ -163,7 +163,7 @@ class Trainer(TrainerArguments):
             RankStates(plan),
             OptimizerOverrides(),
             LiveSettings(),
-            *progress_callbacks(lightning, user_callbacks, launch.launcher),
+            *progress_callbacks(lightning, user_callbacks, world.launch.launcher),
             *filter(None, [self._checkpointing]),
         ]
         plugins.append(DirectoryCheckpointIO(self._options.trust_checkpoint))
@@ -177,7 +177,7 @@ class Trainer(TrainerArguments):
                 "strategy": strategy_for(
                     lightning.get("strategy", "auto"), world, coordinator, plan, self._is_fast, self._compile == "step"
                 ),
-                "plugins": [*plugins, LaunchEnvironment(launch)],
+                "plugins": [*plugins, LaunchEnvironment(world)],
                 "callbacks": callbacks,
                 "use_distributed_sampler": False,  # SamplingPlan distributes the samples
                 "logger": run_logger if run_logger and logger in (None, True) else logger,
@@ -200,7 +200,9 @@ class Trainer(TrainerArguments):
         ]
         fit_loop.fit_loop_of(self).extra_subscribers += [
             RankAgreements(channel),
-            SafePoint(channel, attempt_deadline(arguments["time_limit"], launch), self._checkpointing, self._weights),
+            SafePoint(
+                channel, attempt_deadline(arguments["time_limit"], world.launch), self._checkpointing, self._weights
+            ),
         ]
         epoch_averages.install(self, run_logger)
 

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader
 import rankzero
 from rankzero import Trainer
 from rankzero.checkpoints.manifest import read_manifest
-from rankzero.distributed import session
-from rankzero.distributed.session import Session
+from rankzero.distributed.coordination import session
+from rankzero.distributed.coordination.session import Session
 from rankzero.messages import RequestError
 from rankzero.runs import attempt as attempt_module
 from stock import QUIET, differences, every_hook

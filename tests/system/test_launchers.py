@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import system.learned
-from rankzero.distributed.process.cores import usable_cores
+from rankzero.distributed.process.system import usable_cores
 from running import INTERPRETER_BIN, require, run
 from system.hosts import HOSTS
 from system.learned import OBSERVE, observed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.distributed.process.cores import usable_cores
+from rankzero.distributed.process.system import usable_cores
 from running import require, run
 from system.learned import OBSERVE, TRAIN, observed
 

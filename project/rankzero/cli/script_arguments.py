@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from rankzero.cli.flags import flags_of
 from rankzero.cli.foreign_flags import equivalent_flag
+from rankzero.distributed.coordination.session import report_uncaught_errors
 from rankzero.distributed.process.lightning_names import check_base
-from rankzero.distributed.session import report_uncaught_errors
 from rankzero.messages import WrongArgumentError, mark_refusal, nearest, user_message
 
 TRAINER_FLAGS = {flag.name: flag for flag in flags_of("fit") if flag.lightning_key is None or flag.name == "seed"}

@@ -7,7 +7,7 @@ import lightning_modules
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
 from rankzero.commands.start import fast_imports, start
-from rankzero.distributed.rendezvous.peers import RendezvousResult
+from rankzero.distributed.world import World
 
 EVALUATE = Command(
     name="evaluate",
@@ -23,12 +23,12 @@ EVALUATE = Command(
 )
 
 
-def evaluate(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
+def evaluate(flags: Arguments, world: World) -> int:
     """Imports torch, after the flags have been checked, and evaluates."""
     with fast_imports():
         from rankzero.commands.evaluation import evaluate
 
-    return evaluate(flags, rendezvous_result)
+    return evaluate(flags, world)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

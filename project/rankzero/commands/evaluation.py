@@ -13,9 +13,9 @@ from rankzero.checkpoints.manifest import newest_valid, read_manifest
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
 from rankzero.distributed.coordination.coordinator import Coordinator
+from rankzero.distributed.coordination.session import Session
 from rankzero.distributed.process.quiet import silence_warnings
-from rankzero.distributed.rendezvous.peers import RendezvousResult
-from rankzero.distributed.session import Session
+from rankzero.distributed.world import World
 from rankzero.messages import Exit, RequestError, as_user_errors, print_line
 from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.resume import requested_checkpoint
@@ -29,7 +29,7 @@ REUSED_SECTIONS = ("model", "data", "seed_everything")
 """Sections of the stored configuration that an evaluation reuses."""
 
 
-def evaluate(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
+def evaluate(flags: Arguments, world: World) -> int:
     """Evaluates a checkpoint; every sample counts once for any number of processes. All ranks must call.
 
     Returns:
@@ -38,16 +38,13 @@ def evaluate(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     Raises:
         CannotStart: The run or checkpoint does not exist, or cannot be evaluated as requested.
     """
-    silence_warnings(rendezvous_result.launch.rank or 0)
+    silence_warnings(world.rank)
     checkpoint = find_checkpoint(flags)
     if flags.only_prints:
         RankzeroCLI(with_stored_configuration(flags, checkpoint))  # prints and exits
     if flags.get("export"):
-        return export(flags, checkpoint, rendezvous_result.launch.rank)
-    with (
-        Session.for_command(flags.requested_world, rendezvous_result) as session,
-        as_user_errors(has_begun=lambda: False),
-    ):
+        return export(flags, checkpoint, world.rank)
+    with Session.for_command(flags.requested_world, world) as session, as_user_errors(has_begun=lambda: False):
         cli, trainer, checkpoint = prepare(flags, session.coordinator)
         metrics = run_split(trainer, cli, flags.get("split"), checkpoint)
         result = {

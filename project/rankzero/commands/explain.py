@@ -5,8 +5,8 @@ from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
 from rankzero.distributed.process.threads import choose_threads
-from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.stop_and_failure.error_reporter import is_reporting_rank
+from rankzero.distributed.world import World
 from rankzero.messages import Exit, RequestError, print_line
 
 
@@ -62,7 +62,7 @@ def _threads(flags: Arguments, launch: Launch) -> str:
     """Returns the threads of each process, as far as they are known without a rendezvous."""
     ranks = launch.local_world_size if launch.externally_created else (flags.requested_world.devices or 1)
     size = max(launch.world_size, ranks or 1)
-    threads = choose_threads(launch._replace(local_world_size=ranks, world_size=size), [Peer.this(launch)])
+    threads = choose_threads(World(launch._replace(local_world_size=ranks, world_size=size)))
     if threads.count is None:
         return f"as set by {threads.reason}"
     if ranks is None:

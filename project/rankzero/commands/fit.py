@@ -9,7 +9,7 @@ from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
 from rankzero.commands.start import fast_imports, start
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.distributed.rendezvous.peers import RendezvousResult
+from rankzero.distributed.world import World
 from rankzero.messages import Exit, Stopped, as_user_errors
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ FIT = Command(
 )
 
 
-def fit(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
+def fit(flags: Arguments, world: World) -> int:
     """Imports torch, after the flags have been checked, and trains. All ranks must call.
 
     Returns:
@@ -43,14 +43,14 @@ def fit(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     """
     with fast_imports():
         from rankzero.cli.lightning_cli import RankzeroCLI
+        from rankzero.distributed.coordination.session import Session
         from rankzero.distributed.process.quiet import silence_warnings
-        from rankzero.distributed.session import Session
-    silence_warnings(rendezvous_result.launch.rank or 0)
+    silence_warnings(world.rank)
     if flags.only_prints:
         RankzeroCLI(flags)  # prints and exits
     trainer: Trainer | None = None
     with (
-        Session.for_command(flags.requested_world, rendezvous_result) as session,
+        Session.for_command(flags.requested_world, world) as session,
         as_user_errors(has_begun=lambda: trainer is not None and trainer.outcome.has_trained),
     ):
         SIGNALS.subscribe(lambda signum: session.coordinator.control_channel.request_stop(signum.name))

@@ -7,7 +7,7 @@ import lightning_modules
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
 from rankzero.commands.start import fast_imports, start
-from rankzero.distributed.rendezvous.peers import RendezvousResult
+from rankzero.distributed.world import World
 
 PREDICT = Command(
     name="predict",
@@ -22,12 +22,12 @@ PREDICT = Command(
 )
 
 
-def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
+def predict(flags: Arguments, world: World) -> int:
     """Imports torch, after the flags have been checked, and predicts."""
     with fast_imports():
         from rankzero.commands.prediction import predict
 
-    return predict(flags, rendezvous_result)
+    return predict(flags, world)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,9 +21,9 @@ from rankzero.commands.evaluation import (
     write_result,
 )
 from rankzero.commands.prediction_files import PartWriter, leaves, merge
+from rankzero.distributed.coordination.session import Session
 from rankzero.distributed.process.quiet import silence_warnings
-from rankzero.distributed.rendezvous.peers import RendezvousResult
-from rankzero.distributed.session import Session
+from rankzero.distributed.world import World
 from rankzero.messages import Exit, RequestError, as_user_errors, quoted
 from rankzero.runs.resume import run_on_rank_zero
 from rankzero.sampling.batch_sampler import EvaluationBatchSampler
@@ -36,7 +36,7 @@ STAGES = {"predict": "predict", "test": "test", "val": "validate"}
 PARTS_FOLDER = ".parts"
 
 
-def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
+def predict(flags: Arguments, world: World) -> int:
     """Writes the outputs of `predict_step`, each sample once, for any number of processes. All ranks must call.
 
     Returns:
@@ -45,13 +45,10 @@ def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
     Raises:
         CannotStart: The run, the checkpoint or the split does not exist, or the predictions cannot be written.
     """
-    silence_warnings(rendezvous_result.launch.rank or 0)
+    silence_warnings(world.rank)
     if flags.only_prints:
         RankzeroCLI(with_stored_configuration(flags, find_checkpoint(flags)))  # prints and exits
-    with (
-        Session.for_command(flags.requested_world, rendezvous_result) as session,
-        as_user_errors(has_begun=lambda: False),
-    ):
+    with Session.for_command(flags.requested_world, world) as session, as_user_errors(has_begun=lambda: False):
         coordinator = session.coordinator
         cli, trainer, checkpoint = prepare(flags, coordinator)
         coordinator.run_on_all_ranks(lambda: read_split(cli, flags.get("split")))
@@ -68,16 +65,16 @@ def predict(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
             trainer.strategy.barrier("predictions")
             # This may take minutes, and `coordinator.run_on_rank_zero` would treat Ctrl-C as a failure.
             samples = run_on_rank_zero(
-                trainer.strategy, coordinator.launch.rank, lambda: _write_files(folder, len(callback.writers))
+                trainer.strategy, coordinator.world.rank, lambda: _write_files(folder, len(callback.writers))
             )
         except BaseException:
-            if coordinator.launch.rank == 0:
+            if coordinator.world.rank == 0:
                 _remove_parts(folder)
             raise
         result = {"run": title_of(checkpoint), "checkpoint": str(checkpoint), "split": flags.get("split")}
         result |= {"world_size": trainer.world_size, "samples": samples}
         coordinator.run_on_rank_zero(lambda: write_result(folder / "predictions.json", result))
-        if coordinator.launch.rank == 0:
+        if coordinator.world.rank == 0:
             terminal.print_predictions(result, folder)
         return Exit.FINISHED
 

@@ -10,8 +10,8 @@ from rankzero.cli.arguments import Arguments
 from rankzero.cli.command import Command
 from rankzero.commands.start import fast_imports, start
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.distributed.stop_and_failure.error_reporter import refuse
+from rankzero.distributed.world import World
 from rankzero.messages import CannotStart, Exit, RequestError
 from rankzero.preflight.check import FAIL, OK, Check, Report
 
@@ -34,7 +34,7 @@ PREFLIGHT = Command(
 )
 
 
-def preflight(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
+def preflight(flags: Arguments, world: World) -> int:
     """Imports torch, after the flags have been checked, runs all checks and prints the verdict. All ranks must call.
 
     Returns:
@@ -49,23 +49,23 @@ def preflight(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
 
         import_seconds = time.monotonic() - connected
         from rankzero.cli.lightning_cli import RankzeroCLI
+        from rankzero.distributed.coordination.session import Session
         from rankzero.distributed.process.quiet import silence_warnings
-        from rankzero.distributed.session import Session
         from rankzero.preflight.all_checks import NetworkOptions, PlannedRun, check_all, thresholds
         from rankzero.runs.stored_config import flattened
         from rankzero.sampling.generators import global_seed
         from rankzero.sampling.plan import SamplingPlan
         from rankzero.training.speed import layout
-    silence_warnings(rendezvous_result.launch.rank or 0)
+    silence_warnings(world.rank)
     if flags.only_prints:
         RankzeroCLI(flags)  # prints and exits
-    with Session.for_command(flags.requested_world, rendezvous_result) as session:
+    with Session.for_command(flags.requested_world, world) as session:
         coordinator, world = session.coordinator, session.world
         file = Path(flags.get("json")) if flags.get("json") else None
         coordinator.run_on_rank_zero(lambda: _remove_old_result(file))
         cli = coordinator.run_on_all_ranks(lambda: RankzeroCLI(flags), "building data and model")
         plan = SamplingPlan(
-            rank=coordinator.launch.rank or 0,
+            rank=world.rank,
             world_size=world.size,
             seed=global_seed() or 0,
             batch_size=flags.get("batch_size"),
@@ -83,8 +83,8 @@ def preflight(flags: Arguments, rendezvous_result: RendezvousResult) -> int:
         settings = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps, "precision": precision}
         run = PlannedRun(cli.model, cli.datamodule, plan, config, root, flags.get("keep"), settings)
         options = NetworkOptions(flags.get("pairs"), flags.get("warn_gbps"), flags.get("fail_gbps"))
-        report = Report(coordinator.launch.rank == 0, file, thresholds(options))
-        coordinator.share_members()
+        report = Report(world.rank == 0, file, thresholds(options))
+        coordinator.share_peers()
         return check_all(session, run, options, report, round(connected - STARTED, 3), import_seconds)
 
 

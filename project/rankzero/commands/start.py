@@ -19,6 +19,7 @@ from rankzero.cli.arguments import Arguments, parse_arguments
 from rankzero.cli.command import SUBCOMMANDS, Command
 from rankzero.cli.user_classes import extend_packages
 from rankzero.commands.explain import explain
+from rankzero.distributed.coordination.join import join_ranks
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
@@ -26,9 +27,8 @@ from rankzero.distributed.process import interrupts
 from rankzero.distributed.process.exit_reports import report_exit
 from rankzero.distributed.process.spawn import is_local_process
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.distributed.rendezvous.join import join_ranks
-from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.distributed.stop_and_failure.error_reporter import is_reporting_rank, refuse, report_error
+from rankzero.distributed.world import World
 from rankzero.messages import CannotStart, Exit, Stopped, flush_streams, print_error, print_notice, set_quiet
 from rankzero.sampling.workers import end_workers
 
@@ -41,7 +41,7 @@ PLOT = "torchmetrics.utilities.plot"
 
 def start(
     command: Command,
-    work: Callable[[Arguments, RendezvousResult], int],
+    work: Callable[[Arguments, World], int],
     arguments: Sequence[str] | None,
     rendezvous_failed: Callable[[CannotStart, Arguments, Launch], int] | None = None,
 ) -> int:
@@ -49,7 +49,7 @@ def start(
 
     Args:
         command: The command.
-        work: Called with the flags and the result of the rendezvous; returns the exit code.
+        work: Called with the flags and the processes that the rendezvous has found; returns the exit code.
         arguments: The command line, without the script's name; None for this process's own.
         rendezvous_failed: Reports a failed rendezvous, given the error, the flags and the position of this process, and
             returns the exit code. None reports it as all other errors.
@@ -77,16 +77,16 @@ def start(
         count = processes_to_start(requested, launch)
         has_announced = _announce_imports(flags, launch)
         try:
-            rendezvous_result = join_ranks(requested, launch, count)
+            world = join_ranks(requested, launch, count)
         except CannotStart as error:
             if rendezvous_failed is None:
                 raise
             return rendezvous_failed(error, flags, launch)
-        launch = rendezvous_result.launch
+        launch = world.launch
         if not has_announced:
             _announce_imports(flags, launch)
         extend_packages()
-        return work(flags, rendezvous_result)
+        return work(flags, world)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Stopped as stopped:
@@ -128,10 +128,10 @@ def resolve_subcommand(command: Command, arguments: list[str]) -> tuple[str, lis
     return name, [*flags, *arguments[1:]]
 
 
-def print_only(flags: Arguments, launch: Launch, work: Callable[[Arguments, RendezvousResult], int]) -> int:
+def print_only(flags: Arguments, launch: Launch, work: Callable[[Arguments, World], int]) -> int:
     """Prints a config file or help on the reporting rank only, without a rendezvous."""
     extend_packages()
-    return work(flags, RendezvousResult.without_rendezvous(Launch())) if is_reporting_rank(launch) else Exit.FINISHED
+    return work(flags, World()) if is_reporting_rank(launch) else Exit.FINISHED
 
 
 @contextmanager

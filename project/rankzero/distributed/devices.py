@@ -5,7 +5,7 @@ import shutil
 import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.process.cores import cpus_near, format_cpus, parse_cpus
+from rankzero.distributed.process.system import cpus_near, format_cpus, parse_cpus
 from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.distributed.torch_inside import onednn_supports_bf16
+from rankzero.distributed.world import World
 from rankzero.messages import RequestError, nearest, print_error
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
@@ -34,7 +35,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True)
-class DeviceAssignment:
+class Device:
     """The device of one process.
 
     Args:
@@ -52,59 +53,30 @@ class DeviceAssignment:
     cpus: str = ""
 
 
-@dataclass(frozen=True)
-class WorldInfo:
-    """The devices and the backend of all processes.
-
-    Args:
-        accelerator: `cuda`, `mps` or `cpu`.
-        size: Number of processes in total.
-        nodes: Number of machines.
-        devices: Number of processes on this machine.
-        backend: `nccl` or `gloo`.
-        index: Index of this process's GPU among the GPUs that it sees.
-        shares_gpu: Whether processes share a GPU.
-        threads: Source of this process's number of threads, such as `12 cores / 4 ranks`.
-    """
-
-    accelerator: str
-    size: int = 1
-    nodes: int = 1
-    devices: int = 1
-    backend: str = "gloo"
-    index: int = 0
-    shares_gpu: bool = False
-    threads: str = field(default="", compare=False)
-
-
-def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> WorldInfo:
-    """Assigns a device to every process and chooses the backend. All ranks must call.
+def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> World:
+    """Assigns a device to every process, chooses the backend, and returns the world. All ranks must call.
 
     Raises:
         CannotStart: A requested device or backend is not available on at least one machine.
     """
-    launch = coordinator.launch
-    assignment = coordinator.run_on_all_ranks(lambda: assign_device(requested, launch))
+    world = coordinator.world
+    assignment = coordinator.run_on_all_ranks(lambda: assign_device(requested, world.launch))
 
-    def choose(assignments: list[dict[str, Any]]) -> list[Any]:
-        devices = [DeviceAssignment(**fields) for fields in assignments]
-        choice = _choose_backend(requested, devices, coordinator.hosts)
-        return [*choice, _can_bind(devices, coordinator)]
+    def choose(assignments: list[Any]) -> list[Any]:
+        devices = [Device(**fields) for fields in assignments]
+        choice = _choose_backend(requested, devices, world.hosts)
+        return [*choice, _can_bind(devices, world)]
 
-    backend, shares_gpu, binds = coordinator.decide(asdict(assignment), choose)
+    world.backend, world.shares_gpu, binds = coordinator.decide(asdict(assignment), choose)
     if binds:
         os.sched_setaffinity(0, parse_cpus(assignment.cpus))
-    if assignment.accelerator == "cpu" and requested.accelerator == "auto" and not launch.rank:
+    if assignment.accelerator == "cpu" and requested.accelerator == "auto" and not world.rank:
         _warn_of_unused_gpus()
-    assert launch.local_world_size and launch.num_nodes
-    size, nodes, devices = launch.world_size, launch.num_nodes, launch.local_world_size
-    threads = _set_torch_threads(coordinator)
-    return WorldInfo(assignment.accelerator, size, nodes, devices, backend, assignment.index, shares_gpu, threads)
+    world.accelerator, world.index, world.threads = assignment.accelerator, assignment.index, _set_torch_threads(world)
+    return world
 
 
-def _choose_backend(
-    requested: RequestedWorld, assignments: Sequence[DeviceAssignment], hosts: Sequence[str]
-) -> list[Any]:
+def _choose_backend(requested: RequestedWorld, assignments: Sequence[Device], hosts: Sequence[str]) -> list[Any]:
     """Returns the backend, and whether processes share a GPU.
 
     By default, processes share GPUs only on a single host. On several hosts, one lost GPU must not make a run slow.
@@ -138,13 +110,13 @@ def _choose_backend(
     return [backend, shares_gpu]
 
 
-def _can_bind(assignments: Sequence[DeviceAssignment], coordinator: Coordinator) -> bool:
+def _can_bind(assignments: Sequence[Device], world: World) -> bool:
     """Whether each rank keeps its share of its machine's cores if it uses only the cores next to its GPU."""
     ranks_on: dict[str, list[int]] = {}
-    for rank, host in enumerate(coordinator.hosts):
+    for rank, host in enumerate(world.hosts):
         ranks_on.setdefault(host, []).append(rank)
     for ranks in ranks_on.values():
-        cores = frozenset[int]().union(*(parse_cpus(coordinator.members[rank].cores) for rank in ranks))
+        cores = frozenset[int]().union(*(parse_cpus(world.peers[rank].cores) for rank in ranks))
         for cpus, count in Counter(assignments[rank].cpus for rank in ranks).items():
             if not cpus or len(parse_cpus(cpus) & cores) * len(ranks) < len(cores) * count:
                 return False
@@ -173,12 +145,12 @@ def _cuda_problem() -> str:
     return "there is none"
 
 
-def _set_torch_threads(coordinator: Coordinator) -> str:
+def _set_torch_threads(world: World) -> str:
     """Sets torch's number of threads to this rank's share of the machine's cores; returns the source of the number.
 
     Under torchrun, the processes know one another only at this point, after torch is imported.
     """
-    threads = choose_threads(coordinator.launch, coordinator.members)
+    threads = choose_threads(world)
     set_threads(threads)
     # A process that shares its cores with no other rank keeps torch's default, which excludes slower cores on some
     # machines.
@@ -187,7 +159,7 @@ def _set_torch_threads(coordinator: Coordinator) -> str:
     return threads.reason
 
 
-def assign_device(requested: RequestedWorld, launch: Launch) -> DeviceAssignment:
+def assign_device(requested: RequestedWorld, launch: Launch) -> Device:
     """Returns the device of this process.
 
     Raises:
@@ -199,7 +171,7 @@ def assign_device(requested: RequestedWorld, launch: Launch) -> DeviceAssignment
         raise RequestError(f"{processes} processes with --accelerator mps", "one MPS device", "--accelerator cpu")
     check_gpus(requested, accelerator)
     if accelerator != "cuda":
-        return DeviceAssignment(accelerator)
+        return Device(accelerator)
     visible_gpus, local_rank = torch.cuda.device_count(), launch.local_rank or 0
     indices = requested.gpus or range(visible_gpus)
     if max(indices) >= visible_gpus:
@@ -208,7 +180,7 @@ def assign_device(requested: RequestedWorld, launch: Launch) -> DeviceAssignment
     return _use_gpu(indices[local_rank % len(indices)], visible_gpus)
 
 
-def _use_gpu(index: int, visible_gpus: int) -> DeviceAssignment:
+def _use_gpu(index: int, visible_gpus: int) -> Device:
     """Makes a GPU the current device of this process, before any call creates a context on GPU 0.
 
     Raises:
@@ -227,7 +199,7 @@ def _use_gpu(index: int, visible_gpus: int) -> DeviceAssignment:
     pci = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     allows_sharing = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "0") != "0" and torch.cuda.nccl.version() >= (2, 30)
     cpus = format_cpus(cpus_near(pci))
-    return DeviceAssignment("cuda", index, str(properties.uuid), None if allows_sharing else pci, cpus)
+    return Device("cuda", index, str(properties.uuid), None if allows_sharing else pci, cpus)
 
 
 def check_gpus(requested: RequestedWorld, accelerator: str) -> None:

@@ -1,4 +1,4 @@
-"""How long one process waits for another, and which wait must exceed which. Does not import torch.
+"""How long one process waits for another, and which wait must exceed which.
 
 Users set two more time limits: `--start_timeout` and `--hang_timeout`.
 """

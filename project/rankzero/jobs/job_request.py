@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from rankzero.cli.command_line import CommandLine
-from rankzero.distributed.process.environment import config_folder
+from rankzero.distributed.connections.key import config_folder
 from rankzero.jobs.options import FLAGS, FORMS, JOB_FLAGS, LISTS, QUEUING, JobRequest, accepted_flags, host_value
 from rankzero.messages import RequestError, nearest
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
-from rankzero.distributed.process.environment import without_job_variables
-from rankzero.distributed.scheduler.query import find_program
+from rankzero.distributed.scheduler.query import find_program, without_job_variables
 from rankzero.jobs.options import JobRequest
 from rankzero.jobs.record import Record, State, archive_logs, read_record, record_path, stop_path, write_record
 from rankzero.jobs.schedulers import background, pbs, slurm

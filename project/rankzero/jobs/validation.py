@@ -10,8 +10,7 @@ from pathlib import Path
 
 from rankzero.cli.arguments import parse_arguments
 from rankzero.cli.command import SUBCOMMANDS, Command
-from rankzero.distributed.process.environment import without_job_variables
-from rankzero.distributed.scheduler.query import find_program
+from rankzero.distributed.scheduler.query import find_program, without_job_variables
 from rankzero.jobs.options import FLAGS, SUBMIT_FLAGS, JobRequest
 from rankzero.jobs.record import array_indices
 from rankzero.jobs.script import ARRAY_INDEX, fit_arguments

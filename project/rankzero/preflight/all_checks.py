@@ -15,9 +15,9 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch.nn.parameter import is_lazy
 
 from rankzero.distributed.coordination.process_group import destroy_process_group, raising_nccl_errors
+from rankzero.distributed.coordination.session import Session
 from rankzero.distributed.environments.launch_problems import has_invalid_interface
 from rankzero.distributed.monitoring.slow_ranks import SLOW_FACTOR
-from rankzero.distributed.session import Session
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import AnotherRankFailed, Exit, RequestError, print_error
 from rankzero.preflight.check import FAIL, NETWORK_ADVICE, SKIPPED, WARN, Check, Report, error_lines, gather
@@ -114,8 +114,8 @@ def check_before_fit(mode: str, session: Session, run: PlannedRun) -> None:
         RequestError: The ranks cannot train together.
     """
     if mode == "full":
-        session.coordinator.share_members()
-        report = Report(prints=session.coordinator.launch.rank == 0, thresholds=thresholds(NetworkOptions()))
+        session.coordinator.share_peers()
+        report = Report(prints=session.world.rank == 0, thresholds=thresholds(NetworkOptions()))
         with isolate_rng():
             code = check_all(session, _copy(session, run), NetworkOptions(), report)
             gc.collect()  # the copies refer to one another
@@ -138,7 +138,7 @@ def _copy(session: Session, run: PlannedRun) -> PlannedRun:
 
     _, errors = gather(session.coordinator, copy_both)
     if errors:
-        lines = error_lines(errors, session.coordinator.hosts)
+        lines = error_lines(errors, session.world.hosts)
         return run._replace(untried=f"the model and the data cannot be copied; {lines[0]}")
     return run._replace(model=copies[0], data=copies[1], plan=dataclasses.replace(run.plan))
 
@@ -157,7 +157,7 @@ def _compare_ranks(session: Session, run: PlannedRun) -> None:
             found = [check.summary, *check.details] if check.name == "environment" else check.details
             advice = [*check.advice, *escape]
             raise RequestError(f"training on {world.size} ranks", "\n".join(found), "\n".join(advice))
-        if check.status == WARN and coordinator.launch.rank == 0:
+        if check.status == WARN and coordinator.world.rank == 0:
             problem = check.summary if check.name == "environment" else "the launcher's settings may cause problems"
             print_error("\n".join([f"warning: {problem}", *(f"  {line}" for line in [*check.details, *check.advice])]))
 
@@ -170,7 +170,7 @@ def check_all(
     start_seconds: float | None = None,
     import_seconds: float | None = None,
 ) -> Exit:
-    """Runs all checks, prints them and the verdict. All ranks must call, after `Coordinator.share_members`.
+    """Runs all checks, prints them and the verdict. All ranks must call, after `Coordinator.share_peers`.
 
     Returns:
         0 if all processes can train together, 1 if not.
@@ -240,7 +240,7 @@ def _check_network(
     _, errors = gather_in_time(coordinator, connect, device, TIMERS.network_check)
     if errors:
         summary = "the ranks cannot connect to one another"
-        details = error_lines(errors, coordinator.hosts)
+        details = error_lines(errors, coordinator.world.hosts)
         report.add(Check(f"{world.backend} messages", FAIL, summary, details, [NETWORK_ADVICE]))
         return False
     limits, model = (options.warn_gbps, options.fail_gbps), type(run.model).__name__
@@ -263,12 +263,12 @@ def _check_training(session: Session, run: PlannedRun, report: Report, owns_grou
     trials: list[Trial] = []
 
     def build() -> None:
-        trials.append(Trial(coordinator.launch, session.world, run.model, run.data, run.plan, run.trainer_settings))
+        trials.append(Trial(session.world, run.model, run.data, run.plan, run.trainer_settings))
 
     _, errors = gather(coordinator, build)
     if errors:
         summary, advice = "the Trainer cannot be built", ["correct the error shown above"]
-        report.add(Check("training steps", FAIL, summary, error_lines(errors, coordinator.hosts), advice))
+        report.add(Check("training steps", FAIL, summary, error_lines(errors, coordinator.world.hosts), advice))
         return
     _, errors = gather(coordinator, trials[0].prepare_data)
     loaded: list[Any] = []
@@ -277,8 +277,8 @@ def _check_training(session: Session, run: PlannedRun, report: Report, owns_grou
     if owns_group:
         destroy_process_group(after_error=bool(errors))
     fingerprints = [values["data"] for values in loaded if values]
-    if report.add(check_data(fingerprints, errors, coordinator.hosts)).status != FAIL:
-        own = loaded[coordinator.launch.rank or 0]
+    if report.add(check_data(fingerprints, errors, coordinator.world.hosts)).status != FAIL:
+        own = loaded[coordinator.world.rank]
         report.add(check_workers(coordinator, own["workers"], own["prefetched_bytes"]))
         if owns_group:
             report.add(check_steps(coordinator, trials[0]))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rankzero.checkpoints.atomic_files import write_text
-from rankzero.distributed.monitoring.diagnosis import MAX_SHOWN_VALUES, describe_ranks
+from rankzero.distributed.monitoring.hangs import MAX_SHOWN_VALUES, describe_ranks
 from rankzero.messages import Exit, is_quiet, print_error, print_line, spelled
 
 if TYPE_CHECKING:

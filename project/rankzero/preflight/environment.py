@@ -17,9 +17,9 @@ import torch
 
 import rankzero
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch_problems import relevant_variables
 from rankzero.distributed.process.user_traceback import is_user_file
+from rankzero.distributed.world import World
 from rankzero.messages import is_in_package
 from rankzero.preflight.check import FAIL, OK, WARN, Check, attempt, check_on_rank_zero, error_lines
 from rankzero.sampling.fingerprint import differing
@@ -112,7 +112,7 @@ MAX_SHOWN = 5
 
 
 def check_environment(
-    coordinator: Coordinator, world: WorldInfo, config: Mapping[str, Any], parameters: Mapping[str, str]
+    coordinator: Coordinator, world: World, config: Mapping[str, Any], parameters: Mapping[str, str]
 ) -> Check:
     """Compares versions, code, settings, models, limits and clocks of all ranks. All ranks must call."""
     settings = {name: str(value) for name, value in config.items() if _setting(name).split(".")[0] not in MAY_DIFFER}
@@ -142,9 +142,9 @@ def check_environment(
         coordinator.decide([before, time.time()], clocks.extend)
     if any(differing_ranks or ()):
         parts: list[Callable[[], Any]] = [rankzero_code, lambda: code, lambda: settings, lambda: parameters]
-        is_sent = (coordinator.launch.rank in ranks for ranks in differing_ranks)
+        is_sent = (coordinator.world.rank in ranks for ranks in differing_ranks)
         coordinator.decide([part() if sends else None for part, sends in zip(parts, is_sent, strict=True)], sent.extend)
-    return check_on_rank_zero(coordinator, None, lambda _: _compare(coordinator.hosts, answers, clocks, sent))
+    return check_on_rank_zero(coordinator, None, lambda _: _compare(coordinator.world.hosts, answers, clocks, sent))
 
 
 COMPARISONS = (
@@ -226,7 +226,7 @@ def _setting(name: str) -> str:
     return name.removeprefix("trainer.")
 
 
-def describe_environment(world: WorldInfo) -> dict[str, str]:
+def describe_environment(world: World) -> dict[str, str]:
     """Returns the properties of this process that are compared, by name."""
     properties = {
         "Python": ".".join(platform.python_version_tuple()[:2]),

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.scheduler.query import run_program
+from rankzero.distributed.world import World
 from rankzero.preflight.check import OK, SKIPPED, WARN, Check, check_on_rank_zero, gather
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Link(NamedTuple):
     least_gbps: float
 
 
-def check_gpus(coordinator: Coordinator, world: WorldInfo) -> tuple[Check, Link | None]:
+def check_gpus(coordinator: Coordinator, world: World) -> tuple[Check, Link | None]:
     """Checks memory errors, slowdowns and foreign processes; returns the link between the GPUs. All ranks must call."""
     if world.accelerator != "cuda":
         return Check("GPUs", SKIPPED, f"the run uses {world.accelerator}"), None
@@ -52,13 +52,13 @@ def check_gpus(coordinator: Coordinator, world: WorldInfo) -> tuple[Check, Link 
         "uuid": str(torch.cuda.get_device_properties(world.index).uuid),
         "reserved": torch.cuda.memory_reserved(world.index) >> 20,
     }
-    if coordinator.launch.local_rank in (0, None) or torch.cuda.device_count() == 1:  # others may be hidden
+    if coordinator.world.local_rank == 0 or torch.cuda.device_count() == 1:  # others may be hidden
         own |= {"gpus": query_gpus(), "nvlink": nvlink_gbps(), "infiniband": infiniband_gbps()}
     links: list[Link | None] = []
 
     def check(ranks: list[dict[str, Any]]) -> Check:
         links.append(_link([values for values in ranks if "gpus" in values], world))
-        return _check_rows(ranks, coordinator.hosts)
+        return _check_rows(ranks, coordinator.world.hosts)
 
     found = check_on_rank_zero(coordinator, own, check)
     link = coordinator.broadcast_object(links[0] if links else None)
@@ -102,7 +102,7 @@ def _check_rows(ranks: Sequence[dict[str, Any]], hosts: Sequence[str]) -> Check:
     return Check("GPUs", WARN if details else OK, summary, details, list(advice), {"gpus": rows})
 
 
-def _link(nodes: Sequence[dict[str, Any]], world: WorldInfo) -> Link | None:
+def _link(nodes: Sequence[dict[str, Any]], world: World) -> Link | None:
     """Returns the link that the first ranks of all nodes have found; None if there is none, or without NCCL."""
     kind, share = ("infiniband", INFINIBAND_SHARE) if world.nodes > 1 else ("nvlink", NVLINK_SHARE)
     gbps = min(float(values[kind]) for values in nodes)

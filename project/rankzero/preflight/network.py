@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import synchronize
-from rankzero.distributed.process.memory import available_memory
+from rankzero.distributed.process.system import available_memory
 from rankzero.distributed.timers import TIMERS
 from rankzero.preflight.check import FAIL, NETWORK_ADVICE, OK, SKIPPED, WARN, Check, error_lines
 from rankzero.preflight.gpus import Link, gather_in_time
@@ -42,8 +42,8 @@ def check_message_passing(
         device: Device of this process's messages.
         notify: Called on rank zero with a line for each receipt.
     """
-    name, size, rank = f"{backend} messages", coordinator.launch.world_size, coordinator.launch.rank or 0
-    hosts = coordinator.hosts
+    name, size, rank = f"{backend} messages", coordinator.world.size, coordinator.world.rank
+    hosts = coordinator.world.hosts
 
     def send_to_each() -> list[float]:
         seconds, is_intact = [], True
@@ -131,10 +131,10 @@ def check_collectives(
         model: Name of the model.
         link: The connection that NCCL should use; the check warns if all-reduce is much slower.
     """
-    launch, hosts = coordinator.launch, coordinator.hosts
-    size, local_ranks = launch.world_size, launch.local_world_size or 1
+    world, hosts = coordinator.world, coordinator.world.hosts
+    size, local_ranks = world.size, world.devices
     seconds, measured = TIMERS.network_check, list[Any]()
-    _, errors = gather_in_time(coordinator, lambda: _check_values(launch.rank or 0, size, device), device, seconds)
+    _, errors = gather_in_time(coordinator, lambda: _check_values(world.rank, size, device), device, seconds)
     if not errors:
         measured, errors = gather_in_time(
             coordinator, lambda: _measure_all_reduce(size, local_ranks, device), device, seconds
@@ -146,7 +146,7 @@ def check_collectives(
     rows: list[dict[str, float]] = measured[0]
     advice: list[str] = []
     peak = max(row["bus_gbps"] for row in rows)
-    uses_network = (launch.num_nodes or 1) > 1
+    uses_network = world.nodes > 1
     status = FAIL if uses_network and peak < fail_gbps else WARN if peak < max(warn_gbps, fail_gbps) else OK
     lines = [f"{'size':>9} {'time':>11} {'algorithm':>15} {'bus bandwidth':>15}"]
     lines += [
@@ -283,11 +283,11 @@ def check_links(coordinator: Coordinator, device: torch.device, mode: str, warn_
         warn_gbps: Bandwidth in Gbit/s below which a link is reported.
         fail_gbps: Bandwidth in Gbit/s below which the check fails; on a single host, it warns.
     """
-    size, rank = coordinator.launch.world_size, coordinator.launch.rank or 0
+    size, rank = coordinator.world.size, coordinator.world.rank
     if mode == "off":
         return Check("links", SKIPPED, "--pairs off")
-    hosts = coordinator.hosts
-    first_ranks = list({member.node_rank: member.rank or 0 for member in reversed(list(coordinator.members))}.values())
+    hosts = coordinator.world.hosts
+    first_ranks = list({peer.node_rank: rank for rank, peer in reversed(coordinator.world.peers.items())}.values())
     ends = sorted(first_ranks) if len(first_ranks) > 1 else list(range(size))
     rounds = all_rounds(ends) if mode == "all" else ring_rounds(ends)
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch_problems import launch_problems
-from rankzero.distributed.monitoring.diagnosis import describe_ranks
-from rankzero.distributed.process.cores import usable_cores
+from rankzero.distributed.monitoring.hangs import describe_ranks
+from rankzero.distributed.process.system import usable_cores
+from rankzero.distributed.world import World
 from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, check_on_rank_zero
 
 MAX_LISTED = 64
@@ -18,9 +18,9 @@ MAX_LISTED = 64
 SLOW_IMPORT_SECONDS = 20.0
 
 
-def check_launcher(coordinator: Coordinator, world: WorldInfo) -> Check:
+def check_launcher(coordinator: Coordinator, world: World) -> Check:
     """Reports the detected launcher, and threads and cores per rank. All ranks must call."""
-    launch, hosts, gpus = coordinator.launch, coordinator.hosts, torch.cuda.device_count()
+    launch, hosts, gpus = coordinator.world.launch, coordinator.world.hosts, torch.cuda.device_count()
     hides_gpus = world.accelerator == "cuda" and gpus == 1 and world.devices > 1 and not world.shares_gpu
     uses_gloo = world.backend == "gloo" and world.size > 1
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -53,7 +53,7 @@ def check_launcher(coordinator: Coordinator, world: WorldInfo) -> Check:
     return check_on_rank_zero(coordinator, own, check)
 
 
-def check_processes(coordinator: Coordinator, world: WorldInfo, seconds: float | None) -> Check:
+def check_processes(coordinator: Coordinator, world: World, seconds: float | None) -> Check:
     """Lists host, rank, local rank, device and process id of every process. All ranks must call.
 
     If a process is missing, the rendezvous has already failed and named it.
@@ -62,7 +62,7 @@ def check_processes(coordinator: Coordinator, world: WorldInfo, seconds: float |
     devices = coordinator.all_gather_object(device)
     rows = [
         {"rank": member.rank, "host": member.host, "local_rank": member.local_rank, "device": device, "pid": member.pid}
-        for member, device in zip(coordinator.members, devices, strict=True)
+        for member, device in zip(coordinator.world.peers.values(), devices, strict=True)
     ]
     lines = [
         f"rank {row['rank']} on {row['host']}, local rank {row['local_rank']}, {row['device']}, process {row['pid']}"
@@ -70,7 +70,7 @@ def check_processes(coordinator: Coordinator, world: WorldInfo, seconds: float |
     ]
     if len(rows) > MAX_LISTED:
         lines.append(f"and {len(rows) - MAX_LISTED} more")
-    count, hosts = len(rows), len(set(coordinator.hosts))
+    count, hosts = len(rows), len(set(coordinator.world.hosts))
     summary = f"all {count} processes on {hosts} host{'s' * (hosts > 1)} have connected"
     if seconds is not None:
         summary += f", after {seconds:.1f} s"
@@ -85,7 +85,7 @@ def check_imports(coordinator: Coordinator, seconds: float | None) -> Check:
         return Check("imports", SKIPPED, "torch was imported before the checks")
     times: list[float] = coordinator.all_gather_object(round(seconds, 2))
     slowest = max(range(len(times)), key=lambda rank: times[rank])
-    slowest_rank = f"rank {slowest} on {coordinator.hosts[slowest]}"
+    slowest_rank = f"rank {slowest} on {coordinator.world.hosts[slowest]}"
     summary = f"torch was imported within {times[slowest]:.1f} s (the slowest: {slowest_rank})"
     values = {"seconds": times}
     if times[slowest] <= SLOW_IMPORT_SECONDS:

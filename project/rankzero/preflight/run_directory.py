@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.monitoring.diagnosis import describe_ranks
+from rankzero.distributed.monitoring.hangs import describe_ranks
 from rankzero.preflight.check import FAIL, OK, WARN, Check, error_lines, gather
 from rankzero.runs.directory import expanded
 from rankzero.runs.rank_log import SHARED_FOLDER_ADVICE, wait_until_visible
@@ -20,7 +20,7 @@ PROBE_BYTES = 1 << 20
 
 def check_run_directory(coordinator: Coordinator, root: Path, checkpoint_bytes: int, keep: int) -> Check:
     """Checks that all ranks see the same writable root folder, and that it has space. All ranks must call."""
-    hosts, rank = coordinator.hosts, coordinator.launch.rank or 0
+    hosts, rank = coordinator.world.hosts, coordinator.world.rank
     folder = expanded(root) / f".preflight-{coordinator.broadcast_object(uuid.uuid4().hex)}"
     created, errors = gather(coordinator, lambda: _create(folder) if rank == 0 else 0)
     if errors:

@@ -25,10 +25,10 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch.utils.data import DataLoader
 
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.devices import WorldInfo, synchronize
-from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.devices import synchronize
 from rankzero.distributed.monitoring.slow_ranks import slow_ranks
-from rankzero.distributed.process.cores import usable_cores
+from rankzero.distributed.process.system import usable_cores
+from rankzero.distributed.world import World
 from rankzero.preflight.check import FAIL, OK, WARN, Check, error_lines, gather
 from rankzero.sampling import generators
 from rankzero.sampling.fingerprint import differences_between_ranks
@@ -57,13 +57,7 @@ class Trial:
     """
 
     def __init__(
-        self,
-        launch: Launch,
-        world: WorldInfo,
-        model: LightningModule,
-        data: Any,
-        plan: SamplingPlan,
-        settings: Mapping[str, Any],
+        self, world: World, model: LightningModule, data: Any, plan: SamplingPlan, settings: Mapping[str, Any]
     ) -> None:
         self.world, self.model, self.data, self.plan = world, model, data, plan
         self.device = torch.device("cuda", world.index) if world.accelerator == "cuda" else torch.device("cpu")
@@ -72,7 +66,7 @@ class Trial:
         self.trainer = Trainer(
             **settings,
             accelerator=world.accelerator,
-            strategy=_OneRank("mps" if world.accelerator == "mps" else self.device, launch, world),
+            strategy=_OneRank("mps" if world.accelerator == "mps" else self.device, world),
             devices=1,
             limit_val_batches=0,
             logger=_NoLogger(self._folder.name),
@@ -173,9 +167,9 @@ class Trial:
 class _OneRank(SingleDeviceStrategy):
     """A strategy that knows its rank in the run, and communicates only to wait for or to copy from other ranks."""
 
-    def __init__(self, device: Any, launch: Launch, world: WorldInfo) -> None:
+    def __init__(self, device: Any, world: World) -> None:
         super().__init__(device)
-        self.world_size, self.global_rank, self.local_rank = world.size, launch.rank or 0, launch.local_rank or 0
+        self.world_size, self.global_rank, self.local_rank = world.size, world.rank, world.local_rank
 
     @property
     def is_global_zero(self) -> bool:
@@ -310,7 +304,7 @@ def check_workers(coordinator: Coordinator, workers: int, prefetched_bytes: int)
     own = {"workers": workers, "cores": sorted(usable_cores()), "shared_memory": free, "needed": prefetched_bytes}
     ranks: list[dict[str, Any]] = coordinator.all_gather_object(own)
     ranks_on: dict[str, list[dict[str, Any]]] = {}
-    for host, values in zip(coordinator.hosts, ranks, strict=True):
+    for host, values in zip(coordinator.world.hosts, ranks, strict=True):
         ranks_on.setdefault(host, []).append(values)
     details: list[str] = []
     advice: dict[str, None] = {}
@@ -337,7 +331,7 @@ def check_workers(coordinator: Coordinator, workers: int, prefetched_bytes: int)
 
 def check_steps(coordinator: Coordinator, trial: Trial) -> Check:
     """Trains a few steps on every rank, without communication. All ranks must call."""
-    name, hosts = "training steps", coordinator.hosts
+    name, hosts = "training steps", coordinator.world.hosts
     results, errors = gather(coordinator, trial.train)
     if errors and all(_NO_GROUP in text for text in errors.values()):
         summary = "not tried, because the model communicates by itself"

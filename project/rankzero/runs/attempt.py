@@ -16,13 +16,13 @@ from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.checkpoints.manifest import checkpoints_in, step_of
 from rankzero.distributed.coordination import process_group
 from rankzero.distributed.coordination.coordinator import Coordinator
+from rankzero.distributed.coordination.session import Session
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.activity import END
 from rankzero.distributed.monitoring.stacks import all_stacks, worker_stacks
 from rankzero.distributed.process.stop_signals import SIGNALS, is_interactive
 from rankzero.distributed.scheduler.job import current_job
 from rankzero.distributed.scheduler.requeue import requeue
-from rankzero.distributed.session import Session
 from rankzero.messages import (
     TIME_LIMIT_REACHED,
     CannotStart,
@@ -95,7 +95,7 @@ def agree_on_run(root: str, name: str | None, title: str, coordinator: Coordinat
     """Returns the run's directory, which rank zero chooses; see `choose_run`. All ranks must call."""
 
     def choose() -> list[str | None]:
-        run = choose_run(root, name, title, coordinator.launch.job_id)
+        run = choose_run(root, name, title, coordinator.world.launch.job_id)
         return [str(run.path), run.title, run.job_title]
 
     path, run_title, job_title = coordinator.run_on_rank_zero(choose)
@@ -148,13 +148,14 @@ class Attempt:
     ) -> None:
         self.run, self.options, self.trainer, self.plan = run, options, trainer, plan
         self.outcome, self.counts, self._session, self._display = outcome, counts, session, display
+        self.world = session.world
         self._coordinator, self.control_channel = session.coordinator, session.coordinator.control_channel
-        self.launch = launch = session.coordinator.launch
+        self.launch = launch = session.world.launch
         self._connect()
         run.continue_in_process()
         self._lock = RunLock(launch, notify=self._print_on_rank_zero, received_signal=lambda: SIGNALS.received)
         choose = partial(choose_resume_point, run, options, config, trainer, launch, self._lock)
-        self.resume_plan = run_on_rank_zero(trainer.strategy, launch.rank, choose)
+        self.resume_plan = run_on_rank_zero(trainer.strategy, self.world.rank, choose)
         run.copy_from(self.resume_plan.run)
         self.checkpoint = self.resume_plan.checkpoint
         self.already_finished = self.resume_plan.already_finished
@@ -164,7 +165,7 @@ class Attempt:
             checkpoint_io.verified = None
             self._lock.release()
             check_seed(plan, order_in(self.resume_plan.manifest).get("seed"), run.name)
-        self._rank_log = RankLog(run, self.launch.rank or 0)
+        self._rank_log = RankLog(run, self.world.rank)
         self._log = self._rank_log.logger
         for notice in self.resume_plan.notices:
             self._print_on_rank_zero(notice, requires_no_action=True)
@@ -257,7 +258,7 @@ class Attempt:
             note = resume_order(self.plan, self.resume_plan.manifest, self.run.name, accepts_new_size)
             self._coordinator.run_on_all_ranks(self._rank_log.create)
         except CannotStart:
-            if self.launch.rank == 0:
+            if self.world.rank == 0:
                 self.run.discard_attempt()
             raise
         if note:
@@ -271,7 +272,7 @@ class Attempt:
         line = start_line(self.run, self._session, self.checkpoint)
         self._log.info("attempt %d: %s", self.run.attempt, line)
         self._print_on_rank_zero(line, requires_no_action=True)
-        if self.launch.rank == 0:
+        if self.world.rank == 0:
             if self.run.is_new and (earlier := unfinished_before(self.run)):
                 print_notice(f"run {earlier} is not finished; the same command with --name {earlier} resumes it")
             self.run.write_environment(describe_environment(self._session))
@@ -310,7 +311,7 @@ class Attempt:
             if is_impossible:
                 mark_refusal(error)
             is_impossible = is_impossible or self._coordinator.refusing_rank(error) is not None
-        writes_result = self.launch.rank == 0 and not self.run.is_taken_over
+        writes_result = self.world.rank == 0 and not self.run.is_taken_over
         try:
             summary = self._write_result(error) if writes_result and not is_impossible else None
         finally:
@@ -330,14 +331,14 @@ class Attempt:
         return summary
 
     def _print_on_rank_zero(self, text: str, requires_no_action: bool = False) -> None:
-        if self.launch.rank == 0 and not (requires_no_action and is_quiet()):
+        if self.world.rank == 0 and not (requires_no_action and is_quiet()):
             print_line(f"rankzero: {spelled(text)}")
 
     def _record_abort(self, cause: str) -> None:
         """Writes log and summary before the control channel terminates this process; `__exit__` may not run."""
         self._report_warnings(self._log.warning)
         self._log.error(cause)
-        if self.launch.rank == 0:
+        if self.world.rank == 0:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
             is_taken_over = self.run.is_taken_over
             if not is_taken_over:
@@ -354,7 +355,7 @@ class Attempt:
 
     def _report_warnings(self, report: Callable[[str], None]) -> None:
         if warnings := process_group.new_warnings_of_nccl():
-            report(f"NCCL on rank {self.launch.rank}:\n{warnings}")
+            report(f"NCCL on rank {self.world.rank}:\n{warnings}")
 
     def _summarize(self, status: str, reason: str | None, **more: Any) -> dict[str, Any]:
         summary = summarize(

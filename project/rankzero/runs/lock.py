@@ -24,9 +24,9 @@ from pathlib import Path
 
 from rankzero.checkpoints.atomic_files import make_folder, sync_folder, synced
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process.process_state import process_state
-from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.process.system import process_state
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import Peer
 from rankzero.messages import RequestError, printable
 from rankzero.runs.directory import cannot_write_error
 

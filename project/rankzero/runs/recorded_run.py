@@ -13,9 +13,9 @@ from typing import Any
 
 from rankzero.checkpoints.manifest import checkpoints_in, step_of
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process.process_state import process_state
-from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.process.system import process_state
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import Peer
 from rankzero.runs.lock import Owner, current_owner, last_heartbeat, lock_path
 from rankzero.runs.metrics_file import newest_rows
 from rankzero.text import age, is_measurement, nan_for_none

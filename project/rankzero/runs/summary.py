@@ -18,13 +18,13 @@ from torch import Tensor
 
 from rankzero import __version__
 from rankzero.checkpoints.manifest import Retention, checkpoints_in, has_valid_manifest
-from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.coordination.session import Session
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.spawn import own_command
 from rankzero.distributed.process.user_traceback import user_frames
-from rankzero.distributed.session import Session
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import World
 from rankzero.messages import Stopped, is_peer_failure, place_of, printable_line, user_message
 from rankzero.runs.directory import RunDirectory
 from rankzero.text import command_without_secrets, numbers, prose_without_secrets
@@ -45,7 +45,7 @@ def summarize(
     trainer: Trainer,
     counts: TrainingCounts,
     run: RunDirectory,
-    world: WorldInfo,
+    world: World,
     launch: Launch,
     keep_best: str | None,
     seconds: float,
@@ -91,7 +91,7 @@ def summarize(
 
 def start_line(run: RunDirectory, session: Session, checkpoint: Path | str | None) -> str:
     """Returns the line printed at the start: launcher and its evidence, processes, devices, run and checkpoint."""
-    launch, world = session.coordinator.launch, session.world
+    world, launch = session.world, session.world.launch
     processes = f"{launch.shape} on {world.accelerator}{', GPUs shared' * world.shares_gpu}"
     threads = f", {threads_text(world)} ({world.threads})"
     backend = f", {world.backend}, rendezvous at {launch.address}:{launch.port}" if world.size > 1 else ""
@@ -100,7 +100,7 @@ def start_line(run: RunDirectory, session: Session, checkpoint: Path | str | Non
     return f"{launch.launcher} ({printable_line(launch.evidence)}): {processes}; run {run.location}{resumed}"
 
 
-def threads_text(world: WorldInfo) -> str:
+def threads_text(world: World) -> str:
     """Returns torch's number of threads in this process, such as `2 threads each`."""
     count = torch.get_num_threads()
     return f"{count} thread{'s' * (count > 1)}{' each' * (world.size > 1)}"
@@ -192,7 +192,7 @@ def already_finished_note(run: RunDirectory, trainer: Trainer) -> str:
 
 def describe_environment(session: Session) -> dict[str, Any]:
     """Returns the environment of an attempt as JSON can represent it, without secrets of the command line."""
-    world, launch = session.world, session.coordinator.launch
+    world, launch = session.world, session.world.launch
     is_cuda = world.accelerator == "cuda"
     return {
         "command": command_without_secrets(own_command()),
@@ -201,7 +201,7 @@ def describe_environment(session: Session) -> dict[str, Any]:
         "commit": git_commit(Path.cwd()),
         "launcher": launch.launcher,
         "launcher_evidence": launch.evidence,
-        "hosts": dict(Counter(session.coordinator.hosts)),
+        "hosts": dict(Counter(world.hosts)),
         "device": torch.cuda.get_device_name(world.index) if is_cuda else f"{world.accelerator} ({platform.machine()})",
         "backend": world.backend if world.size > 1 else None,
         "threads": torch.get_num_threads(),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from rankzero.distributed.monitoring.diagnosis import differences
+from rankzero.distributed.monitoring.hangs import differences
 from rankzero.messages import RequestError
 
 PROBES = 64

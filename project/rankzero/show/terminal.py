@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Trainer
 from rich.table import Table
 
-from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.world import World
 from rankzero.messages import is_quiet, print_line, printable_line, spelled
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.summary import threads_text
@@ -21,7 +21,7 @@ from rankzero.text import metrics_line, nan_for_none, number_text, unique_metric
 class ResultDisplay:
     """Prints the result of an attempt, with the paths of its report and of the folders of its loggers."""
 
-    def __init__(self, trainer: Trainer, run: RunDirectory, world: WorldInfo) -> None:
+    def __init__(self, trainer: Trainer, run: RunDirectory, world: World) -> None:
         self._trainer, self._run, self._world = trainer, run, world
 
     def result_text(self, summary: dict[str, Any]) -> str:
@@ -44,7 +44,7 @@ class ResultDisplay:
 def result_text(
     summary: dict[str, Any],
     run: RunDirectory,
-    world: WorldInfo,
+    world: World,
     log_folders: Iterable[str] = (),
     report: Path | None = None,
     has_colors: bool = False,
@@ -152,7 +152,7 @@ def _print(table: Table) -> None:
     print_line(rendered(table, has_colors=False))
 
 
-def _device(world: WorldInfo) -> str:
+def _device(world: World) -> str:
     if world.accelerator == "cuda":
         return str(torch.cuda.get_device_name())
     return f"{world.accelerator} ({platform.machine()}, {threads_text(world)})"

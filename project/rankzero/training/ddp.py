@@ -14,8 +14,9 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.devices import GatheredRows, WorldInfo, moved, synchronize
+from rankzero.distributed.devices import GatheredRows, moved, synchronize
 from rankzero.distributed.torch_inside import synchronize_buffers
+from rankzero.distributed.world import World
 from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import EVEN_SHARE
 from rankzero.sampling.loader import ManagedLoader
@@ -40,7 +41,7 @@ FIND_UNUSED_PARAMETERS = {"auto": False} | {
 
 def strategy_for(
     requested: object,
-    world: WorldInfo,
+    world: World,
     coordinator: Coordinator,
     plan: SamplingPlan,
     is_fast: bool = False,
@@ -162,12 +163,12 @@ class DataParallel(RunStrategy, DDPStrategy):
         load_generators(self.broadcast(generator_states), torch.device("cpu"))
 
     def gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.coordinator.launch.world_size
+        values: list[Any] = [None] * self.coordinator.world.size
         torch.distributed.all_gather_object(values, _on_host(value))
         return values
 
     def gather_on_rank_zero(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.coordinator.launch.world_size if self.is_global_zero else []
+        values: list[Any] = [None] * self.coordinator.world.size if self.is_global_zero else []
         torch.distributed.gather_object(_on_host(value), values or None)
         return values
 
@@ -175,7 +176,7 @@ class DataParallel(RunStrategy, DDPStrategy):
         torch.distributed.all_reduce(values)
 
     def begin_gather_rows(self, row: Tensor) -> GatheredRows:
-        ranks = self.coordinator.launch.world_size
+        ranks = self.coordinator.world.size
         row = moved(row, self.root_device if self.process_group_backend == "nccl" else torch.device("cpu"))
         rows = row.new_empty(ranks * len(row))
         work = torch.distributed.all_gather_into_tensor(rows, row, async_op=True)
@@ -211,7 +212,7 @@ class DataParallel(RunStrategy, DDPStrategy):
         super().post_backward(closure_loss)
         epoch_loop: Any = self._module.trainer.fit_loop.epoch_loop
         if self.share.has_empty_rank and not epoch_loop.should_accumulate():
-            average_gradients(self._module.parameters(), self.coordinator.launch.world_size)
+            average_gradients(self._module.parameters(), self.coordinator.world.size)
 
     @property
     def needs_wrapper(self) -> bool:
@@ -229,7 +230,7 @@ class DataParallel(RunStrategy, DDPStrategy):
     def average_gradients(self, parameters: Sequence[Parameter]) -> None:
         if self._buckets[0] is not parameters:
             self._buckets = parameters, buckets_of(parameters)
-        average_in_buckets(self._buckets[1], self.coordinator.launch.world_size)
+        average_in_buckets(self._buckets[1], self.coordinator.world.size)
 
     def on_validation_start(self) -> None:
         super().on_validation_start()

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from rankzero.distributed.coordination.process_group import init_process_group
 from rankzero.distributed.devices import GatheredRows
-from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.world import World
 from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import EVEN_SHARE, ElasticBatchSampler, Share
 from rankzero.sampling.loader import ManagedLoader
@@ -211,4 +211,4 @@ class OneProcess(RunStrategy, SingleDeviceStrategy):
     def setup_environment(self) -> None:
         super().setup_environment()
         if self._group_backend and not torch.distributed.is_initialized():
-            init_process_group(None, Launch(), self._group_backend, self.root_device, None)
+            init_process_group(None, World(), self._group_backend, self.root_device, None)

@@ -10,7 +10,7 @@ import pytest
 from rankzero.cli.arguments import parse_arguments
 from rankzero.commands import preflight
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.peers import RendezvousResult
+from rankzero.distributed.world import World
 from rankzero.messages import CannotStart, RequestError
 from running import command_of, refusal_of, restore_process_state
 
@@ -21,7 +21,7 @@ def call(name, *arguments):
     """Calls the function of a command, as `start` does after a rendezvous of one process."""
     work = getattr(importlib.import_module(f"rankzero.commands.{name}"), name)
     with restore_process_state():
-        return work(parse_arguments(COMMANDS[name], arguments), RendezvousResult.without_rendezvous(Launch()))
+        return work(parse_arguments(COMMANDS[name], arguments), World())
 
 
 @pytest.mark.parametrize(

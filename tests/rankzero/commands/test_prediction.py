@@ -17,8 +17,7 @@ from rankzero.cli.config_file import Origins
 from rankzero.commands.evaluation import output_path
 from rankzero.commands.prediction import PARTS_FOLDER, KeepPredictions, predict, read_split
 from rankzero.commands.prediction_files import merge
-from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.peers import RendezvousResult
+from rankzero.distributed.world import World
 from rankzero.messages import CannotStart, RequestError
 from running import command_of, refusal_of, restore_process_state, weights
 
@@ -31,7 +30,7 @@ def parse_flags(*arguments):
 
 def predict_in_process(*arguments):
     with restore_process_state():
-        return predict(parse_flags(*arguments), RendezvousResult.without_rendezvous(Launch()))
+        return predict(parse_flags(*arguments), World())
 
 
 @pytest.fixture

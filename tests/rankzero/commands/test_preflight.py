@@ -4,8 +4,7 @@ import pytest
 
 from rankzero.cli.arguments import parse_arguments
 from rankzero.commands.preflight import PREFLIGHT, preflight
-from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.peers import RendezvousResult
+from rankzero.distributed.world import World
 from rankzero.messages import CannotStart
 from rankzero.preflight.check import CHECK_NAMES
 from running import restore_process_state
@@ -15,8 +14,7 @@ TOY = ("--model", "MLP", "--data", "Toy")
 
 def check_in_process(*arguments):
     with restore_process_state():
-        result = RendezvousResult.without_rendezvous(Launch())
-        return preflight(parse_arguments(PREFLIGHT, arguments), result)
+        return preflight(parse_arguments(PREFLIGHT, arguments), World())
 
 
 def test_one_process_is_fit_to_train_and_nothing_remains_but_the_json_file(cwd, capsys):

@@ -38,9 +38,9 @@ WORK = {{
     "signal": stopped_by_signal,
 }}
 
-def work(flags, rendezvous_result):
-    launch = rendezvous_result.launch
-    members = len(rendezvous_result.members)
+def work(flags, world):
+    launch = world.launch
+    members = len(world.peers)
     seen = {{"rank": launch.rank, "world": launch.world_size, "members": members, "epochs": flags.get("epochs")}}
     seen |= {{"torch": "torch" in sys.modules, "threads": os.environ.get("OMP_NUM_THREADS")}}
     seen |= {{"prints": flags.only_prints, "path": os.getcwd() in sys.path}}

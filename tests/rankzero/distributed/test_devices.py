@@ -10,10 +10,10 @@ from rankzero.cli.arguments import parse_arguments
 from rankzero.commands import evaluation, prediction
 from rankzero.commands.preflight import preflight
 from rankzero.distributed import devices
-from rankzero.distributed.devices import DeviceAssignment, WorldInfo, assign_device, resolve_world
+from rankzero.distributed.devices import Device, assign_device, resolve_world
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process import cores
-from rankzero.distributed.rendezvous.peers import Peer, RendezvousResult
+from rankzero.distributed.process import system
+from rankzero.distributed.world import Peer, World
 from rankzero.messages import CannotStart
 from running import command_of, fit_in_process
 
@@ -30,15 +30,15 @@ class CoordinatorOfRankZero:
     """Replacement for the coordinator on rank zero, with the given device assignments of all ranks."""
 
     def __init__(self, launch, assignments=None, hosts=None):
-        self.launch, self.assignments = launch, assignments
-        self.hosts = hosts or ["a"] * launch.world_size
-        self.members = [Peer(rank, rank, 0, launch.world_size, host, rank) for rank, host in enumerate(self.hosts)]
+        hosts = hosts or ["a"] * launch.world_size
+        peers = {rank: Peer(rank, rank, 0, launch.world_size, host, rank) for rank, host in enumerate(hosts)}
+        self.world, self.assignments = World(launch, peers), assignments
 
     def run_on_all_ranks(self, work):
         return work()
 
     def decide(self, value, choose):
-        values = [asdict(assignment) for assignment in self.assignments or []] or [value] * self.launch.world_size
+        values = [asdict(device) for device in self.assignments or []] or [value] * self.world.size
         return choose(values)
 
 
@@ -150,8 +150,8 @@ def test_a_rank_that_sees_only_its_own_gpu_uses_index_0(host):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_gpus_all_processes_run_on_the_cpu_unless_gpus_are_requested():
-    assert resolve() == WorldInfo("cpu")
-    assert resolve(launch=launch_of(2)) == WorldInfo("cpu", size=2, devices=2)
+    for world in (resolve(), resolve(launch=launch_of(2))):
+        assert (world.accelerator, world.backend, world.index, world.shares_gpu) == ("cpu", "gloo", 0, False)
     with pytest.raises(CannotStart, match="sees 0 GPUs: "):
         resolve("--accelerator", "gpu", "--devices", "2")
     with pytest.raises(CannotStart, match="--backend gloo"):
@@ -159,7 +159,7 @@ def test_without_gpus_all_processes_run_on_the_cpu_unless_gpus_are_requested():
 
 
 def test_different_accelerators_are_refused():
-    different = [DeviceAssignment("cuda", 0, "GPU-0"), DeviceAssignment("cpu")]
+    different = [Device("cuda", 0, "GPU-0"), Device("cpu")]
     with pytest.raises(CannotStart, match="cuda on a, cpu on b"):
         resolve(launch=launch_of(2), assignments=different, hosts=["a", "b"])
 
@@ -222,7 +222,7 @@ def test_a_run_on_the_cpu_of_a_host_with_gpus_says_why(tmp_path, monkeypatch, ca
     ],
 )
 def test_ranks_are_bound_to_the_cores_next_to_their_gpu(host, tmp_path, monkeypatch, near, allowed, bound):
-    monkeypatch.setattr(cores, "PCI_DEVICES", tmp_path)
+    monkeypatch.setattr(system, "PCI_DEVICES", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(allowed))
     bindings = []
     monkeypatch.setattr("os.sched_setaffinity", lambda process, cpus: bindings.append(set(cpus)))
@@ -230,7 +230,8 @@ def test_ranks_are_bound_to_the_cores_next_to_their_gpu(host, tmp_path, monkeypa
         (tmp_path / f"0000:0{number}:00.0").mkdir()
         (tmp_path / f"0000:0{number}:00.0/local_cpulist").write_text(f"{cpus}\n")
     coordinator = CoordinatorOfRankZero(launch_of(2, local_rank=1, rank=1, num_nodes=1))
-    coordinator.members = [peer._replace(cores="0-7") for peer in coordinator.members]
+    peers = coordinator.world.peers
+    peers.update((rank, peer._replace(cores="0-7")) for rank, peer in list(peers.items()))
     host(whole(0, 1))
     requested = parse_arguments(FIT, ()).requested_world
     coordinator.assignments = [assign_device(requested, launch_of(2, local_rank=rank)) for rank in (0, 1)]
@@ -243,17 +244,17 @@ class FirstCall(Exception):  # noqa: N818
 
 
 def start_command(name):
-    launch = RendezvousResult.without_rendezvous(Launch())
+    world = World()
     arguments = ("--model", "MLP", "--data", "Toy", "--devices", "1")
     if name == "script":
         Trainer(logger=False)
     elif name == "fit":
         fit_in_process(*arguments)
     elif name == "preflight":
-        preflight(parse_arguments(command_of(name), arguments), launch)
+        preflight(parse_arguments(command_of(name), arguments), world)
     else:
         work = {"evaluate": evaluation.evaluate, "predict": prediction.predict}[name]
-        work(parse_arguments(command_of(name), ()), launch)
+        work(parse_arguments(command_of(name), ()), world)
 
 
 @pytest.mark.parametrize("name", ["fit", "preflight", "evaluate", "predict", "script"])

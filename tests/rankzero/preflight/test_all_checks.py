@@ -13,15 +13,15 @@ import torch.distributed as dist
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 
 from rankzero import Trainer
-from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.coordination.session import Session
 from rankzero.distributed.environments.launch import RequestedWorld
-from rankzero.distributed.session import Session
 from rankzero.messages import AnotherRankFailed, RequestError
 from rankzero.preflight import all_checks, training
 from rankzero.preflight.all_checks import NetworkOptions, PlannedRun, check_all, check_before_fit
 from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, Report
 from rankzero.sampling.generators import draw
 from rankzero.sampling.plan import SamplingPlan
+from running import world_of
 from stock import QUIET
 
 
@@ -70,7 +70,7 @@ def test_a_failed_preflight_refuses_the_run(script_folder, monkeypatch):
 
 
 def session_of(coordinator):
-    return Session(RequestedWorld(), coordinator, WorldInfo("cpu", size=2), "")
+    return Session(RequestedWorld(), coordinator, "")
 
 
 def planned_run(plan=None):
@@ -124,7 +124,7 @@ def test_a_model_that_cannot_be_copied_is_not_tried_and_a_data_module_of_an_earl
 
 
 def check_with_a_missing_rank(coordinator, ended):
-    if coordinator.launch.rank == 1:
+    if coordinator.world.rank == 1:
         while not ended.exists():
             time.sleep(0.01)
         return None
@@ -149,10 +149,8 @@ def test_a_rank_that_stops_responding_fails_the_check_in_progress(on_ranks, tmp_
 class UnconnectedCoordinator:
     """Replacement for the coordinator of two ranks whose NCCL cannot connect."""
 
-    launch, hosts = SimpleNamespace(rank=0, world_size=2), ["n1", "n2"]
-
     def __init__(self):
-        self.settings = []
+        self.settings, self.world = [], world_of("cuda", size=2, backend="nccl")
 
     def init_process_group(self, backend, device, timeout):
         self.settings.append((backend, device, os.environ.get("TORCH_NCCL_BLOCKING_WAIT")))
@@ -165,7 +163,7 @@ class UnconnectedCoordinator:
 def test_an_error_of_nccl_while_it_connects_fails_a_check(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     coordinator, report = UnconnectedCoordinator(), Report(prints=False)
-    session = Session(RequestedWorld(), coordinator, WorldInfo("cuda", size=2, backend="nccl"), "")
+    session = Session(RequestedWorld(), coordinator, "")
     assert not all_checks._check_network(session, planned_run(), NetworkOptions(), report, None)
     check = report.checks["nccl messages"]
     assert check.status == FAIL and "unhandled system error" in check.details[0]
@@ -186,7 +184,7 @@ def test_after_an_error_of_nccl_whose_group_remains_no_step_is_tried(monkeypatch
 
 
 def check_with_own_options(coordinator):
-    rank, report = coordinator.launch.rank, Report(prints=False)
+    rank, report = coordinator.world.rank, Report(prints=False)
     run = planned_run(SamplingPlan(rank=rank, world_size=2))
     code = check_all(session_of(coordinator), run, NetworkOptions(pairs=("off", "all")[rank]), report)
     return code, {check.name: check.status for check in report.checks.values()}

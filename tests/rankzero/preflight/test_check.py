@@ -1,7 +1,7 @@
 import socket
 import time
 
-from rankzero.distributed.monitoring.diagnosis import describe_ranks, differences
+from rankzero.distributed.monitoring.hangs import describe_ranks, differences
 from rankzero.messages import AnotherRankFailed
 from rankzero.preflight.check import error_lines, gather
 
@@ -21,7 +21,7 @@ def test_differences_and_errors_name_the_ranks_and_hosts_of_each_value_most_freq
 
 def gather_with_failures(coordinator, ended):
     """Gathers while rank 1 exits, is interrupted, and does not respond; returns the results of this rank."""
-    rank, results = coordinator.launch.rank, []
+    rank, results = coordinator.world.rank, []
 
     def work(error):
         if rank == 1:

@@ -12,7 +12,6 @@ import torch
 import data_modules  # noqa: F401  # part of the compared code
 import lightning_modules  # noqa: F401
 import rankzero
-from rankzero.distributed.devices import WorldInfo
 from rankzero.preflight.check import FAIL, OK, WARN
 from rankzero.preflight.environment import (
     check_environment,
@@ -23,6 +22,7 @@ from rankzero.preflight.environment import (
     rankzero_code,
     user_code,
 )
+from running import world_of
 
 
 def test_rankzeros_code_covers_all_its_files():
@@ -69,7 +69,7 @@ CONFIG = {"model.width": 8, "model.token": "a", "data.folder": "/data", "trainer
 
 def compare(coordinator, folder):
     """Checks two ranks for each case, of which the second rank is changed."""
-    checks, is_second = [], coordinator.launch.rank == 1
+    checks, is_second = [], coordinator.world.rank == 1
     for change, *_ in CASES:
         with pytest.MonkeyPatch.context() as patch:
             if isinstance(change, str) and (is_second or change != "only_here"):
@@ -78,7 +78,7 @@ def compare(coordinator, folder):
                 change(patch)
             settings = CONFIG | (change if isinstance(change, dict) and is_second else {})
             weights = {"layer.weight": change[0] if isinstance(change, tuple) and is_second else "float32 [4, 3]"}
-            checks.append(check_environment(coordinator, WorldInfo("cpu", size=2), settings, weights))
+            checks.append(check_environment(coordinator, world_of("cpu", size=2), settings, weights))
     return checks
 
 
@@ -140,5 +140,5 @@ def test_a_gpu_is_described_with_the_version_of_its_driver(tmp_path, monkeypatch
     gpu = types.SimpleNamespace(name="H100", total_memory=80 * 2**30)
     monkeypatch.setattr("rankzero.preflight.environment.NVIDIA_DRIVER_VERSION", file)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
-    found = describe_environment(WorldInfo("cuda", size=2))
+    found = describe_environment(world_of("cuda", size=2))
     assert (found["GPU"], found["driver"]) == ("H100, 80 GiB", driver)

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rankzero.distributed.devices import WorldInfo
 from rankzero.preflight import gpus, network
 from rankzero.preflight.check import OK, SKIPPED, WARN
 from rankzero.preflight.gpus import Link, check_gpus, gather_in_time, infiniband_gbps, nvlink_gbps, query_gpus
 from rankzero.preflight.network import check_collectives
+from running import world_of
 
 CUDA = torch.device("cuda", 1)
 
@@ -33,8 +33,7 @@ class OneCoordinator:
     """Replacement for the coordinator of rank zero, with the values of the other ranks."""
 
     def __init__(self, others=(), hosts=("n1",)):
-        self.launch = SimpleNamespace(rank=0, local_rank=0, world_size=len(hosts), local_world_size=1, num_nodes=1)
-        self.others, self.hosts = others, hosts
+        self.world, self.others = SimpleNamespace(rank=0, local_rank=0, hosts=hosts), others
 
     def decide(self, own, choose):
         return choose([own, *self.others])
@@ -74,7 +73,7 @@ def on_gpu(uuid, reserved=0):
 
 def test_a_gpu_without_faults_is_ok_whatever_names_nvidia_smi_has(smi, calls):
     smi(fields="clocks_throttle_reasons")
-    check, link = check_gpus(OneCoordinator([on_gpu("c")], ["n1", "n1"]), WorldInfo("cuda", size=2, devices=2))
+    check, link = check_gpus(OneCoordinator([on_gpu("c")], ["n1", "n1"]), world_of("cuda", size=2, devices=2))
     assert check.status == OK and check.summary.startswith("2 GPUs without") and link is None, check
     assert len(calls("nvidia-smi")) == 3 and all("-l" not in call.split() for call in calls("nvidia-smi"))
 
@@ -82,7 +81,7 @@ def test_a_gpu_without_faults_is_ok_whatever_names_nvidia_smi_has(smi, calls):
 def test_errors_slowdowns_and_foreign_processes_of_a_gpu_are_named_once(smi):
     smi()
     others = [on_gpu("b"), on_gpu("b")]
-    check, _ = check_gpus(OneCoordinator(others, ["n1"] * 3), WorldInfo("cuda", size=3, devices=3))
+    check, _ = check_gpus(OneCoordinator(others, ["n1"] * 3), world_of("cuda", size=3, devices=3))
     assert check.status == WARN and len(check.advice) == 3
     assert check.details == [
         "the GPU of rank 1 on n1 has had 2 uncorrectable memory errors (ECC)",
@@ -90,7 +89,7 @@ def test_errors_slowdowns_and_foreign_processes_of_a_gpu_are_named_once(smi):
         "other processes use the GPU of rank 1 on n1: 40 GiB of its memory are in use",
     ]
     mine = [on_gpu("b", 40000)]
-    check, _ = check_gpus(OneCoordinator(mine, ["n1"] * 2), WorldInfo("cuda", size=2, devices=2))
+    check, _ = check_gpus(OneCoordinator(mine, ["n1"] * 2), world_of("cuda", size=2, devices=2))
     assert not any("other processes" in line for line in check.details)
 
 
@@ -99,17 +98,17 @@ def test_each_rank_that_sees_only_its_own_gpu_asks_nvidia_smi(smi, calls, monkey
     smi(rows="GPU-a, 612, 0, 0x0000000000000004")
     hidden = on_gpu("b") | {"gpus": {"b": ["612", "2", "0x0000000000000004"]}, "nvlink": 0.0, "infiniband": 0.0}
     coordinator = OneCoordinator([hidden], ["n1", "n1"])
-    check, _ = check_gpus(coordinator, WorldInfo("cuda", size=2, devices=2))
+    check, _ = check_gpus(coordinator, world_of("cuda", size=2, devices=2))
     assert check.details == ["the GPU of rank 1 on n1 has had 2 uncorrectable memory errors (ECC)"]
     assert len(check.values["gpus"]) == 2
-    coordinator.launch.local_rank, count = 1, len(calls("nvidia-smi"))
-    check_gpus(coordinator, WorldInfo("cuda", size=2, devices=2))
+    coordinator.world.local_rank, count = 1, len(calls("nvidia-smi"))
+    check_gpus(coordinator, world_of("cuda", size=2, devices=2))
     assert len(calls("nvidia-smi")) > count
 
 
 def test_without_a_gpu_or_nvidia_smi_the_check_is_skipped(programs, smi):
-    assert check_gpus(OneCoordinator(), WorldInfo("cpu"))[0].status == SKIPPED
-    check, _ = check_gpus(OneCoordinator(), WorldInfo("cuda"))
+    assert check_gpus(OneCoordinator(), world_of("cpu"))[0].status == SKIPPED
+    check, _ = check_gpus(OneCoordinator(), world_of("cuda"))
     assert check.status == SKIPPED and "nvidia-smi on n1 does not show" in check.summary
     assert query_gpus() == {} and nvlink_gbps() == 0
 
@@ -126,11 +125,11 @@ def test_the_expected_link_is_nvlink_on_one_host_and_the_slowest_infiniband_on_s
     assert infiniband_gbps() == 400
     one = {"size": 2, "devices": 2, "backend": "nccl"}
     coordinator = OneCoordinator([on_gpu("b")], ["n1", "n1"])
-    _, link = check_gpus(coordinator, WorldInfo("cuda", **one))
+    _, link = check_gpus(coordinator, world_of("cuda", **one))
     assert link.name == "NVLink of 425 Gbit/s" and link.least_gbps == pytest.approx(53, abs=0.2)
-    assert check_gpus(coordinator, WorldInfo("cuda", **{**one, "backend": "gloo"}))[1] is None
+    assert check_gpus(coordinator, world_of("cuda", **{**one, "backend": "gloo"}))[1] is None
     other = on_gpu("b") | {"gpus": {}, "nvlink": 0.0, "infiniband": 200.0}
-    _, link = check_gpus(OneCoordinator([other], ["n1", "n2"]), WorldInfo("cuda", **one, nodes=2))
+    _, link = check_gpus(OneCoordinator([other], ["n1", "n2"]), world_of("cuda", **one, nodes=2))
     assert link == Link("InfiniBand or RoCE of 200 Gbit/s", 50.0)
 
 

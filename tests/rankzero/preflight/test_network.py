@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import combinations
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ from rankzero.preflight.network import (
 def exchange(coordinator):
     """Exchanges messages, of which rank 2 sends right and then wrong ones; returns the checks and the printed lines."""
     results = []
-    for corrupts in (False, coordinator.launch.rank == 2):
+    for corrupts in (False, coordinator.world.rank == 2):
         lines = []
         with pytest.MonkeyPatch.context() as patch:
             if corrupts:
@@ -55,9 +56,9 @@ def test_the_time_of_a_step_is_interpolated_between_the_measured_sizes(count, se
 
 def measure(coordinator, cases):
     """Measures collectives for each case: both thresholds, the hosts, and the name of a collective to corrupt."""
-    launch, checks = coordinator.launch, []
+    world, checks = coordinator.world, []
     for warn_gbps, fail_gbps, hosts, *corrupted in cases:
-        coordinator.launch = launch._replace(num_nodes=hosts)
+        coordinator.world = replace(world, launch=world.launch._replace(num_nodes=hosts))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(network, "SIZES", (1 << 10, 1 << 16))
             patch.setattr(network, "SECONDS_PER_SIZE", 0.01)
@@ -97,7 +98,7 @@ def test_the_bus_bandwidth_of_three_ranks_is_four_thirds_of_the_algorithm_bandwi
 def measure_with_little_memory(coordinator):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(network, "SECONDS_PER_SIZE", 0.01)
-        patch.setattr(network, "MEMORY_SHARE", 1e-5 * (coordinator.launch.rank + 1))
+        patch.setattr(network, "MEMORY_SHARE", 1e-5 * (coordinator.world.rank + 1))
         return check_collectives(coordinator, torch.device("cpu"), 0, 0, 100_000, "MLP")
 
 
@@ -136,13 +137,12 @@ def test_links_below_the_threshold_or_half_of_the_median_are_slow_and_a_host_wit
 
 def measure_links(coordinator, cases):
     """Measures the links for each case: mode, lowest rate without a warning, lowest without a failure, hosts."""
-    members, checks = coordinator.members, []
+    peers, checks = coordinator.world.peers, []
     for mode, warn_gbps, fail_gbps, hosts in cases:
-        nodes = [member.rank if hosts > 1 else 0 for member in members]
-        coordinator.hosts = [f"n{node}" for node in nodes]
-        coordinator.members = [
-            member._replace(host=f"n{node}", node_rank=node) for member, node in zip(members, nodes, strict=True)
-        ]
+        nodes = {rank: rank if hosts > 1 else 0 for rank in peers}
+        coordinator.world.peers = {
+            rank: peer._replace(host=f"n{nodes[rank]}", node_rank=nodes[rank]) for rank, peer in peers.items()
+        }
         checks.append(check_links(coordinator, torch.device("cpu"), mode, warn_gbps, fail_gbps))
     return checks
 
@@ -177,7 +177,7 @@ def exchange_as_on_gpus(coordinator):
         patch.setattr(network, "synchronize", lambda device: None)
         patch.setattr(network, "MAX_SECONDS", 0.0)  # gloo completes its messages in `wait`
         patch.setattr(network, "MESSAGE_BYTES_ON_GPU", 1 << 16)
-        return network._exchange((0, 1), coordinator.launch.rank, SimpleNamespace(type="cuda"))
+        return network._exchange((0, 1), coordinator.world.rank, SimpleNamespace(type="cuda"))
 
 
 def test_both_ends_of_a_link_between_gpus_exchange_the_same_messages(on_ranks):

@@ -1,18 +1,18 @@
 import pytest
 
-from rankzero.distributed.devices import WorldInfo
 from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN
 from rankzero.preflight.processes import check_imports, check_launcher, check_processes
+from running import world_of
 
 
 def run_checks(coordinator):
     """Returns the results of the launcher with a wrong and a right setting of rank 1, and those of three imports."""
-    rank, of_launcher = coordinator.launch.rank, []
+    rank, of_launcher = coordinator.world.rank, []
     for interface in ("^lo", "lo"):
         with pytest.MonkeyPatch.context() as patch:
             if rank == 1:
                 patch.setenv("GLOO_SOCKET_IFNAME", interface)
-            of_launcher.append(check_launcher(coordinator, WorldInfo("cpu", size=2)))
+            of_launcher.append(check_launcher(coordinator, world_of("cpu", size=2)))
     of_imports = [check_imports(coordinator, seconds and seconds * (rank + 1)) for seconds in (5.0, 15.0, None)]
     return of_launcher, of_imports
 
@@ -28,7 +28,7 @@ def test_a_setting_of_one_rank_and_the_slowest_import_are_named_on_all_ranks(on_
 
 
 def run_check_processes(coordinator, seconds):
-    return check_processes(coordinator, WorldInfo("cpu", size=coordinator.launch.world_size), seconds)
+    return check_processes(coordinator, world_of("cpu", size=coordinator.world.size), seconds)
 
 
 def test_all_processes_are_listed(on_ranks):

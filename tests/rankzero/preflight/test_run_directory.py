@@ -15,7 +15,7 @@ def run_checks(coordinator, cases):
         raise PermissionError("denied")
 
     with pytest.MonkeyPatch.context() as patch:
-        if coordinator.launch.rank == 1:
+        if coordinator.world.rank == 1:
             patch.setattr(run_directory, "wait_until_visible", fail)
         return [*checks, check_run_directory(coordinator, *cases[0], keep=3)]
 

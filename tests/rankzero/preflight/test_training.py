@@ -35,7 +35,7 @@ WORKERS = [
 
 
 def run_check_workers(coordinator):
-    checks, rank = [], coordinator.launch.rank
+    checks, rank = [], coordinator.world.rank
     for workers, free, *_ in WORKERS:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
@@ -74,7 +74,7 @@ def run_check_steps(coordinator):
 
         return SimpleNamespace(train=train, device=torch.device("cpu"))
 
-    return [check_steps(coordinator, trial_of(results[coordinator.launch.rank])) for results, *_ in STEPS]
+    return [check_steps(coordinator, trial_of(results[coordinator.world.rank])) for results, *_ in STEPS]
 
 
 def test_slow_and_failing_ranks_are_named(on_ranks):

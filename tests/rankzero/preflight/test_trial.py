@@ -11,8 +11,8 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, random_split
 
-from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.world import World
 from rankzero.preflight import training as training_module
 from rankzero.preflight.training import SECONDS, STEPS, Trial, _Repeated
 from rankzero.sampling.plan import SamplingPlan
@@ -74,7 +74,7 @@ def with_schedule(make_schedule, **settings):
 def start(model, data, max_epochs=3, **sizes):
     """Starts a trial of rank 1 of 4 and loads its batch; returns the trial and a description of the batch."""
     plan = SamplingPlan(rank=1, world_size=4, **sizes)
-    trial = Trial(LAUNCH, WorldInfo("cpu", size=4, devices=4), model, data, plan, {"max_epochs": max_epochs})
+    trial = Trial(World(LAUNCH), model, data, plan, {"max_epochs": max_epochs})
     trial.prepare_data()
     return trial, trial.load_batch()
 
@@ -93,7 +93,7 @@ def test_hooks_are_called_once_and_see_the_rank_of_the_run():
 def test_only_the_first_rank_of_a_machine_prepares_data():
     data = Data()
     plan = SamplingPlan(world_size=4)
-    first = Trial(Launch(rank=2, local_rank=0, world_size=4), WorldInfo("cpu", size=4), Model(), data, plan, {})
+    first = Trial(World(Launch(rank=2, local_rank=0, world_size=4)), Model(), data, plan, {})
     for per_node in (True, False):
         data.prepare_data_per_node = per_node
         first.prepare_data()

@@ -23,12 +23,11 @@ from rankzero.checkpoints.manifest import verify
 from rankzero.checkpoints.write import write_directory
 from rankzero.distributed.coordination import process_group
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.coordination.session import Session
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.monitoring.activity import START
 from rankzero.distributed.monitoring.monitor import Monitor
-from rankzero.distributed.rendezvous.peers import RendezvousResult
-from rankzero.distributed.session import Session
+from rankzero.distributed.world import World
 from rankzero.messages import CannotStart, LeftEarlyError, RequestError, Stopped
 from rankzero.runs import attempt as attempt_module
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
@@ -67,12 +66,11 @@ def attempt(cwd):
         strategy = Ranks(plan, device="cpu")
         trainer = Trainer(strategy=strategy, plugins=[DirectoryCheckpointIO()], max_epochs=2, **QUIET)
         install(trainer, plan)
-        coordinator = Coordinator(RendezvousResult.without_rendezvous(Launch(rank=rank)), RequestedWorld())
+        coordinator = Coordinator(World(Launch(rank=rank), backend=backend), RequestedWorld())
         counts = TrainingCounts(0, 0.0, ())
         run, options = RunDirectory(Path("runs/x")), RunOptions(**options)
-        world = WorldInfo("cpu", backend=backend)
-        outcome, session = Outcome(has_trained), Session(RequestedWorld(), coordinator, world, "")
-        display = ResultDisplay(trainer, run, world)
+        outcome, session = Outcome(has_trained), Session(RequestedWorld(), coordinator, "")
+        display = ResultDisplay(trainer, run, session.world)
         return Attempt(run, options, CONFIG, trainer, plan, outcome, lambda: counts, session, display)
 
     return make
@@ -358,7 +356,7 @@ def test_other_ranks_follow_rank_zero_and_write_only_their_log(attempt, capsys):
 
 def agree(coordinator, folder):
     os.chdir(folder)
-    root = "runs" if coordinator.launch.rank == 0 else "elsewhere"
+    root = "runs" if coordinator.world.rank == 0 else "elsewhere"
     runs = [agree_on_run(root, name, "MLP-Toy", coordinator) for name in (None, "x")]
     return [(str(run.path), run.title) for run in runs]
 

@@ -12,7 +12,7 @@ import pytest
 from checkpoint_files import names
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process.process_state import process_state
+from rankzero.distributed.process.system import process_state
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
 from rankzero.runs import lock as run_lock

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process.process_state import process_state
+from rankzero.distributed.process.system import process_state
 from rankzero.runs.lock import Owner
 from rankzero.runs.recorded_run import is_run, read_run, status_of
 from recorded_runs import suspend, write_lock, write_run

@@ -10,12 +10,11 @@ from torchmetrics import MeanMetric
 
 from rankzero.checkpoints.manifest import MANIFEST
 from rankzero.checkpoints.write import write_directory
-from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import AnotherRankFailed, RunError, Stopped, mark_place
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.summary import TrainingCounts, computed_metrics_of, metrics_of, reason_of, summarize, without_stack
-from running import train_in_process
+from running import train_in_process, world_of
 
 LOGGED = {"val/b": 1.5, "a": math.nan, "c": math.inf, "d": -math.inf, "count": 3}
 SHOWN = {"a": None, "c": None, "count": 3.0, "d": None, "val/b": 1.5}
@@ -43,7 +42,7 @@ def run(tmp_path):
 
 
 def summary_of(trainer, run, world=None, keep_best=None, status="finished", another_attempt=False, **settings):
-    world, launch = world or WorldInfo("cpu"), Launch(launcher="slurm")
+    world, launch = world or world_of("cpu"), Launch(launcher="slurm")
     counts = TrainingCounts(1234, 99.96, ("epoch 1: 6 of 6 samples, each once",))
     return summarize(status, trainer, counts, run, world, launch, keep_best, 12.34567, another_attempt, **settings)
 
@@ -60,7 +59,7 @@ def test_the_summary_of_a_run_has_all_fields_and_survives_strict_json(trainer, r
     assert list(summary["metrics"]) == sorted(SHOWN) and summary["metrics"] == metrics_of(trainer)
     assert all(value is None or type(value) is float for value in summary["metrics"].values())
     for size, backend in ((1, None), (2, "gloo")):
-        world = WorldInfo("cpu", size=size, devices=size, backend="gloo")
+        world = world_of("cpu", size=size, devices=size, backend="gloo")
         summary = summary_of(trainer, run, world, status="stopped", another_attempt=True, metrics={"a": 1.0})
         assert json.loads(json.dumps(summary, allow_nan=False)) == summary
         assert (summary["world_size"], summary["devices"], summary["backend"]) == (size, size, backend)

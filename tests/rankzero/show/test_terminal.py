@@ -5,14 +5,13 @@ from rich.table import Table
 
 from rankzero import __version__
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.devices import WorldInfo
-from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.rendezvous.peers import RendezvousResult
-from rankzero.distributed.session import Session
+from rankzero.distributed.coordination.session import Session
+from rankzero.distributed.environments.launch import RequestedWorld
+from rankzero.distributed.world import World
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.summary import describe_environment
 from rankzero.show.terminal import _print, print_predictions, result_text
-from running import evaluate_in_process, fit_in_process
+from running import evaluate_in_process, fit_in_process, world_of
 
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1", "--run", "x")
 
@@ -35,7 +34,7 @@ def test_the_table_lists_the_report_and_offers_tensorboard_only_for_event_files(
     assert "tensorboard" not in out.lower() and "metrics.csv" not in out
 
 
-ONE_PROCESS = WorldInfo("cpu")
+ONE_PROCESS = world_of("cpu")
 METRICS = {"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}
 
 
@@ -59,7 +58,7 @@ def test_the_table_shows_a_metric_once_and_wraps_no_long_path_in_a_pipe(capsys, 
     print_summary(RunDirectory(tmp_path / "x"), METRICS)
     out = capsys.readouterr().out
     assert out.count("loss") == 1 and "│ 1 " in out and "not finite" in out and "│ local: 1 x 1 cpu" in out
-    print_summary(RunDirectory(tmp_path / "x"), METRICS, world=WorldInfo("cpu", size=3, nodes=2, devices=2))
+    print_summary(RunDirectory(tmp_path / "x"), METRICS, world=world_of("cpu", size=3, nodes=2, devices=2))
     assert "│ local: 3 processes on 2 nodes, cpu" in capsys.readouterr().out
     table = Table(show_header=False)
     table.add_row("checkpoint", path := "/a/path" * 30)
@@ -96,8 +95,8 @@ def test_quiet_evaluations_and_predictions_print_one_line(cwd, capsys):
 
 def test_the_environment_is_json_without_secrets_and_has_all_fields_of_the_report(cwd, monkeypatch):
     monkeypatch.setattr("sys.argv", ["train.py", "--token", "abc", "--width", "8"])
-    coordinator = Coordinator(RendezvousResult.without_rendezvous(Launch()), RequestedWorld())
-    environment = describe_environment(Session(RequestedWorld(), coordinator, WorldInfo("cpu"), "", is_script=True))
+    coordinator = Coordinator(World(), RequestedWorld())
+    environment = describe_environment(Session(RequestedWorld(), coordinator, "", is_script=True))
     assert json.loads(json.dumps(environment)) == environment and set(environment) == set(ENVIRONMENT)
     assert (environment["folder"], environment["rankzero"]) == (str(cwd), __version__)
     assert environment["is_script"] and environment["backend"] is None and environment["device"].startswith("cpu (")

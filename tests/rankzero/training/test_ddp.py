@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from rankzero.distributed.coordination.process_group import destroy_process_group
-from rankzero.distributed.devices import WorldInfo
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import Share
@@ -23,6 +22,7 @@ from rankzero.training.ddp import DataParallel, strategy_for
 from rankzero.training.fit_loop import install
 from rankzero.training.metrics import epoch_averages
 from rankzero.training.strategies import OneProcess
+from running import world_of
 from stock import SILENT
 
 
@@ -41,27 +41,27 @@ from stock import SILENT
 )
 def test_world_size_selects_one_process_or_data_parallel_strategy(requested, unused):
     plan = SamplingPlan()
-    for world, device in ((WorldInfo("cpu"), "cpu"), (WorldInfo("cuda", index=3), "cuda:3")):
+    for world, device in ((world_of("cpu"), "cpu"), (world_of("cuda", index=3), "cuda:3")):
         strategy = strategy_for(requested, world, None, plan)
         assert (type(strategy), strategy.root_device, strategy.plan) == (OneProcess, torch.device(device), plan)
-    strategy = strategy_for(requested, WorldInfo("cpu", size=2, backend="gloo"), "coordinator", plan)
+    strategy = strategy_for(requested, world_of("cpu", size=2, backend="gloo"), "coordinator", plan)
     assert (type(strategy), strategy.plan, strategy.coordinator) == (DataParallel, plan, "coordinator")
     assert strategy._ddp_kwargs == {"find_unused_parameters": unused} and strategy.process_group_backend == "gloo"
 
 
 def test_a_fast_run_has_gradients_in_the_memory_that_is_reduced_unless_the_user_sets_it():
-    world, plan = WorldInfo("cpu", size=2, backend="gloo"), SamplingPlan()
+    world, plan = world_of("cpu", size=2, backend="gloo"), SamplingPlan()
     for requested, expected in (
         ("ddp", True),
         (DDPStrategy(), True),
         (DDPStrategy(gradient_as_bucket_view=False), False),
     ):
         assert strategy_for(requested, world, None, plan, True)._ddp_kwargs["gradient_as_bucket_view"] is expected
-    assert type(strategy_for("ddp", WorldInfo("cpu"), None, plan, True)) is OneProcess
+    assert type(strategy_for("ddp", world_of("cpu"), None, plan, True)) is OneProcess
 
 
 def test_ddp_on_one_process_creates_the_group_that_a_distributed_sampler_reads():
-    strategy = strategy_for("ddp", WorldInfo("cpu"), None, SamplingPlan())
+    strategy = strategy_for("ddp", world_of("cpu"), None, SamplingPlan())
     strategy.accelerator = CPUAccelerator()
     strategy.setup_environment()
     try:
@@ -74,7 +74,7 @@ def test_settings_of_a_ddp_strategy_object_are_kept():
     settings = {"ddp_comm_state": "state", "ddp_comm_hook": repr, "ddp_comm_wrapper": print, "bucket_cap_mb": 7}
     settings |= {"timeout": timedelta(seconds=5), "precision_plugin": HalfPrecision("bf16-true")}
     requested = DDPStrategy(gradient_as_bucket_view=True, **settings)
-    single, strategy = (strategy_for(requested, WorldInfo("cpu", size=size), None, SamplingPlan()) for size in (1, 2))
+    single, strategy = (strategy_for(requested, world_of("cpu", size=size), None, SamplingPlan()) for size in (1, 2))
     assert (strategy._ddp_comm_state, strategy._ddp_comm_hook, strategy._ddp_comm_wrapper) == ("state", repr, print)
     assert strategy._ddp_kwargs == {"gradient_as_bucket_view": True, "bucket_cap_mb": 7}
     assert strategy._timeout == timedelta(seconds=5)
@@ -89,7 +89,7 @@ def test_settings_of_a_ddp_strategy_object_are_kept():
 def test_ddp_strategy_options_that_rankzero_decides_are_refused(settings):
     (name,) = settings
     with pytest.raises(RequestError) as refused:
-        strategy_for(DDPStrategy(**settings), WorldInfo("cpu", size=2, backend="gloo"), None, SamplingPlan())
+        strategy_for(DDPStrategy(**settings), world_of("cpu", size=2, backend="gloo"), None, SamplingPlan())
     assert refused.value.instead == f"DDPStrategy without {name}"
 
 
@@ -104,7 +104,7 @@ def test_ddp_strategy_options_that_rankzero_decides_are_refused(settings):
 )
 def test_unsupported_strategy_is_refused(requested):
     with pytest.raises(RequestError) as refused:
-        strategy_for(requested, WorldInfo("cpu", size=2), None, SamplingPlan())
+        strategy_for(requested, world_of("cpu", size=2), None, SamplingPlan())
     assert refused.value.asked == f"--trainer.strategy {requested}"
     assert "supports Lightning's DDPStrategy without model averaging" in str(refused.value)
     assert refused.value.instead == "--trainer.strategy auto or ddp, or ddp_find_unused_parameters_true"
@@ -189,19 +189,19 @@ def samples(count):
 
 def train(coordinator, count, freezes=False, module=None, is_fast=False):
     """Trains in steps of four samples; returns the weights, metrics and random numbers of a rank."""
-    launch = coordinator.launch
-    plan = SamplingPlan(launch.rank, launch.world_size, global_batch_size=4)
-    if launch.world_size == 1:
+    world = coordinator.world
+    plan = SamplingPlan(world.rank, world.size, global_batch_size=4)
+    if world.size == 1:
         strategy = OneProcess(plan, device="cpu")
     else:
         strategy = DataParallel(plan, coordinator, is_fast, process_group_backend="gloo")
     settings = {"max_epochs": 2, "num_sanity_val_steps": 0, "devices": 1, "use_distributed_sampler": False, **SILENT}
-    trainer = Trainer(strategy=strategy, plugins=[LaunchEnvironment(launch)], **settings)
+    trainer = Trainer(strategy=strategy, plugins=[LaunchEnvironment(world)], **settings)
     trainer.callbacks.insert(0, install(trainer, plan))
     epoch_averages.install(trainer)
     module = module or Net(freezes)
     for seed in (torch.manual_seed, random.seed, numpy.random.seed):
-        seed(launch.rank)
+        seed(world.rank)
     trainer.fit(module, samples(count), samples(5))
     return SimpleNamespace(
         weights=[parameter.tolist() for parameter in module.parameters()],
@@ -261,7 +261,7 @@ def test_batch_norm_is_broadcast_only_where_it_is_read_and_ends_with_the_same_va
 
 
 def collective_results(coordinator):
-    rank = coordinator.launch.rank
+    rank = coordinator.world.rank
     strategy = DataParallel(SamplingPlan(), coordinator, parallel_devices=[torch.device("cpu")])
     values = {}
     gathered = strategy.gather({"tensor": torch.ones(2, requires_grad=True) * rank, "none": None})

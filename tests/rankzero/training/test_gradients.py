@@ -23,7 +23,7 @@ def has_gradient(name, rank):
 
 
 def average_many_kinds(coordinator):
-    rank, world_size = coordinator.launch.rank, coordinator.launch.world_size
+    rank, world_size = coordinator.world.rank, coordinator.world.size
     parameters = {}
     for name, shape in SHAPES.items():
         layout = torch.channels_last if name == "channels last" else torch.contiguous_format
@@ -53,12 +53,12 @@ def test_gradients_of_trained_parameters_are_averaged_over_ranks(on_ranks, world
 
 
 def average_with_missing(coordinator):
-    rank = coordinator.launch.rank
+    rank = coordinator.world.rank
     parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
     parameters[0].grad = torch.ones(2)
     if rank == 1:
         parameters[1].grad = torch.full((2,), 4.0)
-    average_in_buckets(buckets_of(parameters), coordinator.launch.world_size)
+    average_in_buckets(buckets_of(parameters), coordinator.world.size)
     return [None if parameter.grad is None else parameter.grad.tolist() for parameter in parameters]
 
 

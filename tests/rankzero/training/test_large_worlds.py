@@ -16,15 +16,14 @@ import rankzero
 from data_modules import Toy
 from lightning_modules import MLP
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.devices import WorldInfo
-from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.rendezvous.peers import Members, RendezvousResult
-from rankzero.distributed.session import Session
+from rankzero.distributed.coordination.session import Session
+from rankzero.distributed.environments.launch import RequestedWorld
+from rankzero.distributed.world import World
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.callbacks import sample_ledger
 from rankzero.training.ddp import DataParallel
 from rankzero.training.hooks import LoopCallback
-from running import small_figures
+from running import small_figures, world_of
 
 SIZES = (8, 512)
 DDP = "gradients of DDP"
@@ -68,10 +67,9 @@ class Steps(LoopCallback):
 def fit(root, size, monkeypatch):
     """Trains 16 steps as rank zero of `size` ranks, of which no other exists; returns the collectives by step."""
     requested = RequestedWorld()
-    coordinator = Coordinator(RendezvousResult.without_rendezvous(Launch()), requested)
-    nodes, me = size // 8, coordinator.members[0]
-    coordinator.launch = coordinator.launch._replace(world_size=size, num_nodes=nodes, local_world_size=8)
-    coordinator.members, coordinator.hosts = Members([me] * size), [me.host] * size
+    coordinator = Coordinator(World(), requested)
+    coordinator.world = world_of("cpu", size, nodes=size // 8, devices=8)
+    coordinator.world.peers = dict.fromkeys(range(size), coordinator.world.peers[0])
     coordinator._exchange = SimpleNamespace(decide=lambda value, choose, *_, **__: choose([value] * size))
     coordinator.init_process_group = lambda *_: (
         distributed.is_initialized()
@@ -86,7 +84,7 @@ def fit(root, size, monkeypatch):
     with monkeypatch.context() as patch, coordinator:
         patch.setattr(DDPStrategy, "configure_ddp", configure)
         patch.setattr(sample_ledger, "expected_sums", lambda *_: ANY)  # the other ranks read no samples
-        patch.setattr(Session, "current", Session(requested, coordinator, WorldInfo("cpu", size, nodes, 8), "x"))
+        patch.setattr(Session, "current", Session(requested, coordinator, "x"))
         with collectives, small_figures():
             steps = Steps(collectives)
             trainer = rankzero.Trainer(

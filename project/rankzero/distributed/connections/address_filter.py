@@ -1,4 +1,4 @@
-"""Limits a listening socket to the addresses of some machines. Does not import torch.
+"""Limits a listening socket to the addresses of some machines.
 
 PyTorch's store accepts any connection. The kernel can discard the packets of all machines that do not belong to the run
 before the store sees them: a socket filter (socket(7), SO_ATTACH_FILTER) is a small program that the kernel runs for

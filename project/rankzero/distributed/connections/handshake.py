@@ -1,4 +1,4 @@
-"""Mutual authentication of the two ends of a connection by HMAC challenge and response. Does not import torch.
+"""Mutual authentication of the two ends of a connection by HMAC challenge and response.
 
     server -> client   RANKZERO/2 <service> <server's nonce> <world id as JSON>
     client -> server   <client's nonce> <proof>, or <client's nonce> - without a key

@@ -1,7 +1,4 @@
-"""The key by which the processes of a run recognize one another, and its file, which no other user can read or replace.
-
-Does not import torch.
-"""
+"""The key of the processes of a run, and its file, which no other user can read or replace."""
 
 import contextlib
 import errno
@@ -16,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankzero.distributed.process.environment import config_folder
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import RequestError
 
@@ -56,6 +52,15 @@ class Key:
         if self.secret is None:
             return ""
         return hmac.digest(self.secret, f"fingerprint {world_id}".encode(), "sha256").hex()
+
+
+def config_folder() -> Path | None:
+    """Returns the user's folder for Rankzero (XDG base directories); None if the user has no home directory."""
+    for base, *subfolders in (("XDG_CONFIG_HOME",), ("HOME", ".config")):
+        folder = Path(os.environ.get(base) or "")
+        if folder.is_absolute():
+            return folder.joinpath(*subfolders, "rankzero")
+    return None
 
 
 @functools.cache

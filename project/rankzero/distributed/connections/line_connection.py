@@ -1,4 +1,4 @@
-"""A connection that transmits lines and messages, and that forked processes close. Does not import torch.
+"""A connection that transmits lines and messages, and that forked processes close.
 
 Each message is one line of JSON. An empty message is a heartbeat. After a successful handshake, each line begins with a
 signature, so that no other process can add, alter, repeat or reorder messages.

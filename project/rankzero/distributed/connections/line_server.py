@@ -1,4 +1,4 @@
-"""Accepts connections from the processes of a run, and limits unauthenticated ones. Does not import torch.
+"""Accepts connections from the processes of a run, and limits unauthenticated ones.
 
 A connection that has not identified itself costs little: such connections are limited in number, in the length of
 their lines and in time.

@@ -1,4 +1,4 @@
-"""Unix sockets between the processes of one user on one machine. Does not import torch."""
+"""Unix sockets between the processes of one user on one machine."""
 
 import os
 import socket

@@ -1,1 +1,1 @@
-"""Exchanges values, decisions and files between all ranks."""
+"""Connects the processes of a program, and exchanges values, decisions and files between them."""

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 import torch
 import torch.distributed as dist
 
-from rankzero.distributed.process.memory import available_memory
+from rankzero.distributed.process.system import available_memory
 
 CHUNK_BYTES = 16 << 20
 """Bytes that one collective sends."""

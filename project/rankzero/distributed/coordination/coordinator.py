@@ -12,20 +12,24 @@ from typing import Any, TypeVar
 import torch
 from typing_extensions import Self
 
-from rankzero.distributed import network
 from rankzero.distributed.connections.key import find_key
 from rankzero.distributed.connections.local_socket import is_supported
-from rankzero.distributed.coordination.exchange import StoreExchange, connect_to_store, serve_store
-from rankzero.distributed.coordination.find_ranks import find_ranks_through_store
+from rankzero.distributed.coordination import network
 from rankzero.distributed.coordination.process_group import destroy_process_group, init_process_group
 from rankzero.distributed.coordination.refusals import Outcomes, Refusals, refusal_reported_by
+from rankzero.distributed.coordination.store import (
+    StoreExchange,
+    connect_to_store,
+    find_ranks_through_store,
+    serve_store,
+)
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.rendezvous.errors import SAME_KEY_ADVICE, UNAUTHENTICATED_ADVICE
-from rankzero.distributed.rendezvous.peers import Members, Peer, RendezvousResult
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.torch_inside import HashStore, PrefixStore, Store
+from rankzero.distributed.world import Peer, World
 from rankzero.messages import (
     AnotherRankFailed,
     CannotStart,
@@ -49,80 +53,76 @@ class Coordinator:
     A context manager that all ranks must enter.
 
     Attributes:
-        launch: The position of this process among all processes, with the values that the launcher did not provide.
-        members: The processes that this process knows; on rank zero, and after `share_members`, all.
-        hosts: Host of each rank; empty as long as not all are known.
+        world: The known processes; on rank zero, and after `share_peers`, all.
         control_channel: The control channel of this rank.
 
     Raises:
         RequestError: The launched processes are not the requested ones.
     """
 
-    def __init__(self, rendezvous_result: RendezvousResult, requested: RequestedWorld) -> None:
+    def __init__(self, world: World, requested: RequestedWorld) -> None:
         # Once the control channel exists, a rank that is waited for is alive: only the user knows how long it may take.
         self.timeout = math.inf if requested.start_timeout is None else requested.start_timeout
         start_timeout = requested.rendezvous_timeout
-        self.launch, self.members = rendezvous_result.launch, rendezvous_result.members
+        self.world = world
         self._agent_store: Store | None = None
-        self._serves_store = rendezvous_result.listener is not None
-        self._store = self._open_store(rendezvous_result, start_timeout)
+        self._serves_store = world.listener is not None
+        self._store = self._open_store(start_timeout)
         if self._agent_store and self._agent_store.check([_STOPPED]):
             raise Stopped("torchrun restarted a run that was stopped at a safe point; it stays stopped")
-        self._refusals = Refusals(self._store, self.launch.world_size, self._own_name)
-        rank = self.launch.rank or 0 if self.launch.world_size > 1 else 0
-        self._exchange = StoreExchange(self._store, rank, self.launch.world_size, self._name_of)
-        if self.launch.world_size == 1:
-            self.control_channel = ControlChannel(self.launch, self.members, self.broadcast_object)
-            self.hosts = [member.host for member in self.members]
+        self._refusals = Refusals(self._store, world.size, self._own_name)
+        rank = world.rank if world.size > 1 else 0
+        self._exchange = StoreExchange(self._store, rank, world.size, self._name_of)
+        if world.size == 1:
+            self.control_channel = ControlChannel(world, self.broadcast_object)
             return
-        key, key_problem = find_key(), rendezvous_result.key_problem
-        if self.launch.uses_agent_store:
-            self.launch, self.members, key_problem = find_ranks_through_store(
-                self._exchange, self.launch, next(iter(self.members)), key, start_timeout
-            )
-            check_world(requested, self.launch)
+        key, launch = find_key(), world.launch
+        if launch.uses_agent_store:
+            this_peer = world.peers[world.rank]
+            self.world = world = find_ranks_through_store(self._exchange, launch, this_peer, key, start_timeout)
+            check_world(requested, world.launch)
+        key_problem = world.key_problem
         secret = None if key_problem else key.secret
-        if self.launch.uses_agent_store and self.launch.num_nodes == 1 and is_supported():
+        if launch.uses_agent_store and world.nodes == 1 and is_supported():
             key_problem = ""  # the ranks connect over Unix sockets only, whose other end the kernel identifies
-        self.hosts = [member.host for member in self.members] if self.launch.rank == 0 else []
         if key_problem and requested.auth == "required":
             raise RequestError("--auth required", key_problem, SAME_KEY_ADVICE)
-        if key_problem and self.launch.rank == 0:
+        if key_problem and world.rank == 0:
             print_error(f"the control channel is not authenticated: {key_problem}; {UNAUTHENTICATED_ADVICE}")
         # Until the control channel exists, a killed rank goes unnoticed. So wait for `start_timeout` at most.
         broadcast = partial(self.broadcast_object, seconds=start_timeout)
-        self.control_channel = ControlChannel(self.launch, self.members, broadcast, requested.interface, secret)
+        self.control_channel = ControlChannel(world, broadcast, requested.interface, secret)
         self._exchange.left_ranks = self.control_channel.left_ranks
         network.use_interface(requested.interface, self._find_interface())
 
     @property
     def _own_name(self) -> str:
-        return f"rank {self.launch.rank} on {socket.gethostname()}"
+        return f"rank {self.world.rank} on {socket.gethostname()}"
 
     def _name_of(self, rank: int) -> str:
-        return self.members.name_of(rank)  # torchrun's processes are known only after an exchange
+        return self.world.name_of(rank)  # torchrun's processes are known only after an exchange
 
-    def _open_store(self, rendezvous_result: RendezvousResult, start_timeout: float) -> Store:
-        ip, listener = rendezvous_result.ip, rendezvous_result.listener
-        if listener:
-            return serve_store(ip, listener, start_timeout)
-        if self.launch.world_size == 1 and not self.launch.uses_agent_store:
+    def _open_store(self, start_timeout: float) -> Store:
+        world, launch = self.world, self.world.launch
+        if world.listener:
+            return serve_store(world.address, world.listener, start_timeout)
+        if world.size == 1 and not launch.uses_agent_store:
             return HashStore()
-        server = "torchrun" if self.launch.uses_agent_store else self.members.name_of(0)
-        store = connect_to_store(ip, self.launch.port, start_timeout, server)
-        if not self.launch.uses_agent_store:
+        server = "torchrun" if launch.uses_agent_store else world.name_of(0)
+        store = connect_to_store(world.address, launch.port, start_timeout, server)
+        if not launch.uses_agent_store:
             return store
         # torchrun's store outlives its workers. The prefix hides the keys of earlier attempts, except `_STOPPED`.
         self._agent_store = store
-        return PrefixStore(f"rankzero {self.launch.world_id}", store)
+        return PrefixStore(f"rankzero {launch.world_id}", store)
 
     def _find_interface(self) -> str | None:
         """Returns the interface that reaches the other machines; None if it is unknown. All ranks must call."""
-        assert self.launch.rank is not None
-        if self.launch.num_nodes == 1:
+        launch = self.world.launch
+        if launch.num_nodes == 1:
             return "lo"
-        address = network.resolve(self.launch.address)[0]
-        node, first_node = self.launch.node_rank, self.members[0].node_rank
+        address = network.resolve(launch.address)[0]
+        node, first_node = launch.node_rank, self.world.peers[0].node_rank
         # Rank zero's machine reaches its own address through `lo`, so it looks for the way to another machine.
         other = self.decide(
             [node, network.source_address(address)],
@@ -162,13 +162,12 @@ class Coordinator:
 
     def broadcast_object(self, value: Any, seconds: float | None = None, work: str = "starting") -> Any:
         """Returns rank zero's JSON-serializable value on all ranks. All ranks must call."""
-        return self.decide(value if self.launch.rank == 0 else None, lambda values: values[0], seconds, work)
+        return self.decide(value if self.world.rank == 0 else None, lambda values: values[0], seconds, work)
 
-    def share_members(self) -> None:
+    def share_peers(self) -> None:
         """Makes all processes known to every process. All ranks must call."""
-        peers = [peer._asdict() for peer in self.members] if self.launch.rank == 0 else None
-        self.members = Members(Peer(**values) for values in self.broadcast_object(peers))
-        self.hosts = [member.host for member in self.members]
+        values = self.broadcast_object([peer._asdict() for peer in self.world.peers.values()])
+        self.world.peers = {rank: Peer(**fields) for rank, fields in enumerate(values)}
 
     def run_on_all_ranks(self, work: Callable[[], T], description: str = "starting") -> T:
         """Runs `work` on every rank and returns its result, or raises on every rank if one fails. All ranks must call.
@@ -191,14 +190,12 @@ class Coordinator:
         elif error is not None:
             own_outcome = {"failed": repr(error)}
         outcome = Outcomes(
-            **self.decide(
-                own_outcome, lambda values: asdict(Outcomes.of(values, self.members.name_of)), work=description
-            )
+            **self.decide(own_outcome, lambda values: asdict(Outcomes.of(values, self.world.name_of)), work=description)
         )
         if error is not None and not isinstance(error, CannotStart):
             raise error
         if outcome.refusals:
-            raise outcome.refusal(error, self.launch.rank or 0)
+            raise outcome.refusal(error, self.world.rank)
         if outcome.failed_name:
             raise AnotherRankFailed(f"{outcome.failed_name} failed: {outcome.failure}")
         return result  # type: ignore[return-value]
@@ -210,7 +207,7 @@ class Coordinator:
             CannotStart: On every rank, if `work` raised it.
             AnotherRankFailed: On the other ranks, if `work` raised any other exception.
         """
-        result: T = self.broadcast_object(self.run_on_all_ranks(lambda: work() if self.launch.rank == 0 else None))
+        result: T = self.broadcast_object(self.run_on_all_ranks(lambda: work() if self.world.rank == 0 else None))
         return result
 
     def barrier_before_exit(self) -> None:
@@ -220,7 +217,7 @@ class Coordinator:
         failure, and restarts all processes if `--max-restarts` allows it. So torchrun's store records the stop.
         """
         # When a machine joins an elastic torchrun, its workers are signaled and restarted: this is no stop to record.
-        if self._agent_store and not self.launch.elastic:
+        if self._agent_store and not self.world.launch.elastic:
             self._agent_store.set(_STOPPED, "")
         self.decide(None, lambda values: None, work="ending the run")
 
@@ -228,7 +225,7 @@ class Coordinator:
         """Creates torch's process group if none exists. All ranks must call."""
         if torch.distributed.is_initialized():
             return
-        init_process_group(self._store, self.launch, backend, device, timeout)
+        init_process_group(self._store, self.world, backend, device, timeout)
 
     def __enter__(self) -> Self:
         self.control_channel.watch_for_early_exit()
@@ -253,7 +250,7 @@ class Coordinator:
             has_left_group = destroy_process_group(after_error=error is not None)
             if error and is_refused and not has_left_group:
                 self._report_failure(error)  # the other ranks may be waiting in a collective
-            if is_refused and not self.launch.uses_agent_store:
+            if is_refused and not self.world.launch.uses_agent_store:
                 self._refusals.wait_for_ranks_to_leave(self._serves_store)
             self.control_channel.close()
 

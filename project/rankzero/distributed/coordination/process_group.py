@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.monitoring.heartbeat import InFlight
+from rankzero.distributed.monitoring.monitor import InFlight
 from rankzero.distributed.torch_inside import HashStore, PrefixStore, Store, active_collectives
+from rankzero.distributed.world import World
 
 _numbers = itertools.count()
 """Numbers of the process groups, equal on all ranks. A later group must not find the keys of an earlier one."""
@@ -95,7 +95,7 @@ def disable_watchdog_of_nccl() -> None:
 
 
 def init_process_group(
-    store: Store | None, launch: Launch, backend: str, device: torch.device, timeout: timedelta | None
+    store: Store | None, world: World, backend: str, device: torch.device, timeout: timedelta | None
 ) -> None:
     """Creates the process group. All ranks must call."""
     uses_nccl = backend == "nccl"
@@ -106,8 +106,8 @@ def init_process_group(
         torch.distributed.init_process_group(
             backend,
             store=PrefixStore(f"process group {next(_numbers)}", store or HashStore()),
-            rank=launch.rank or 0,
-            world_size=launch.world_size,
+            rank=world.rank,
+            world_size=world.size,
             timeout=timeout,
             device_id=device if uses_nccl else None,
         )

@@ -1,4 +1,4 @@
-"""Command lines and environments of ancestor processes, for facts that no variable states. Does not import torch."""
+"""Command lines and environments of ancestor processes, for facts that no variable states."""
 
 import os
 import re

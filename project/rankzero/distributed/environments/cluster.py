@@ -1,20 +1,20 @@
-"""The detected launch as a Lightning cluster environment, which gives ranks and addresses to the strategy."""
+"""The world as a Lightning cluster environment, which gives ranks and addresses to the strategy."""
 
 from lightning.fabric.plugins.environments import ClusterEnvironment
 
-from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.world import World
 
 
 class LaunchEnvironment(ClusterEnvironment):
-    """Cluster environment for a launch by any launcher. World size and ranks are read-only."""
+    """Cluster environment for processes of any launcher. World size and ranks are read-only."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, world: World) -> None:
         super().__init__()
-        self._launch = launch
+        self._world = world
 
     @classmethod
     def detect(cls) -> bool:
-        """Returns False: Lightning cannot choose this class by itself, because it needs a launch."""
+        """Returns False: Lightning cannot choose this class by itself, because it needs a world."""
         return False
 
     @property
@@ -23,28 +23,26 @@ class LaunchEnvironment(ClusterEnvironment):
 
     @property
     def main_address(self) -> str:
-        return self._launch.address.partition(",")[0]
+        return self._world.launch.address.partition(",")[0]
 
     @property
     def main_port(self) -> int:
-        return self._launch.port
+        return self._world.launch.port
 
     def world_size(self) -> int:
-        return self._launch.world_size
+        return self._world.size
 
     def set_world_size(self, size: int) -> None:
-        """Does nothing: the launch defines the world size."""
+        """Does nothing: the launcher defines the world size."""
 
     def global_rank(self) -> int:
-        assert self._launch.rank is not None
-        return self._launch.rank
+        return self._world.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """Does nothing: the launch defines the rank."""
+        """Does nothing: the launcher defines the rank."""
 
     def local_rank(self) -> int:
-        assert self._launch.local_rank is not None
-        return self._launch.local_rank
+        return self._world.local_rank
 
     def node_rank(self) -> int:
-        return self._launch.node_rank or 0
+        return self._world.launch.node_rank or 0

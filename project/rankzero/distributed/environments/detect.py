@@ -1,10 +1,10 @@
-"""Detects the launcher of this process from environment variables, most specific first. Does not import torch."""
+"""Detects the launcher of this process from environment variables, most specific first."""
 
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 
-from rankzero.distributed.environments.launch import Allocation, Launch, RequestedWorld, Variables
+from rankzero.distributed.environments.launch import Launch, RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import LAUNCHERS, env, local, mpi, pbs, slurm, torchrun
 from rankzero.messages import RequestError
 
@@ -76,9 +76,9 @@ def _direct_launch(launcher: str, environ: Mapping[str, str], requested: Request
         launch = local.manual_launch(variables, requested)
         _check_ranks(launch)
         return launch
-    for name, module in (("slurm", slurm), ("pbs", pbs)):
+    for module in (slurm, pbs):
         if allocation := module.allocation(variables):
-            _refuse_single_process(name, allocation, requested, explicit=launcher == "local")
+            _refuse_single_process(allocation, requested, explicit=launcher == "local")
             return Launch(evidence=f"{allocation.evidence}: no task has been started", variables=variables.recorded)
     if (nodes := requested.nodes or 1) > 1:
         devices = requested.devices or "D"
@@ -95,16 +95,16 @@ def _direct_launch(launcher: str, environ: Mapping[str, str], requested: Request
     )
 
 
-def _refuse_single_process(name: str, allocation: Allocation, requested: RequestedWorld, explicit: bool) -> None:
+def _refuse_single_process(allocation: Launch, requested: RequestedWorld, explicit: bool) -> None:
     """Refuses to train in one process in an allocation for several, which usually means a forgotten `srun`."""
-    nodes, tasks = allocation.nodes, allocation.tasks
+    name, nodes, tasks = allocation.launcher, allocation.num_nodes or 1, allocation.world_size
     # In PBS's node file, a line may represent a core instead of a process; a Slurm task is always a process.
     needs_launcher = nodes > 1 or (requested.nodes or 1) > 1 or (name == "slurm" and tasks > 1)
     if not needs_launcher or (explicit and (requested.nodes or 1) == 1):
         return
     nodes, devices = requested.nodes or nodes, requested.devices or max(tasks // nodes, 1)
     raise RequestError(
-        f"python launch/fit.py in a job of {allocation.nodes} nodes and {tasks} tasks",
+        f"python launch/fit.py in a job of {allocation.num_nodes} nodes and {tasks} tasks",
         f"one process; no task has been started ({allocation.evidence})",
         f"{LAUNCHERS[name].command_for(nodes, devices)}\nor, for processes on this machine only, --launcher local",
     )

@@ -1,4 +1,4 @@
-"""Position of this process among all ranks, as its launcher's variables state it. Does not import torch."""
+"""Position of this process among all ranks, as its launcher's variables state it."""
 
 import hashlib
 import re
@@ -70,14 +70,6 @@ class Launch(NamedTuple):
         if len(set(process_counts)) > 1:
             return f"{nodes} with {', '.join(map(str, process_counts[:-1]))} and {process_counts[-1]} processes"
         return f"{nodes} x {process_counts[0]} process{'es' * (process_counts[0] > 1)}"
-
-
-class Allocation(NamedTuple):
-    """Size of a scheduler's job in which no launcher has started a task yet."""
-
-    evidence: str
-    nodes: int
-    tasks: int
 
 
 class RequestedWorld(NamedTuple):

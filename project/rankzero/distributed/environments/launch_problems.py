@@ -1,11 +1,11 @@
-"""Settings that cost speed, end a run, or should be equal on all ranks. Does not import torch."""
+"""Settings that cost speed, end a run, or should be equal on all ranks."""
 
 import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from rankzero.distributed.coordination.network import GLOO
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.network import GLOO
 
 PREFIXES = ("NCCL_", "GLOO_", "OMP_", "CUDA_", "TORCH_", "MKL_", "KMP_", "PYTORCH_")
 

@@ -1,4 +1,4 @@
-"""Checks that the launcher started the processes that were requested. Does not import torch."""
+"""Checks that the launcher started the processes that were requested."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What this rank's main thread is doing: its step, its phase, and since when. Does not import torch."""
+"""What this rank's main thread is doing: its step, its phase, and since when."""
 
 import threading
 from collections.abc import Callable

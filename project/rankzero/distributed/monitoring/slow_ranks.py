@@ -1,4 +1,4 @@
-"""Finds ranks that are slower than the others. Does not import torch.
+"""Finds ranks that are slower than the others.
 
 A step takes equally long on all ranks, because all wait for the slowest one. The time from the start of a step to the
 first gradient shows which rank that is.

@@ -1,4 +1,4 @@
-"""Where the threads of this process and its loader processes are. Does not import torch.
+"""Where the threads of this process and its loader processes are.
 
 A rank cannot read the stacks of another process. So each loader process lets faulthandler write them to a file in
 memory when it receives `_stack_signal()`, also if its interpreter is blocked. The rank reads the file through `/proc`.
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 import rankzero
-from rankzero.distributed.process.process_state import process_state
+from rankzero.distributed.process.system import process_state
 from rankzero.distributed.process.user_traceback import is_user_file
 from rankzero.distributed.timers import TIMERS
 
@@ -34,7 +34,7 @@ _COMPILERS = (
 )
 """Parts of the paths of files that are on the stack only during a compilation."""
 WAITING_FUNCTIONS = {
-    str(_PACKAGE / "distributed" / "coordination" / "exchange.py"): "an exchange between all ranks",
+    str(_PACKAGE / "distributed" / "coordination" / "store.py"): "an exchange between all ranks",
     str(_PACKAGE / "distributed" / "coordination" / "process_group.py"): "the connection of the process group",
     str(_PACKAGE / "distributed" / "stop_and_failure" / "channel.py"): "the agreement on a stop",
     str(_PACKAGE / "distributed" / "stop_and_failure" / "agreement.py"): "an agreement of all ranks",

@@ -1,4 +1,4 @@
-"""What a rank reports about itself to rank zero, and how often. Does not import torch."""
+"""What a rank reports about itself to rank zero, and how often."""
 
 from collections.abc import Callable
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""Ends a command without the teardown of torch's modules, which takes seconds. Does not import torch.
+"""Ends a command without the teardown of torch's modules, which takes seconds.
 
 Everything that the program has registered to run at its end has run before, because `import rankzero` registers this
 module's exit function before libraries register theirs.

@@ -1,4 +1,4 @@
-"""Distinguishes intended exits of processes from unreported ones. Does not import torch.
+"""Distinguishes intended exits of processes from unreported ones.
 
 Local processes report an intended exit to their parent; otherwise `os._exit(0)` in a user's code would look like the
 normal end of a run. During a run, `os._exit` itself is replaced, since it skips all exit handlers. Forked processes

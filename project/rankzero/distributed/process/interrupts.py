@@ -1,6 +1,6 @@
 """Makes Ctrl-C end one of Rankzero's commands without a traceback while its modules are imported.
 
-Importing this module installs the handler. Does not import torch.
+Importing this module installs the handler.
 """
 
 import os

@@ -1,7 +1,4 @@
-"""Makes two copies of one package, `pytorch_lightning` and `lightning.pytorch`, the same modules.
-
-Does not import torch.
-"""
+"""Makes two copies of one package, `pytorch_lightning` and `lightning.pytorch`, the same modules."""
 
 import sys
 from collections.abc import Mapping

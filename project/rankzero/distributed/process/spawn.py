@@ -19,8 +19,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rankzero.distributed import network
 from rankzero.distributed.connections.key import pass_key
+from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.launchers import local
 from rankzero.distributed.process.exit_reports import ExitHandshake

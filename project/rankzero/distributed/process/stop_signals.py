@@ -1,4 +1,4 @@
-"""Receives the signals that request a stop of the run. Does not import torch.
+"""Receives the signals that request a stop of the run.
 
 Python runs a signal handler only in the main thread, and not while that thread waits in a collective. So the handlers
 here do nothing: the interpreter writes the number of each signal to a socket (`signal.set_wakeup_fd`), and a thread

@@ -1,13 +1,13 @@
-"""Number of compute threads per rank: the rank's share of the machine's cores. Does not import torch."""
+"""Number of compute threads per rank: the rank's share of the machine's cores."""
 
 import os
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
-from rankzero.distributed.environments.launch import Launch, Variables
+from rankzero.distributed.environments.launch import Variables
 from rankzero.distributed.environments.launchers import torchrun
-from rankzero.distributed.process.cores import parse_cpus, usable_cores
-from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.process.system import parse_cpus, usable_cores
+from rankzero.distributed.world import Peer, World
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables with which a user sets the number of threads; torch reads both."""
@@ -37,20 +37,18 @@ class Threads:
     uses_all_cores: bool = False
 
 
-def choose_threads(launch: Launch, peers: Iterable[Peer], environ: Mapping[str, str] | None = None) -> Threads:
+def choose_threads(world: World, environ: Mapping[str, str] | None = None) -> Threads:
     """Divides the cores that this process may use among the ranks that share them, unless the user set a number.
 
     Args:
-        launch: This process's launch.
-        peers: All processes of this machine, and possibly others; only this process before the rendezvous.
+        world: Includes all processes of this machine; before the rendezvous, only this process.
         environ: The environment variables; `os.environ` by default.
     """
     environ = os.environ if environ is None else environ
     if setting := user_setting(environ):
         return Threads(None, setting)
-    local_ranks = launch.local_world_size or 1
-    peers = list(peers)
-    own_peer = next((peer for peer in peers if peer.rank == launch.rank), peers[0])
+    launch, local_ranks, peers = world.launch, world.devices, list(world.peers.values())
+    own_peer = world.peers[world.rank]
     if sum(peer.node_rank == own_peer.node_rank for peer in peers) == local_ranks:
         threads = _divide_cores(own_peer, peers, local_ranks)
     else:

@@ -1,4 +1,4 @@
-"""Tracebacks without the frames of libraries and of Rankzero. Does not import torch."""
+"""Tracebacks without the frames of libraries and of Rankzero."""
 
 import re
 import sysconfig

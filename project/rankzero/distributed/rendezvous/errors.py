@@ -1,13 +1,13 @@
-"""Errors of a rendezvous, with instructions that the user can follow. Does not import torch."""
+"""Errors of a rendezvous, with instructions that the user can follow."""
 
 import socket
 from collections.abc import Sequence
 
-from rankzero.distributed import network
 from rankzero.distributed.connections.handshake import GREETING
 from rankzero.distributed.connections.key import NEW_KEY_COMMAND, Key
+from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.world import Peer
 from rankzero.messages import RequestError, few
 
 MAX_NAMED_RANKS, MAX_NAMED_HOSTS = 16, 8

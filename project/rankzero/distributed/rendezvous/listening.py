@@ -1,4 +1,4 @@
-"""Rank zero's socket for the rendezvous. Does not import torch."""
+"""Rank zero's socket for the rendezvous."""
 
 import contextlib
 import errno
@@ -8,13 +8,13 @@ import socket
 import time
 from collections.abc import Sequence
 
-from rankzero.distributed import network
 from rankzero.distributed.connections.key import Key
+from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.errors import wrong_address_error
-from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import Peer
 from rankzero.messages import RequestError
 
 
@@ -42,7 +42,7 @@ def listen_for_ranks(launch: Launch, interface: str | None, key: Key) -> socket.
         ) from None
     if not own_addresses and not _reaches_itself(ips, launch.port, listener):
         refusal = wrong_address_error(launch, ips)
-        if launch.hosts:  # the other ranks try this host next, see rankzero.distributed.rendezvous.search
+        if launch.hosts:  # the other ranks try this host next, see rankzero.distributed.rendezvous.client
             _refuse_all(launch, listener, TIMERS.first_answer, refusal, key)
         listener.close()
         raise refusal

@@ -1,4 +1,4 @@
-"""Progress of a wait for other processes. Does not import torch."""
+"""Progress of a wait for other processes."""
 
 import math
 import time

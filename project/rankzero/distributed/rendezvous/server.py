@@ -1,4 +1,4 @@
-"""Rank zero's side of the rendezvous, to which all other processes connect. Does not import torch."""
+"""Rank zero's side of the rendezvous, to which all other processes connect."""
 
 import json
 import socket
@@ -10,8 +10,8 @@ from rankzero.distributed.connections.address_filter import accept_only_from
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.connections.line_connection import MAX_MESSAGE_BYTES, Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
+from rankzero.distributed.coordination.network import own_addresses, reachable_address
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.network import own_addresses, reachable_address
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.errors import (
     SAME_KEY_ADVICE,
@@ -23,9 +23,10 @@ from rankzero.distributed.rendezvous.errors import (
     missing_processes_error,
     world_size_error,
 )
-from rankzero.distributed.rendezvous.peers import Peer, assign_ranks, node_views
 from rankzero.distributed.rendezvous.progress import Progress
+from rankzero.distributed.rendezvous.ranks import assign_ranks, node_views
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import Peer
 from rankzero.messages import RequestError, few
 
 MAX_UNAUTHENTICATED_BYTES = 16 << 10

@@ -1,4 +1,4 @@
-"""Durations as schedulers and users write them. Does not import torch."""
+"""Durations as schedulers and users write them."""
 
 import re
 

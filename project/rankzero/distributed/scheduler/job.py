@@ -1,4 +1,4 @@
-"""Finds the scheduler job of this process, and when the scheduler terminates it. Does not import torch."""
+"""Finds the scheduler job of this process, and when the scheduler terminates it."""
 
 import calendar
 import math

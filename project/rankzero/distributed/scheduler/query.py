@@ -1,11 +1,11 @@
-"""Runs a scheduler's programs; never hangs and never raises. Does not import torch."""
+"""Runs a scheduler's programs, without a hang and without an exception."""
 
 import os
 import shutil
 import subprocess
 from dataclasses import dataclass
 
-from rankzero.distributed.scheduler.pbs_config import pbs_setting
+from rankzero.distributed.environments.launchers.pbs import pbs_setting
 from rankzero.distributed.timers import TIMERS
 
 
@@ -56,3 +56,25 @@ def find_program(name: str) -> str | None:
         return path
     folder = pbs_setting("PBS_EXEC")
     return shutil.which(name, path=f"{folder}/bin") if folder else None
+
+
+_OF_JOBS = {"SLURM_": "SLURM_JOB_ID", "PBS_": "PBS_JOBID"}
+"""Prefix of a scheduler's variables -> the variable that exists in its jobs only."""
+
+_OF_LAUNCHERS = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCAL", "TORCHELASTIC_", "GROUP_", "ROLE_")
+_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_SETTINGS = ("SLURM_CONF", "PBS_CONF_FILE", "PBS_DEFAULT")
+"""Variables with the prefix of a job's variables that a user or a site sets."""
+
+
+def without_job_variables() -> dict[str, str]:
+    """Returns this process's variables without those that a scheduler or a launcher sets for a job.
+
+    In a shell of `salloc`, sbatch would apply some of them to the new job, such as `SLURM_MEM_PER_CPU`.
+    """
+    prefixes = (*_OF_LAUNCHERS, *(prefix for prefix, evidence in _OF_JOBS.items() if evidence in os.environ))
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _SETTINGS or not (name.startswith(prefixes) or name in _RANKS)
+    }

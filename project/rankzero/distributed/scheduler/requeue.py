@@ -1,4 +1,4 @@
-"""Requeues the scheduler job after everything is saved. Does not import torch."""
+"""Requeues the scheduler job after everything is saved."""
 
 import re
 from collections.abc import Mapping

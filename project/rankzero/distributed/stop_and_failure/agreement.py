@@ -1,4 +1,4 @@
-"""Tells ranks that are between two collectives whether all other ranks are at the same point. Does not import torch.
+"""Tells ranks that are between two collectives whether all other ranks are at the same point.
 
 A rank at such a point waits. A thread of every other rank answers for it, since its main thread may be waiting in a
 collective for the rank that asks.

@@ -1,4 +1,4 @@
-"""The control channel: connects every rank to rank zero, in addition to the process group. Does not import torch.
+"""The control channel: connects every rank to rank zero, in addition to the process group.
 
 The first rank of each node, the leader, connects the ranks of the node to rank zero.
 
@@ -16,18 +16,17 @@ from collections.abc import Callable
 from typing import Any
 
 from rankzero.distributed.connections.line_connection import Message
-from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.monitor import Monitor, call_in_thread, print_hang
 from rankzero.distributed.monitoring.stacks import main_thread_stack
 from rankzero.distributed.monitoring.status import ReportSchedule, report_interval
 from rankzero.distributed.process.exit_reports import ORIGINAL_EXIT, EarlyExit, report_exit
-from rankzero.distributed.rendezvous.peers import Members
 from rankzero.distributed.stop_and_failure.agreement import TOPICS, Agreement
 from rankzero.distributed.stop_and_failure.connect import Endpoint, RankConnection, connect_rank, listen_for_control
 from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock
 from rankzero.distributed.stop_and_failure.server import LAUNCHER_REPORTS, MAX_CAUSE_LENGTH, ControlServer
 from rankzero.distributed.stop_and_failure.watchdog import start_watchdog
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import World
 from rankzero.messages import print_error
 
 
@@ -35,8 +34,7 @@ class ControlChannel:
     """This rank's end of the control channel. All ranks must create one.
 
     Args:
-        launch: The position of this process among all processes.
-        members: The processes that this process knows; on rank zero all.
+        world: The known processes; on rank zero all.
         broadcast_object: Returns rank zero's value on all ranks.
         interface: `--interface`; if given, rank zero listens only on the address of this interface.
         secret: The key that all ranks know; None if they do not share one.
@@ -54,14 +52,13 @@ class ControlChannel:
 
     def __init__(
         self,
-        launch: Launch,
-        members: Members,
+        world: World,
         broadcast_object: Callable[[Any], Any],
         interface: str | None = None,
         secret: bytes | None = None,
     ) -> None:
         self._secret, self._lock_name = secret, ""
-        self.launch, self.members, self.rank = launch, members, launch.rank or 0
+        self.world, self.rank = world, world.rank
         self.monitor = Monitor(lambda cause: self._terminate(cause, True))
         self.on_stop: Callable[[], None] = lambda: None
         self.on_abort: Callable[[str], None] = lambda cause: None
@@ -78,30 +75,30 @@ class ControlChannel:
         self._server: ControlServer | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._rank_connection: RankConnection | None = None
-        if launch.world_size > 1:
+        if world.size > 1:
             self._connect_all_ranks(broadcast_object, interface)
         else:
             self.monitor.is_single_process = True
 
     def _connect_all_ranks(self, broadcast_object: Callable[[Any], Any], interface: str | None) -> None:
-        launch, endpoint = self.launch, None
-        self._parent_reports_lost_ranks = launch.num_nodes == 1 and launch.launcher == "local"
+        world, launch, endpoint = self.world, self.world.launch, None
+        self._parent_reports_lost_ranks = world.nodes == 1 and launch.launcher == "local"
         if self.rank == 0:
             endpoint, listeners = listen_for_control(launch, interface, self._secret)
             self._server = ControlServer(
                 listeners,
-                self.members,
+                world,
                 self._parent_reports_lost_ranks,
                 lambda rank: self.describe_exit(rank),
                 launch.world_id,
                 self._secret,
-                report_interval(launch.num_nodes or 1),
+                report_interval(world.nodes),
             )
             self._server.on_hang = self.monitor.ends_run
             self.monitor.slow_ranks = self._server.slow_ranks.reports
         endpoint = Endpoint(*broadcast_object(endpoint))
         self._lock_name = endpoint.derived_name("lock", self._secret)
-        first_rank = min(peer.rank or 0 for peer in self.members if peer.node_rank == launch.node_rank)
+        first_rank = min(rank for rank, peer in world.peers.items() if peer.node_rank == launch.node_rank)
         self._rank_connection = connect_rank(launch, endpoint, self._secret, first_rank)
         self._send({})
         self._start_watchdog()
@@ -116,13 +113,10 @@ class ControlChannel:
 
     def _start_watchdog(self) -> None:
         """Starts the watchdog of this machine, on its first rank."""
-        this_peer = self.members[self.rank]
-        local_members = [
-            member for member in self.members if (member.machine, member.pids) == (this_peer.machine, this_peer.pids)
-        ]
-        if min(member.rank or 0 for member in local_members) == self.rank:
-            pids = {member.rank or 0: member.pid for member in local_members}
-            self._watchdog = start_watchdog(this_peer.host, pids, TIMERS.suspended, TIMERS.slow_poll)
+        peers, own = self.world.peers, self.world.peers[self.rank]
+        pids = {rank: peer.pid for rank, peer in peers.items() if (peer.machine, peer.pids) == (own.machine, own.pids)}
+        if min(pids) == self.rank:
+            self._watchdog = start_watchdog(own.host, pids, TIMERS.suspended, TIMERS.slow_poll)
 
     # Stops
 
@@ -206,7 +200,7 @@ class ControlChannel:
 
     def _receive_messages(self, rank_connection: RankConnection) -> None:
         connection, leader = rank_connection.connection, rank_connection.leader
-        schedule, interval = ReportSchedule(), report_interval(self.launch.num_nodes or 1)
+        schedule, interval = ReportSchedule(), report_interval(self.world.nodes)
         heard_leader_at = time.monotonic()
         while (messages := connection.receive(TIMERS.heartbeat)) is not None:
             if messages:
@@ -221,11 +215,11 @@ class ControlChannel:
             # A leader sends empty messages of its own. If it is silent, rank zero reports that.
             silence = self.monitor.new_silence(any(messages), interval)
             if silence and not is_leader_silent:
-                self._handle_hang(f"{self.members.name_of(0)} {silence}")
+                self._handle_hang(f"{self.world.name_of(0)} {silence}")
         if not self._is_finished and leader == 0:
             self._handle_loss(self.describe_exit(0) or f"was lost{connection.close_reason}")
         elif not self._is_finished:  # rank zero reports it
-            self._terminate(f"{self.members.name_of(leader)} was lost{connection.close_reason}", False)
+            self._terminate(f"{self.world.name_of(leader)} was lost{connection.close_reason}", False)
 
     def _handle_message(self, message: Message) -> None:
         if "stop_requested" in message and self.stop_reason is None:
@@ -261,7 +255,7 @@ class ControlChannel:
 
     def _handle_loss(self, description: str) -> None:
         """Handles the loss of rank zero. One rank per machine reports it, unless the parent process does."""
-        name, place = self.members.name_of(0), self.monitor.rank_zero_place
+        name, place = self.world.name_of(0), self.monitor.rank_zero_place
         cause = f"{name} {description}" + (f", last seen in {place}" if place else "")
         if self._parent_reports_lost_ranks:
             if place and acquire_host_lock(self._lock_name):
@@ -285,7 +279,7 @@ class ControlChannel:
         self._cause = cause
         self._failure_received.set()
         if prints_cause:
-            print_error(cause + "; stopping all ranks" * (self.launch.world_size > 1))
+            print_error(cause + "; stopping all ranks" * (self.world.size > 1))
         deadline = time.monotonic() + TIMERS.notice
         while time.monotonic() < deadline and not self._is_exiting:
             time.sleep(TIMERS.poll)

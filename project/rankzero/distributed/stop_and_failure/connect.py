@@ -1,4 +1,4 @@
-"""Connects a rank to the control server of rank zero, through the leader of its node. Does not import torch."""
+"""Connects a rank to the control server of rank zero, through the leader of its node."""
 
 import contextlib
 import hmac
@@ -8,10 +8,10 @@ import socket
 import time
 from typing import NamedTuple
 
-from rankzero.distributed import network
 from rankzero.distributed.connections.handshake import DifferentKeyError, WrongListenerError, perform_handshake
 from rankzero.distributed.connections.line_connection import LineConnection, keep_alive
 from rankzero.distributed.connections.local_socket import connect_locally, is_supported, listen_locally
+from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.listening import listening_address
 from rankzero.distributed.stop_and_failure.relay import NodeRelay

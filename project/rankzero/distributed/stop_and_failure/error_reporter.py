@@ -1,4 +1,4 @@
-"""Decides which process reports an error before training starts, and prints it. Does not import torch.
+"""Decides which process reports an error before training starts, and prints it.
 
 During training, the control channel chooses the reporting rank.
 """
@@ -13,7 +13,7 @@ from rankzero.distributed.environments.launch import Launch, Variables
 from rankzero.distributed.environments.launchers import LAUNCHERS, slurm
 from rankzero.distributed.monitoring.activity import SANITY_CHECK
 from rankzero.distributed.process.exit_reports import report_exit
-from rankzero.distributed.process.process_state import process_namespace
+from rankzero.distributed.process.system import process_namespace
 from rankzero.distributed.process.user_traceback import is_defect, user_frames, user_position
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import (

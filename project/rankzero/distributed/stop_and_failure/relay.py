@@ -1,7 +1,4 @@
-"""The leader's end of the control channels of a node: passes messages on to rank zero and back.
-
-Does not import torch.
-"""
+"""The leader's end of the control channels of a node: passes messages on to rank zero and back."""
 
 import socket
 import threading

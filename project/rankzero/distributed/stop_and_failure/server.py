@@ -1,4 +1,4 @@
-"""Rank zero's end of all control channels: stop requests, failures and lost ranks. Does not import torch.
+"""Rank zero's end of all control channels: stop requests, failures and lost ranks.
 
 The messages, of which a connection transmits each as a line of JSON:
 
@@ -24,12 +24,12 @@ from typing import Any
 
 from rankzero.distributed.connections.line_connection import Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
-from rankzero.distributed.monitoring.detector import HangDetector
+from rankzero.distributed.monitoring.hangs import HangDetector
 from rankzero.distributed.monitoring.slow_ranks import SlowRankDetector
 from rankzero.distributed.monitoring.status import Status, silence_seconds
-from rankzero.distributed.rendezvous.peers import Members
 from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import World
 from rankzero.messages import few, print_error, printable, printable_line
 
 MAX_REASON_LENGTH, MAX_CAUSE_LENGTH = 200, 20_000
@@ -44,7 +44,7 @@ class ControlServer:
 
     Args:
         listeners: The sockets to which relays and ranks connect.
-        members: All processes.
+        world: All processes.
         parent_reports_lost_ranks: Whether the process that started the ranks reports a lost rank, so that no rank has
             to.
         describe_exit: Describes how a rank ended; empty if that is unknown.
@@ -60,18 +60,17 @@ class ControlServer:
     def __init__(
         self,
         listeners: Sequence[socket.socket],
-        members: Members,
+        world: World,
         parent_reports_lost_ranks: bool,
         describe_exit: Callable[[int], str],
         world_id: str,
         secret: bytes | None,
         interval: float,
     ) -> None:
-        self.listeners, self.members = listeners, members
+        self.listeners, self.world = listeners, world
         self.parent_reports_lost_ranks, self.describe_exit = parent_reports_lost_ranks, describe_exit
         self.on_hang: Callable[[str], bool] = lambda description: False
-        self.interval, self.size = interval, len(members)
-        hosts = [members[rank].host for rank in range(self.size)]
+        self.interval, self.size, hosts = interval, world.size, world.hosts
         self._hangs = HangDetector(hosts, silence_seconds(interval), leader_of=self._leader_of)
         self._start_progress: Progress | None = None
         self.slow_ranks = SlowRankDetector(hosts)
@@ -165,7 +164,7 @@ class ControlServer:
         if rank in self._exited_ranks:
             return
         self._exited_ranks.add(rank)
-        name, place = self.members.name_of(rank), self._hangs.last_place(rank)
+        name, place = self.world.name_of(rank), self._hangs.last_place(rank)
         self._hangs.update(rank, None)
         cause = f"{name} {self.describe_exit(rank) or f'was lost{close_reason}'}"
         if place and self.parent_reports_lost_ranks and self._failure is None:
@@ -176,7 +175,7 @@ class ControlServer:
 
     def _check_for_missing_ranks(self, seconds: float) -> None:
         if len(self._ranks) < self.size and seconds > TIMERS.missing_rank:
-            missing = [self.members.name_of(rank) for rank in range(self.size) if rank not in self._ranks]
+            missing = [self.world.name_of(rank) for rank in range(self.size) if rank not in self._ranks]
             connections = "its control connection" if len(missing) == 1 else "their control connections"
             self._record_failure(f"{few(missing)} did not open {connections}", 0)
 

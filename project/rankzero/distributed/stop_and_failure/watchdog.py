@@ -1,4 +1,4 @@
-"""Kills a rank that is stopped (SIGSTOP) while its machine keeps running. Does not import torch.
+"""Kills a rank that is stopped (SIGSTOP) while its machine keeps running.
 
 All other ranks would wait for a stopped rank. A stopped process runs none of its threads and reads no messages, but
 SIGKILL still terminates it. So the watchdog is a separate process, one per machine. It kills no rank if all processes

@@ -7,7 +7,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from rankzero.distributed.process.process_state import process_state
+from rankzero.distributed.process.system import process_state
 from rankzero.jobs.record import Record, State
 from rankzero.messages import RequestError
 

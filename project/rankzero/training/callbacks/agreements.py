@@ -5,7 +5,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from rankzero.distributed.monitoring.activity import DATA
-from rankzero.distributed.monitoring.diagnosis import ranks_text
+from rankzero.distributed.monitoring.hangs import ranks_text
 from rankzero.distributed.stop_and_failure.agreement import Agreement
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import RunError

@@ -47,7 +47,7 @@ class ChosenCheckpoint(CheckpointConnector):
         if not isinstance(io, DirectoryCheckpointIO) or not has_group:
             super().resume_start(checkpoint_path, weights_only)
             return
-        local_ranks = max(self.coordinator.launch.processes_per_node or (1,))
+        local_ranks = max(self.coordinator.world.launch.processes_per_node or (1,))
         io.read_once = partial(broadcast_file, device=strategy.root_device, local_ranks=local_ranks)
         try:
             super().resume_start(checkpoint_path, weights_only)

@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from rankzero.distributed import network
 from rankzero.distributed.connections import address_filter
 from rankzero.distributed.connections.address_filter import accept_only_from
+from rankzero.distributed.coordination import network
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="socket filters exist on Linux only")
 

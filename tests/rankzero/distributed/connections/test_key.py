@@ -1,10 +1,11 @@
 import multiprocessing
 import os
+from pathlib import Path
 
 import pytest
 
 from rankzero.distributed.connections import key
-from rankzero.distributed.connections.key import KEY_FD, KEY_VARIABLE, Key, find_key, pass_key
+from rankzero.distributed.connections.key import KEY_FD, KEY_VARIABLE, Key, config_folder, find_key, pass_key
 from rankzero.messages import RequestError
 
 
@@ -89,3 +90,26 @@ def test_neither_a_fingerprint_nor_a_representation_contains_the_key():
     assert first.fingerprint("7") != first.fingerprint("8") != Key(b"o" * 32, "").fingerprint("8")
     assert "k" * 32 not in first.fingerprint("7") and Key(None, "").fingerprint("7") == ""
     assert "kkk" not in repr(Key(b"k" * 32, "file"))
+
+
+IN_HOME = "/home/a/.config/rankzero"
+
+
+@pytest.mark.parametrize(
+    ("variables", "folder"),
+    [
+        ({"XDG_CONFIG_HOME": "/settings", "HOME": "/home/a"}, "/settings/rankzero"),
+        ({"XDG_CONFIG_HOME": "/settings/"}, "/settings/rankzero"),
+        ({"HOME": "/home/a"}, IN_HOME),
+        *(({"XDG_CONFIG_HOME": path, "HOME": "/home/a"}, IN_HOME) for path in ("", "relative", "~/settings")),
+        ({"HOME": "/"}, "/.config/rankzero"),
+        *((variables, None) for variables in ({}, {"HOME": "relative"}, {"HOME": ""}, {"XDG_CONFIG_HOME": "relative"})),
+    ],
+)
+def test_the_first_absolute_path_is_used(variables, folder, monkeypatch):
+    for name in ("XDG_CONFIG_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert config_folder() == (Path(folder) if folder else None)
+    assert not Path("/settings").exists()

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from rankzero.distributed import network
 from rankzero.distributed.connections import line_connection
 from rankzero.distributed.connections.line_connection import LineConnection, keep_alive
+from rankzero.distributed.coordination import network
 
 
 @pytest.fixture

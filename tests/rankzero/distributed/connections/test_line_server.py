@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from rankzero.distributed import network
 from rankzero.distributed.connections import line_server
 from rankzero.distributed.connections.handshake import DifferentKeyError, perform_handshake
 from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.connections.line_server import LineServer, raise_file_limit
+from rankzero.distributed.coordination import network
 from rankzero.distributed.timers import TIMERS
 from running import wait_until
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.rendezvous.peers import Members, RendezvousResult
+from rankzero.distributed.environments.launch import RequestedWorld
+from rankzero.distributed.world import World
 from rankzero.messages import AnotherRankFailed, CannotStart, RequestError, is_peer_failure
 from running import on_each_rank
 
@@ -14,16 +14,16 @@ def refused_by(coordinators, *ranks, found="no such file here"):
     """Returns the errors of all ranks after some of them have refused to start."""
 
     def work(member):
-        if member.launch.rank in ranks:
-            raise RequestError("a", found.format(member.launch.rank), "c")
+        if member.world.rank in ranks:
+            raise RequestError("a", found.format(member.world.rank), "c")
 
     return on_each_rank(coordinators, lambda member: member.run_on_all_ranks(lambda: work(member)))
 
 
 def test_all_gather_object_returns_the_values_of_all_ranks_or_names_a_missing_rank(coordinators):
-    gathered = on_each_rank(coordinators, lambda member: member.all_gather_object({"rank": member.launch.rank}))
+    gathered = on_each_rank(coordinators, lambda member: member.all_gather_object({"rank": member.world.rank}))
     assert gathered == [[{"rank": rank} for rank in range(3)]] * 3
-    gathered = on_each_rank(coordinators, lambda member: member.all_gather_object(member.launch.rank * 2))
+    gathered = on_each_rank(coordinators, lambda member: member.all_gather_object(member.world.rank * 2))
     assert gathered == [[0, 2, 4]] * 3
     coordinators[0].timeout = 0.3
     with pytest.raises(AnotherRankFailed, match=r"rank 1 on \S+ was still starting after 0.3 s"):
@@ -31,7 +31,7 @@ def test_all_gather_object_returns_the_values_of_all_ranks_or_names_a_missing_ra
 
 
 def test_a_single_process_needs_no_other_rank_and_keeps_an_existing_process_group():
-    coordinator_of_one = Coordinator(RendezvousResult.without_rendezvous(Launch()), RequestedWorld())
+    coordinator_of_one = Coordinator(World(), RequestedWorld())
     assert coordinator_of_one.all_gather_object([1]) == [[1]] and coordinator_of_one.run_on_all_ranks(lambda: 7) == 7
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
@@ -54,7 +54,8 @@ def test_a_refusal_is_raised_on_all_ranks_and_reported_by_the_lowest_refusing_ra
 
 def test_each_refusing_rank_names_its_own_host(coordinators):
     for member in coordinators:  # as if the other ranks were on other machines
-        member.members = Members(peer._replace(host=f"host{peer.rank}") for peer in member.members)
+        peers = member.world.peers
+        peers.update((rank, peer._replace(host=f"host{rank}")) for rank, peer in list(peers.items()))
     errors = refused_by(coordinators, 1, 2, found="refused by {}")
     assert all(f"rank {rank} on {socket.gethostname()}" in str(errors[rank]) for rank in (1, 2))
     assert [error.reported_elsewhere for error in errors] == [True, False, False]
@@ -62,7 +63,7 @@ def test_each_refusing_rank_names_its_own_host(coordinators):
 
 def test_an_exception_on_one_rank_makes_the_other_ranks_fail(coordinators):
     def work(member):
-        if member.launch.rank == 2:
+        if member.world.rank == 2:
             raise KeyError("bug")
 
     errors = on_each_rank(coordinators, lambda member: member.run_on_all_ranks(lambda: work(member)))
@@ -83,7 +84,7 @@ def test_a_refusal_of_all_ranks_in_the_with_block_is_reported_once(coordinators)
 def test_a_rank_that_loses_contact_to_a_refusing_rank_reports_nothing(coordinators):
     def work(member):
         with member:
-            if member.launch.rank == 1:
+            if member.world.rank == 1:
                 raise CannotStart("only here")
             while not member._refusals.refusing_rank():
                 pass

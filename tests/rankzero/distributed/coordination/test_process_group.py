@@ -23,14 +23,15 @@ from rankzero.distributed.coordination.process_group import (
     wait_for_gloo_threads,
 )
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.monitoring.heartbeat import InFlight
+from rankzero.distributed.monitoring.monitor import InFlight
 from rankzero.distributed.monitoring.stacks import main_thread_frames, waiting_function
+from rankzero.distributed.world import World
 
 
 @pytest.fixture(params=[timedelta(seconds=5), None], ids=["timeout", "no timeout"])
 def group(request, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", print)
-    init_process_group(torch.distributed.HashStore(), Launch(), "gloo", torch.device("cpu"), request.param)
+    init_process_group(torch.distributed.HashStore(), World(), "gloo", torch.device("cpu"), request.param)
     yield
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -220,7 +221,7 @@ def test_nccl_writes_warnings_to_memory_unless_the_user_has_set_its_variables(mo
     monkeypatch.setattr(torch.distributed, "init_process_group", init)
     monkeypatch.setattr(process_group, "_nccl_log", [])
     variables |= user_set
-    init_process_group(None, Launch(), "nccl", torch.device("cuda", 0), None)
+    init_process_group(None, World(), "nccl", torch.device("cuda", 0), None)
     assert {name: variables[name] for name in variables if name.startswith("NCCL_")} == user_set
     if user_set:
         assert found == [{"NCCL_DEBUG": None, "NCCL_DEBUG_FILE": None} | user_set]
@@ -265,9 +266,8 @@ def test_a_rank_that_creates_the_process_group_waits_for_the_other_ranks():
     thread.start()
     try:
         with pytest.raises(RuntimeError):
-            init_process_group(
-                torch.distributed.HashStore(), Launch(world_size=2), "gloo", torch.device("cpu"), timedelta(seconds=0.5)
-            )
+            store, world = torch.distributed.HashStore(), World(Launch(world_size=2))
+            init_process_group(store, world, "gloo", torch.device("cpu"), timedelta(seconds=0.5))
     finally:
         is_over.set()
         thread.join()

@@ -1,14 +1,182 @@
+import threading
 import time
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from torch.distributed import HashStore
 
+from rankzero.distributed.coordination.store import StoreExchange
+from rankzero.distributed.monitoring import activity
 from rankzero.distributed.monitoring import monitor as monitor_module
-from rankzero.distributed.monitoring.activity import DATA, END, FORWARD
-from rankzero.distributed.monitoring.heartbeat import InFlight
-from rankzero.distributed.monitoring.monitor import Monitor
-from rankzero.distributed.monitoring.status import PauseDetector
+from rankzero.distributed.monitoring.activity import (
+    BACKWARD,
+    DATA,
+    END,
+    FORWARD,
+    SANITY_CHECK,
+    START,
+    VALIDATION,
+    Activity,
+)
+from rankzero.distributed.monitoring.hangs import describe_hang
+from rankzero.distributed.monitoring.monitor import Heartbeat, InFlight, Monitor
+from rankzero.distributed.monitoring.stacks import WAITING_FUNCTIONS, main_thread_frames, waiting_function
+from rankzero.distributed.monitoring.status import (
+    PauseDetector,
+    ReportSchedule,
+    Status,
+    report_interval,
+    silence_seconds,
+)
 from rankzero.distributed.timers import TIMERS
 from running import wait_until
+
+QUICK = Status(5, "backward", 0.1, 300.0)
+URGENT = Status(5, "backward", 160.0, 300.0)
+
+
+class Observed:
+    """An activity and its heartbeat, on a clock that the test advances."""
+
+    def __init__(self, monkeypatch, timeout=20.0, collective=InFlight):
+        self.seconds = 100.0
+        monkeypatch.setattr("rankzero.distributed.monitoring.activity.monotonic", lambda: self.seconds)
+        self.activity = Activity()
+        self.heartbeat = Heartbeat(self.activity, timeout, collective, lambda: self.seconds)
+
+    def status_after(self, seconds):
+        """Returns the status after this time, with a heartbeat in each second."""
+        for _ in range(int(seconds)):
+            self.seconds += 1
+            status = self.heartbeat.status()
+        return status
+
+
+def test_only_training_is_limited_and_the_limit_grows_by_its_longest_phase(monkeypatch):
+    run = Observed(monkeypatch)
+    assert run.status_after(3) is None
+    assert run.status_after(60)[:4] == (0, START, 63.0, 20.0)
+    run.activity.enter(FORWARD)
+    assert run.status_after(8).phase == FORWARD
+    run.activity.enter(DATA)
+    run.status_after(3)
+    assert run.heartbeat.limit == 28
+    run.activity.enter(END)
+    assert run.status_after(60) is None
+    run.activity.enter(DATA)
+    run.status_after(1)
+    assert run.heartbeat.limit == 28
+
+
+@pytest.mark.parametrize(("phase", "may_take_longer"), [(VALIDATION, True), (SANITY_CHECK, True), (FORWARD, False)])
+def test_the_first_batch_and_each_validation_may_take_longer(monkeypatch, phase, may_take_longer):
+    run = Observed(monkeypatch)
+    run.activity.enter(activity.HOOK)
+    assert run.status_after(1).may_take_longer
+    run.activity.begin_batch(0)
+    run.activity.enter(phase)
+    assert run.status_after(1).may_take_longer
+    run.activity.begin_batch(1)
+    run.activity.enter(phase)
+    assert run.status_after(1).may_take_longer is may_take_longer
+
+
+def test_details_are_determined_only_for_a_long_phase(monkeypatch):
+    calls = []
+    run = Observed(monkeypatch, collective=lambda: calls.append(1) or InFlight(7, "all_reduce of 3 values"))
+    run.activity.enter(BACKWARD)
+    assert run.status_after(3).waits_in == "" and not calls
+    status = run.status_after(2)
+    assert (status.sequence, status.waits_in) == (7, "all_reduce of 3 values")
+
+
+def test_without_a_record_of_collectives_a_backward_pass_counts_as_waiting(monkeypatch):
+    run = Observed(monkeypatch, collective=Mock(side_effect=NotImplementedError))
+    run.activity.enter(BACKWARD)
+    assert run.status_after(5).waits_in == "a collective"
+    run.activity.enter(FORWARD)
+    assert run.status_after(5).waits_in == ""
+
+
+def test_a_rank_whose_gpu_has_not_begun_the_collective_is_the_cause_of_the_hang(monkeypatch):
+    run = Observed(monkeypatch, collective=lambda: InFlight(7, awaits_gpu=True))
+    monkeypatch.setattr(monitor_module, "current_user_position", lambda frames: "train.py:34 in training_step")
+    run.activity.begin_batch(812)
+    run.activity.begin_batch(813)
+    run.activity.enter(BACKWARD)
+    waiting = Status(813, BACKWARD, 22.0, 20.0, waits_in="all_reduce of 3 values")
+    text = describe_hang({0: waiting, 1: run.status_after(22)}, {}, ["n1", "n2"])
+    assert text.startswith(
+        "rank 1 on n2 has been in backward for 22 s at step 813 (train.py:34 in training_step, where the CPU waits for "
+        "the GPU); rank 0 in backward"
+    )
+
+
+def test_on_one_gpu_the_line_is_where_the_cpu_waits_unless_the_main_thread_waits_for_other_ranks(monkeypatch):
+    run = Observed(monkeypatch, collective=lambda: InFlight(awaits_gpu=True))
+    monkeypatch.setattr(monitor_module, "current_user_position", lambda frames: "")
+    run.activity.enter(FORWARD)
+    assert run.status_after(5).position == "the CPU waits for the GPU"
+    monkeypatch.setattr(monitor_module, "waiting_function", lambda frames: "an exchange between all ranks")
+    assert run.status_after(5)[5:8] == ("an exchange between all ranks", 0, "")
+
+
+def test_an_error_of_the_gpu_does_not_end_the_thread_that_reports(monkeypatch):
+    run = Observed(monkeypatch, collective=Mock(side_effect=RuntimeError("CUDA error: device-side assert triggered")))
+    assert run.status_after(5).waits_in == ""
+    run.activity.enter(FORWARD)
+    assert run.status_after(5).waits_in == ""
+
+
+def test_neither_a_debugger_nor_time_during_which_the_process_was_stopped_counts(monkeypatch):
+    run = Observed(monkeypatch)
+    run.activity.enter(FORWARD)
+    run.status_after(2)
+    run.seconds += 3600
+    assert run.heartbeat.status().age == 0
+    assert run.status_after(3).age == 3
+    monkeypatch.setattr(monitor_module, "is_in_debugger", lambda frames: True)
+    assert run.status_after(5).limit is None
+
+
+@pytest.mark.parametrize(("phase", "compiles"), [(FORWARD, True), (activity.CHECKPOINT, False)])
+def test_a_compilation_or_a_checkpoint_is_a_hang_after_five_times_the_limit(monkeypatch, phase, compiles):
+    run = Observed(monkeypatch)
+    monkeypatch.setattr(monitor_module, "is_compiling", lambda frames: compiles)
+    run.activity.enter(phase)
+    waiting = Status(0, BACKWARD, 99.0, 20.0, waits_in="all_reduce of 3 values")
+    assert describe_hang({0: run.status_after(99), 1: waiting}, {}, ["n1", "n1"]) == ""
+    assert f"rank 0 on n1 has been in {phase}" in describe_hang({0: run.status_after(2), 1: waiting}, {}, ["n1", "n1"])
+
+
+def test_a_status_is_reported_on_request_or_at_once_with_the_next_one_if_it_may_become_a_hang():
+    for status in (QUICK, Status(5, "backward", 100.0, 300.0), None, Status(5, "backward", 1e4, None)):
+        schedule = ReportSchedule()
+        assert [schedule.is_due(status, requested) for requested in (False, True, False, True)] == [False, True] * 2
+    schedule = ReportSchedule()
+    due = [schedule.is_due(status, False) for status in (QUICK, URGENT, URGENT, QUICK, QUICK)]
+    assert due == [False, True, True, True, False]
+
+
+def test_a_rank_in_an_exchange_waits_for_other_ranks():
+    assert all(Path(file).exists() for file in WAITING_FUNCTIONS)
+    ranks, found = [StoreExchange(store, rank, 2, str) for store in [HashStore()] for rank in range(2)], []
+
+    def decide_on_rank_zero():
+        found.append(waiting_function(main_thread_frames()))
+        ranks[0].decide(0, list, 10)
+
+    threading.Timer(0.1, decide_on_rank_zero).start()
+    assert ranks[1].decide(1, list, 10) == [0, 1]
+    assert found == ["an exchange between all ranks"]
+
+
+def test_the_interval_grows_with_the_nodes_up_to_a_limit_and_a_rank_may_miss_some_seconds_of_reports():
+    seconds = {1: 2, 40: 2, 128: 6.4, 1200: 60, 32768: 60}
+    assert {nodes: report_interval(nodes) for nodes in seconds} == seconds
+    assert silence_seconds(2.0) == TIMERS.silence
+    assert silence_seconds(60.0) > 60.0 + 9.0  # the watchdog acts within 9 s
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process import threads
 from rankzero.distributed.process.threads import MARK, Threads, choose_threads, set_threads, user_setting
-from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.world import Peer, World
 from running import INTERPRETER_BIN
 
 SETTING = """
@@ -33,7 +33,7 @@ def chosen(peers, rank=0, **environ):
     launch = Launch(
         launcher="slurm", rank=rank, world_size=len(peers), local_world_size=local_ranks, externally_created=True
     )
-    threads = choose_threads(launch, peers, environ)
+    threads = choose_threads(World(launch, dict(enumerate(peers))), environ)
     return threads.count, threads.reason
 
 
@@ -86,7 +86,7 @@ def test_the_number_of_threads_set_by_pbs_is_only_an_upper_limit():
 def test_before_the_rendezvous_local_ranks_are_assumed_to_share_cores_unless_bound(monkeypatch):
     def choice(launcher="torchrun", cores="0-11"):
         launch = Launch(launcher=launcher, world_size=4, local_world_size=4, externally_created=True)
-        return choose_threads(launch, make_peers(cores), {})
+        return choose_threads(World(launch, dict(enumerate(make_peers(cores)))), {})
 
     monkeypatch.setattr(threads, "usable_cores", lambda process: frozenset(range(12)))
     assert choice() == Threads(3, "12 cores / 4 ranks")

@@ -9,15 +9,15 @@ from unittest.mock import Mock
 
 import pytest
 
-from rankzero.distributed import network
 from rankzero.distributed.connections.handshake import perform_handshake
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.connections.line_connection import LineConnection
+from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous import client
-from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import Peer
 from rankzero.messages import RequestError
 from running import refusal_of, reserved_port, wait_until
 

@@ -1,6 +1,7 @@
 import contextlib
 import os
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -8,13 +9,121 @@ from itertools import permutations
 
 import pytest
 
-from rankzero.distributed import network
 from rankzero.distributed.connections.handshake import GREETING
 from rankzero.distributed.connections.key import Key
+from rankzero.distributed.connections.line_server import LineServer
+from rankzero.distributed.connections.local_socket import connect_locally
+from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import pbs
 from rankzero.distributed.rendezvous import client
+from rankzero.distributed.rendezvous.client import leader_name, listen_as_leader, uses_leader
+from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import Peer
 from running import on_each_rank
+
+
+@pytest.fixture
+def two_nodes(launches):
+    """The launches of two nodes with three processes each, which connect through leaders."""
+    if sys.platform != "linux":
+        pytest.skip("leaders exist on Linux only")
+    return launches(6)
+
+
+@pytest.fixture
+def accepted(monkeypatch):
+    """Counts the connections that each server accepts."""
+    counts = {}
+    greet = LineServer._greet
+
+    def counting_greet(server, client):
+        key = "local" if client.family != 2 else "network"
+        counts[key] = counts.get(key, 0) + 1
+        greet(server, client)
+
+    monkeypatch.setattr(LineServer, "_greet", counting_greet)
+    return counts
+
+
+def test_every_process_receives_all_members_over_one_network_connection_per_other_node(two_nodes, join, accepted):
+    results = on_each_rank(two_nodes, join)
+    assert [result.launch.rank for result in results] == [*range(6)]
+    assert [result.launch.local_rank for result in results] == [0, 1, 2, 0, 1, 2]
+    assert [result.launch.processes_per_node for result in results] == [(3, 3)] * 6
+    assert [[*result.peers] for result in results] == [[*range(6)]] * 6
+    assert [bool(result.listener) for result in results] == [True, False, False, False, False, False]
+    assert accepted == {"network": 1, "local": 4}
+    assert {result.address for result in results} == {"127.0.0.1"}
+
+
+def test_processes_without_a_leader_connect_themselves(two_nodes, join, accepted, monkeypatch):
+    monkeypatch.setattr(TIMERS, "leader", 0.3)
+    monkeypatch.setattr(client, "listen_locally", lambda name: None)
+    assert [result.launch.rank for result in on_each_rank(two_nodes, join)] == [*range(6)]
+    assert accepted == {"network": 5}
+
+
+def test_a_refusal_reaches_all_processes_of_all_nodes(two_nodes, join, scale_timers):
+    scale_timers(0.5)
+    two_nodes[4] = two_nodes[4]._replace(world_size=9)
+    errors = on_each_rank(two_nodes, join)
+    assert all("rank 4 on " in error.found and "expects 9" in error.found for error in errors)
+    assert [bool(error.reported_elsewhere) for error in errors] == [False] + [True] * 5
+
+
+@pytest.mark.parametrize("factor", [0.5, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("late", [1, 5])
+def test_a_refusal_reaches_a_process_that_connects_later(two_nodes, join, late, scale_timers, factor):
+    """One on rank zero's node, and one on the node of the wrong process."""
+    scale_timers(factor)
+    two_nodes[4] = two_nodes[4]._replace(world_size=9)
+    with ThreadPoolExecutor(6) as pool:
+        present = [pool.submit(join, launch) for launch in two_nodes if launch.rank != late]
+        time.sleep(TIMERS.refuse / 3)
+        errors = [join(two_nodes[late]), *[future.result() for future in present]]
+    assert all("expects 9" in error.found for error in errors)
+
+
+def test_a_process_that_disconnects_from_its_leader_is_missing(two_nodes, join, scale_timers):
+    scale_timers(0.1)
+    with ThreadPoolExecutor(6) as pool:
+        present = [pool.submit(join, launch, 1) for launch in (*two_nodes[:4], two_nodes[5])]
+        while (connection := connect_locally(leader_name(two_nodes[4]))) is None:
+            time.sleep(0.01)
+        connection.close()
+        errors = [future.result() for future in present]
+    assert all("missing rank 4;" in error.found for error in errors)
+    assert [error.reported_elsewhere for error in errors] == [None, *[True] * 4]  # rank zero reports the error
+
+
+def test_the_error_of_a_leader_reaches_its_node(two_nodes, join, no_route, monkeypatch):
+    monkeypatch.setattr(TIMERS, "first_answer", 0.3)
+    errors = on_each_rank(two_nodes[3:], join)
+    assert all("does not answer" in error.found for error in errors)
+    assert [bool(error.reported_elsewhere) for error in errors] == [False, True, True]
+
+
+def test_only_the_first_process_of_a_node_is_its_leader_if_a_leader_is_needed(two_nodes):
+    with listen_as_leader(two_nodes[3]):
+        assert listen_as_leader(two_nodes[3]) is None and listen_as_leader(two_nodes[4]) is None
+    unnumbered = two_nodes[3]._replace(local_rank=None)
+    with listen_as_leader(unnumbered):
+        assert listen_as_leader(unnumbered) is None
+    assert uses_leader(two_nodes[0])
+    assert not uses_leader(two_nodes[0]._replace(local_world_size=1))
+    assert not uses_leader(two_nodes[0]._replace(num_nodes=1))
+
+
+@pytest.mark.parametrize("rank", [2, 5])
+def test_containers_of_one_machine_with_different_keys_are_not_authenticated(two_nodes, join, monkeypatch, rank):
+    keys = dict.fromkeys(range(6), Key(b"k" * 32, "the file")) | {rank: Key(b"o" * 32, "another home")}
+    this = Peer.this
+    monkeypatch.setattr(Peer, "this", classmethod(lambda cls, launch, key=None: this(launch, keys[launch.rank])))
+    results = on_each_rank(two_nodes, join)
+    assert all(f"than rank {rank} on " in result.key_problem for result in results)
+    assert all(peer.key_fingerprint == "" for result in results for peer in result.peers.values())
+
 
 TASKS = [("0", "00000002"), ("0", "00000003"), ("1", "20000001")]
 """PBS_NODENUM and PBS_TASKNUM of the tasks of a job with the node file `n1 n1 n2`, as recorded with OpenPBS 23.06."""
@@ -36,7 +145,7 @@ def test_the_pbs_task_that_listens_is_rank_zero_in_any_order_of_arrival(launches
     assert [bool(result.listener) for result in results] == [task == listening for task in range(3)]
     assert [result.launch.rank for result in results] == [listening != 0, listening == 0, 2]
     assert {result.launch.processes_per_node for result in results} == {(2, 1)}
-    assert len(results[listening].members) == 3
+    assert len(results[listening].peers) == 3
 
 
 def test_a_missing_rank_zero_is_reported_once_per_machine(launches, join, scale_timers):

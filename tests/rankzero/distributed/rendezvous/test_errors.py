@@ -3,10 +3,10 @@ import socket
 
 import pytest
 
-from rankzero.distributed import network
+from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous import errors, progress
-from rankzero.distributed.rendezvous.peers import Peer
+from rankzero.distributed.world import Peer
 
 HOST = socket.gethostname()
 

@@ -4,12 +4,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from rankzero.distributed import network
 from rankzero.distributed.connections.key import Key
+from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.listening import listen_for_ranks, listening_address, reject_clients
-from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.rendezvous.server import RendezvousServer
+from rankzero.distributed.world import Peer
 from rankzero.messages import RequestError
 from running import refusal_of, reserved_port
 

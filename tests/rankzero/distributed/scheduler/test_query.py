@@ -2,9 +2,9 @@ import os
 
 import pytest
 
-from rankzero.distributed.scheduler.pbs_config import pbs_setting
-from rankzero.distributed.scheduler.query import Answer, find_program, run_program
+from rankzero.distributed.scheduler.query import Answer, find_program, run_program, without_job_variables
 from rankzero.distributed.timers import TIMERS
+from recorded import ENV, HYDRA, OPEN_MPI, PBS_TASK, STEP, TORCHRUN
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,17 @@ def test_a_program_of_pbs_is_found_outside_path(tmp_path, monkeypatch):
     assert run_program("qstat") == Answer(True, "answer")
 
 
-def test_a_setting_is_read_from_the_file_that_a_variable_names_if_it_is_valid(tmp_path, monkeypatch):
-    file = tmp_path / "pbs.conf"
-    monkeypatch.setenv("PBS_CONF_FILE", str(file))
-    assert pbs_setting("PBS_EXEC") is None
-    for content in (b"\xff\xfe", b"", b"no setting"):
-        file.write_bytes(content)
-        assert pbs_setting("PBS_EXEC") is None
-    file.write_text("PBS_SERVER=pbs1\nPBS_EXEC=/opt/pbs\n  PBS_HOME=/var/spool/pbs  \nPBS_START_MOM=\n")
-    assert [pbs_setting(name) for name in ("PBS_EXEC", "PBS_HOME")] == ["/opt/pbs", "/var/spool/pbs"]
-    assert pbs_setting("PBS_START_MOM") is None and pbs_setting("PBS_LEAF_NAME") is None
+@pytest.mark.parametrize("variables", [ENV, HYDRA, OPEN_MPI, PBS_TASK, STEP, TORCHRUN])
+def test_the_variables_of_launchers_and_jobs_are_removed(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert not variables.keys() & without_job_variables().keys()
+
+
+@pytest.mark.parametrize("job", [{}, {"SLURM_JOB_ID": "12", "PBS_JOBID": "0.pbs1"}])
+def test_settings_of_the_user_are_kept_and_variables_of_a_scheduler_outside_its_jobs(monkeypatch, job):
+    settings = ("SLURM_CONF", "PBS_CONF_FILE", "PBS_DEFAULT", "OMPI_MCA_btl", "MPI_HOME", "SBATCH_PARTITION", "PATH")
+    for name in (*settings, "SLURM_CLUSTERS", *job):
+        monkeypatch.setenv(name, job.get(name, "value"))
+    assert dict.fromkeys(settings, "value").items() <= without_job_variables().items()
+    assert ("SLURM_CLUSTERS" in without_job_variables()) == (not job)

@@ -7,14 +7,15 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from rankzero.distributed import network
 from rankzero.distributed.connections.handshake import perform_handshake
 from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.connections.local_socket import connect_locally, listen_locally
-from rankzero.distributed.rendezvous.peers import Members, Peer
+from rankzero.distributed.coordination import network
+from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.stop_and_failure.relay import NodeRelay
 from rankzero.distributed.stop_and_failure.server import ControlServer
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import Peer, World
 from running import wait_until
 
 SECRET = b"s" * 32
@@ -51,9 +52,10 @@ class TwoNodes:
 
     def __init__(self, name):
         listener = network.listen("127.0.0.1", 0)
-        members = Members(Peer(rank, rank % 2, rank // 2, 4, "aabb"[rank], rank) for rank in range(4))
+        peers = {rank: Peer(rank, rank % 2, rank // 2, 4, "aabb"[rank], rank) for rank in range(4)}
         sockets = [listen_locally(f"{name} first"), listener]
-        self.server = ControlServer(sockets, members, False, lambda rank: "", "w", SECRET, 0.05)
+        world = World(Launch(world_size=4), peers)
+        self.server = ControlServer(sockets, world, False, lambda rank: "", "w", SECRET, 0.05)
         rank_zero = LineConnection(socket.create_connection(listener.getsockname(), timeout=10))
         assert perform_handshake(rank_zero, "control", "w", SECRET, True, 10)
         self.relay_name = f"{name} second"
@@ -71,15 +73,15 @@ class TwoNodes:
         assert not self.server._thread.is_alive() and not self.relay._thread.is_alive()
 
 
-class World:
+class ServerWithRanks:
     """A control server and the connections to it."""
 
     def __init__(self, size, parent_reports_lost_ranks=False, describe_exit=lambda rank: ""):
         listener = network.listen("127.0.0.1", 0)
         self.address, self.opened, self.size = listener.getsockname(), [], size
-        members = Members(Peer(rank, rank, 0, size, "ab"[rank % 2], 1) for rank in range(size))
+        peers = {rank: Peer(rank, rank, 0, size, "ab"[rank % 2], 1) for rank in range(size)}
         settings = parent_reports_lost_ranks, describe_exit, "k", SECRET, TIMERS.heartbeat
-        self.server = ControlServer([listener], members, *settings)
+        self.server = ControlServer([listener], World(Launch(world_size=size), peers), *settings)
 
     def connect(self, *lines):
         connection = LineConnection(socket.create_connection(self.address, timeout=10))
@@ -111,7 +113,7 @@ class World:
 def world():
     """Returns a function that starts a control server for a given number of ranks."""
     with ExitStack() as started:
-        yield lambda size, **options: started.enter_context(closing(World(size, **options)))
+        yield lambda size, **options: started.enter_context(closing(ServerWithRanks(size, **options)))
 
 
 @pytest.fixture

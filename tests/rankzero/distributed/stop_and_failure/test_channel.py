@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.peers import Members, Peer
 from rankzero.distributed.stop_and_failure import channel
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
+from rankzero.distributed.world import World
 from running import on_each_rank, wait_until
 
 
@@ -25,7 +24,7 @@ def stop_of(member, requests_in=None, step_done=lambda: time.sleep(0.001)):
     """Takes steps until all ranks stop, after a request in one of them; returns the last step and the reason."""
     for step in range(10_000):
         if step == requests_in:
-            member.control_channel.request_stop(f"rank {member.launch.rank}")
+            member.control_channel.request_stop(f"rank {member.world.rank}")
         step_done()
         if reason := reach_safe_point(member.control_channel):
             return step, reason
@@ -38,7 +37,7 @@ def test_all_ranks_stop_at_the_same_safe_point(coordinators, requesting):
     in_step = partial(threading.Barrier(3).wait, 10)  # like a collective: no rank is more than one step ahead
 
     def train(member):
-        return stop_of(member, 20 if member.launch.rank in requesting else None, in_step)
+        return stop_of(member, 20 if member.world.rank in requesting else None, in_step)
 
     results = on_each_rank(coordinators, train)
     assert len(set(results)) == 1
@@ -63,7 +62,7 @@ def test_a_failure_is_reported_once_and_the_other_ranks_exit(coordinators, scale
 
     monkeypatch.setattr(channel, "ORIGINAL_EXIT", exit_thread)
     for member in coordinators:
-        member.control_channel.on_abort = partial(causes.__setitem__, member.launch.rank)
+        member.control_channel.on_abort = partial(causes.__setitem__, member.world.rank)
     failed, others = coordinators[failing].control_channel, {0, 1, 2} - {failing}
     assert failed.report_failure(f"cause of rank {failing}"), "the rank prints the cause"
     failed.close()
@@ -75,7 +74,7 @@ def test_a_failure_is_reported_once_and_the_other_ranks_exit(coordinators, scale
 
 
 def test_a_single_process_needs_no_agreement_to_stop(capsys):
-    control_channel = ControlChannel(Launch(), Members([Peer.this(Launch())]), lambda value: value)
+    control_channel = ControlChannel(World(), lambda value: value)
     assert reach_safe_point(control_channel) is None
     control_channel.request_stop("SIGINT")
     control_channel.request_stop("SIGTERM")

@@ -49,23 +49,23 @@ def fail(*_):
 
 def train(coordinator, folder, samples, failure=None):
     """Trains for three epochs; returns drawn samples, epochs, and number of warnings."""
-    launch, drawn = coordinator.launch, []
+    world, drawn = coordinator.world, []
 
     def draw(publisher, validation, names):
         drawn.append(int(validation.counts.samples.sum()))
         if failure == "drawing":
             fail()
 
-    plan = SamplingPlan(launch.rank, launch.world_size, global_batch_size=4)
+    plan = SamplingPlan(world.rank, world.size, global_batch_size=4)
     figures = RunFigures(RunDirectory(folder), Throughput(plan), Activity())
     strategy = DataParallel(plan, coordinator, process_group_backend="gloo")
-    settings = {"devices": 1, "use_distributed_sampler": False, "plugins": [LaunchEnvironment(launch)], **SILENT}
+    settings = {"devices": 1, "use_distributed_sampler": False, "plugins": [LaunchEnvironment(world)], **SILENT}
     trainer = Trainer(strategy=strategy, max_epochs=3, **settings)
     trainer.callbacks[:0] = [install(trainer, plan), figures]
     epoch_averages.install(trainer)
     with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "draw_validation", draw)
-        if failure == "counting" and launch.rank == 1:
+        if failure == "counting" and world.rank == 1:
             patch.setattr(ClassCounts, "add", fail)
         warnings.simplefilter("always")
         trainer.fit(Net(failure), loader(8), loader(samples))

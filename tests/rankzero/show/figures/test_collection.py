@@ -77,7 +77,7 @@ def add_outputs(collection, kinds):
 
 def collect(coordinator, add, cases):
     """Exchanges a collection for each case, to which `add` adds this rank's part of the case."""
-    rank, results = coordinator.launch.rank, []
+    rank, results = coordinator.world.rank, []
     strategy = DataParallel(SamplingPlan(), coordinator, process_group_backend="gloo")
     strategy.parallel_devices = [torch.device("cpu")]
     for case in cases:

@@ -11,9 +11,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader
 
 from data_modules.in_memory import at_least
-from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
+from rankzero.distributed.world import World
 from rankzero.messages import AnotherRankFailed, CannotStart, SaveError, Stopped, advice_of
 from rankzero.runs.attempt import Outcome
 from rankzero.sampling.plan import SamplingPlan
@@ -26,7 +25,7 @@ class Channel(ControlChannel):
     """Unconnected channel that records its reports; a connected channel would terminate this process."""
 
     def __init__(self):
-        super().__init__(Launch(), [Peer.this(Launch())], lambda value: [value])
+        super().__init__(World(), lambda value: [value])
         self.reported = []
 
     def report_failure(self, cause):

@@ -11,9 +11,8 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.checkpoints.manifest import checkpoints_in
-from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.peers import Peer
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
+from rankzero.distributed.world import World
 from rankzero.messages import SaveError, Stopped
 from rankzero.runs.directory import RunDirectory
 from rankzero.training.callbacks import safe_point as safe_points
@@ -43,7 +42,7 @@ for _hook in ("on_train_batch_start", "on_train_batch_end", "on_validation_end",
 
 @pytest.fixture
 def channel():
-    return ControlChannel(Launch(), [Peer.this(Launch())], lambda value: [value])
+    return ControlChannel(World(), lambda value: [value])
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The supported launchers, one per module. Does not import torch."""
+"""The supported launchers, one per module."""
 
 from rankzero.distributed.environments.launch import Launcher
 from rankzero.distributed.environments.launchers import env, local, mpi, pbs, slurm, torchrun

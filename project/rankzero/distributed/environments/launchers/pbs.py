@@ -7,13 +7,13 @@ rendezvous assigns ranks host by host (OpenPBS 23.06). If a task cannot read the
 the number of tasks.
 """
 
+import os
 import re
 import socket
 from collections import Counter
 from pathlib import Path
 
 from rankzero.distributed.environments.launch import (
-    Allocation,
     Launch,
     Launcher,
     RequestedWorld,
@@ -21,7 +21,6 @@ from rankzero.distributed.environments.launch import (
     folder_name,
     rendezvous_endpoint,
 )
-from rankzero.distributed.scheduler.pbs_config import pbs_setting
 
 
 def found(variables: Variables) -> bool:
@@ -68,13 +67,14 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     )
 
 
-def allocation(variables: Variables) -> Allocation | None:
-    """Returns the size of the PBS job around this process; None outside a job."""
+def allocation(variables: Variables) -> Launch | None:
+    """Returns the PBS job around this process, in which no task has been started; None outside a job."""
     job = variables.find("PBS_JOBID")
     if job is None:
         return None
     lines = node_file(variables)
-    return Allocation(f"PBS_JOBID={job}, the job script", len(set(lines)) or 1, len(lines) or 1)
+    evidence = f"PBS_JOBID={job}, the job script"
+    return Launch("pbs", evidence, world_size=len(lines) or 1, num_nodes=len(set(lines)) or 1)
 
 
 def node_file(variables: Variables) -> list[str]:
@@ -89,6 +89,19 @@ def node_file(variables: Variables) -> list[str]:
         return Path(name).read_text().split() if name else []
     except (OSError, UnicodeError):
         return []
+
+
+def pbs_setting(name: str) -> str | None:
+    """Returns a setting in pbs.conf, such as `PBS_EXEC`; None without the file or the setting.
+
+    The path of the file is in PBS_CONF_FILE, by default /etc/pbs.conf (OpenPBS 23.06).
+    """
+    try:
+        lines = Path(os.environ.get("PBS_CONF_FILE") or "/etc/pbs.conf").read_text().splitlines()
+    except (OSError, UnicodeError):
+        return None
+    settings = dict(line.strip().partition("=")[::2] for line in lines)
+    return settings.get(name) or None
 
 
 def job_id(variables: Variables) -> str | None:

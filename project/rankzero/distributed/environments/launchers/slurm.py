@@ -4,7 +4,6 @@ import re
 from itertools import product
 
 from rankzero.distributed.environments.launch import (
-    Allocation,
     Launch,
     Launcher,
     RequestedWorld,
@@ -62,14 +61,15 @@ def world_id(variables: Variables) -> str:
     return "slurm " + " ".join(variables.find(name) or "0" for name in names)
 
 
-def allocation(variables: Variables) -> Allocation | None:
-    """Returns the size of the Slurm allocation around this process; None outside an allocation."""
+def allocation(variables: Variables) -> Launch | None:
+    """Returns the Slurm allocation around this process, in which no task has been started; None outside one."""
     job = variables.find("SLURM_JOB_ID")
     if job is None:
         return None
     nodes = variables.find_number("SLURM_JOB_NUM_NODES") or variables.find_number("SLURM_NNODES") or 1
     tasks = variables.find_number("SLURM_NTASKS") or nodes * (variables.find_number("SLURM_NTASKS_PER_NODE") or 1)
-    return Allocation(f"SLURM_JOB_ID={job} without a SLURM_STEP_ID", nodes, tasks)
+    evidence = f"SLURM_JOB_ID={job} without a SLURM_STEP_ID"
+    return Launch("slurm", evidence, world_size=tasks, num_nodes=nodes)
 
 
 def expand_tasks(text: str) -> tuple[int, ...]:

@@ -88,3 +88,15 @@ def test_a_job_id_becomes_a_valid_folder_name_and_with_a_slash_names_no_node_fil
     assert pbs.node_file(Variables({"PBS_JOBID": "0.pbs1"})) == ["pbs1"]
     assert pbs.node_file(Variables({"PBS_JOBID": "../aux/0.pbs1"})) == []
     assert pbs.job_id(Variables({"PBS_JOBID": "15[3].pbs1"})) == "15-3.pbs1"
+
+
+def test_a_setting_is_read_from_the_file_that_a_variable_names_if_it_is_valid(tmp_path, monkeypatch):
+    file = tmp_path / "pbs.conf"
+    monkeypatch.setenv("PBS_CONF_FILE", str(file))
+    assert pbs.pbs_setting("PBS_EXEC") is None
+    for content in (b"\xff\xfe", b"", b"no setting"):
+        file.write_bytes(content)
+        assert pbs.pbs_setting("PBS_EXEC") is None
+    file.write_text("PBS_SERVER=pbs1\nPBS_EXEC=/opt/pbs\n  PBS_HOME=/var/spool/pbs  \nPBS_START_MOM=\n")
+    assert [pbs.pbs_setting(name) for name in ("PBS_EXEC", "PBS_HOME")] == ["/opt/pbs", "/var/spool/pbs"]
+    assert pbs.pbs_setting("PBS_START_MOM") is None and pbs.pbs_setting("PBS_LEAF_NAME") is None

@@ -1,4 +1,4 @@
-"""Addresses, network interfaces and ports of this machine. Does not import torch."""
+"""Addresses, network interfaces and ports of this machine."""
 
 import contextlib
 import os

@@ -4,7 +4,7 @@ import socket
 import psutil
 import pytest
 
-from rankzero.distributed import network
+from rankzero.distributed.coordination import network
 from rankzero.messages import RequestError
 
 

@@ -1,4 +1,4 @@
-"""Exchanges values between all ranks through torch's store, before a process group exists."""
+"""Torch's store, through which all ranks exchange values, and find one another under torchrun."""
 
 import json
 import socket
@@ -9,9 +9,14 @@ from typing import Any
 
 import torch
 
+from rankzero.distributed.connections.key import Key
+from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.rendezvous.errors import SAME_KEY_ADVICE, describe_key_problem
 from rankzero.distributed.rendezvous.progress import Progress
+from rankzero.distributed.rendezvous.ranks import assign_ranks, node_views, read_view, world_of_rank_zero
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.torch_inside import Store, TCPStore
+from rankzero.distributed.world import Peer, World
 from rankzero.messages import AnotherRankFailed, RequestError
 
 
@@ -174,3 +179,39 @@ class StoreExchange:
             else:
                 last = middle
         return first
+
+
+def find_ranks_through_store(
+    exchange: StoreExchange, launch: Launch, this_peer: Peer, key: Key, seconds: float
+) -> World:
+    """Returns the world, after the processes have described themselves and compared their keys. All ranks must call.
+
+    Raises:
+        RequestError: The ranks do not share a key, and one of them has `RANKZERO_KEY`.
+        AnotherRankFailed: A rank did not describe itself in time.
+        ValueError: The description of a rank is malformed.
+    """
+    own: dict[str, Any] = {
+        "peer": this_peer._replace(key_fingerprint=key.fingerprint(launch.world_id))._asdict(),
+        "is_explicit": key.is_explicit,
+    }
+    assigned: list[Peer] = []
+
+    def assign(ranks: list[Any]) -> list[Any]:
+        peers = [peer for values in ranks if (peer := Peer.from_message(values["peer"]))]
+        if len(peers) != len(ranks):
+            raise ValueError("the description of a rank is malformed")
+        assigned.extend(assign_ranks(peers))
+        others = [peer for peer in peers if not peer.has_key_of(peers[0])]
+        is_shared = bool(peers[0].key_fingerprint) and not others
+        problem = "" if is_shared else describe_key_problem(key, peers[0], others)
+        if problem and any(values["is_explicit"] for values in ranks):
+            raise RequestError("the same RANKZERO_KEY on all ranks", problem, SAME_KEY_ADVICE)
+        return [{**view, "key_problem": problem} for view in node_views(assigned)]
+
+    view = exchange.decide(own, assign, seconds, node=launch.node_rank)
+    world = world_of_rank_zero(launch, this_peer, assigned) if assigned else read_view(launch, this_peer, view)
+    if world is None:
+        raise AnotherRankFailed("rank 0 has sent a malformed list of the processes of this node")
+    world.key_problem = str(view["key_problem"])
+    return world

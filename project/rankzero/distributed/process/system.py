@@ -1,10 +1,13 @@
-"""CPU cores that a process may use (affinity, CPU quota), and the cgroups that limit it. Does not import torch."""
+"""What the system reports about processes: the cores and memory that one may use, its state, and its namespace."""
 
+import errno
 import os
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 PROC_SELF = Path("/proc/self")
 
@@ -138,3 +141,57 @@ def _quota_of(folder: Path) -> Quota | None:
         return Quota(int(quota) / int(period), f"{status.st_dev}:{status.st_ino}")
     except (OSError, ValueError, ZeroDivisionError):
         return None
+
+
+_FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_FILES_2 = ("memory.max", "memory.current", "inactive_file")
+"""Limit, usage, and the line of memory.stat with the bytes that the kernel can reuse."""
+
+
+def available_memory(process_folder: Path = PROC_SELF) -> int:
+    """Returns the bytes of memory that this process and the others of its cgroup can still use.
+
+    Memory that holds copies of files counts as available, since the kernel reuses it.
+    """
+    limits = [
+        free for folder in cgroup_folders(process_folder, "memory") if (free := _free_memory_of(folder)) is not None
+    ]
+    return min([psutil.virtual_memory().available, *limits])
+
+
+def _free_memory_of(folder: Path) -> int | None:
+    """Returns the bytes that the limit of one cgroup itself leaves; None without a limit."""
+    try:
+        is_version_2 = (folder / "memory.max").is_file()
+        limit, usage, statistic = _FILES_2 if is_version_2 else _FILES_1
+        used = int((folder / usage).read_text())
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return max(0, int((folder / limit).read_text()) - used + int(statistics[statistic]))  # `max`: ValueError
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def process_state(pid: int) -> tuple[str, str] | None:
+    """Returns state and start time of a process on this host; None if the process does not exist.
+
+    The start time is in clock ticks since boot, as text, see proc(5). Without /proc, both texts are empty.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        if Path("/proc/self/stat").exists():
+            return None
+        try:  # a system without /proc
+            os.kill(pid, 0)
+        except OSError as error:
+            return ("", "") if error.errno == errno.EPERM else None
+        return "", ""
+    return fields[0], fields[19]
+
+
+def process_namespace() -> str:
+    """Returns the PID namespace, which distinguishes equal process ids of two containers; empty if unsupported."""
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""

@@ -9,12 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from rankzero import Trainer
-from rankzero.distributed.devices import WorldInfo
+from rankzero.distributed.coordination import join
+from rankzero.distributed.coordination.session import Session, _check_can_start, _script_name, report_uncaught_errors
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.rendezvous import join
-from rankzero.distributed.session import Session, _check_can_start, _script_name, report_uncaught_errors
 from rankzero.messages import RequestError
-from running import reserved_port, run
+from running import reserved_port, run, world_of
 
 FROM_STANDARD_INPUT = """
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -43,9 +42,8 @@ print("rank", trainer.global_rank, "of", trainer.world_size)
 
 
 def session(**world):
-    coordinator = SimpleNamespace(launch=Launch(world_size=2, local_world_size=2))
-    devices = WorldInfo(**{"accelerator": "cpu", "size": 2, "devices": 2, **world})
-    return Session(RequestedWorld(), coordinator, devices, title="x", is_script=True)
+    coordinator = SimpleNamespace(world=world_of(size=2, **world))
+    return Session(RequestedWorld(), coordinator, title="x", is_script=True)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,18 @@
-"""Starts local processes or performs the rendezvous, for a detected launch. Does not import torch."""
+"""Starts local processes or performs the rendezvous, for a detected launch."""
 
 import signal
 
 from rankzero.distributed.connections.line_server import raise_file_limit
+from rankzero.distributed.coordination.network import silence_socket_warnings
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.network import silence_socket_warnings
+from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.process.spawn import die_with_parent, is_local_process, own_command, run_processes
 from rankzero.distributed.process.threads import choose_threads, set_threads
-from rankzero.distributed.rendezvous.client import find_all_ranks
-from rankzero.distributed.rendezvous.peers import RendezvousResult
+from rankzero.distributed.rendezvous.client import rendezvous
+from rankzero.distributed.world import World
 
 
-def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> RendezvousResult:
+def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> World:
     """Starts the local processes that no launcher has started, or performs the rendezvous with all ranks.
 
     Args:
@@ -29,10 +30,12 @@ def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> Rendezv
     if is_local_process():
         die_with_parent()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    rendezvous_result = find_all_ranks(launch, requested)
-    threads = choose_threads(rendezvous_result.launch, rendezvous_result.members)
-    set_threads(threads)  # takes full effect only before torch is imported
-    return rendezvous_result
+    world = World(launch)
+    if launch.world_size > 1 and launch.externally_created and not launch.uses_agent_store:
+        world = rendezvous(launch, requested.rendezvous_timeout, requested.interface, requested.auth == "required")
+        check_world(requested, world.launch)
+    set_threads(choose_threads(world))  # takes full effect only before torch is imported
+    return world
 
 
 def start_processes(launch: Launch, count: int) -> None:

@@ -1,13 +1,23 @@
+import ctypes
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
-from rankzero.distributed.process import cores
-from rankzero.distributed.process.cores import cpu_quota, format_cpus, parse_cpus, usable_cores
-from rankzero.distributed.process.memory import available_memory
+from rankzero.distributed.process import system
+from rankzero.distributed.process.system import (
+    available_memory,
+    cpu_quota,
+    format_cpus,
+    parse_cpus,
+    process_namespace,
+    process_state,
+    usable_cores,
+)
 
 V1 = "31 23 0:28 / {mount} rw - cgroup cgroup rw,cpu,cpuacct"
 MEMORY = V1.replace("cpu,cpuacct", "memory")
@@ -37,18 +47,18 @@ def test_linux_cpu_lists_are_parsed_and_formatted():
 
 
 def test_usable_cores_respect_the_cpu_affinity_and_count_hardware_threads_of_one_core_once(tmp_path, monkeypatch):
-    code = "from rankzero.distributed.process.cores import usable_cores; print(sorted(usable_cores()))"
+    code = "from rankzero.distributed.process.system import usable_cores; print(sorted(usable_cores()))"
     cpu = max(os.sched_getaffinity(0))
     result = subprocess.run(["taskset", "-c", str(cpu), sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stdout.strip() == str([cores._core_of(cpu)]), result.stderr
+    assert result.stdout.strip() == str([system._core_of(cpu)]), result.stderr
     for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
         (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
         (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(f"{siblings}\n")
-    cores._core_of.cache_clear()
-    monkeypatch.setattr(cores, "TOPOLOGY", tmp_path)
+    system._core_of.cache_clear()
+    monkeypatch.setattr(system, "TOPOLOGY", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
     assert usable_cores() == {0, 1}
-    cores._core_of.cache_clear()
+    system._core_of.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -96,3 +106,65 @@ def test_the_memory_limit_of_an_enclosing_cgroup_applies(write_process_files, mo
         assert available_memory(folder) > psutil.virtual_memory().total // 100
     else:
         assert available_memory(folder) == available
+
+
+AS_ANOTHER_USER = """
+import os
+from pathlib import Path
+from rankzero.distributed.process import system
+system.Path = lambda path: Path("/nonexistent" + path)
+os.getuid() or os.setuid(65534)
+print(system.process_state(1))
+"""
+
+
+@pytest.fixture
+def child():
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_the_start_time_equals_psutils_and_the_namespace_is_the_pid_namespace(child):
+    for pid in (os.getpid(), child.pid):
+        start_time = int(process_state(pid)[1]) / os.sysconf("SC_CLK_TCK") + psutil.boot_time()
+        assert start_time == pytest.approx(psutil.Process(pid).create_time(), abs=2)
+    assert process_namespace() == os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+
+
+def test_stopped_zombie_and_missing_processes_are_distinguished(child):
+    _, start_time = process_state(child.pid)
+    child.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+    assert process_state(child.pid) == ("T", start_time)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert process_state(child.pid) == ("Z", start_time)
+    child.wait()
+    assert process_state(child.pid) is None
+
+
+@pytest.mark.parametrize("name", [b"", b"a b", b"a) S 1 2 (b", b"a\nb", "ä".encode(), "ä".encode() * 8])
+def test_a_process_name_is_not_mistaken_for_fields(name):
+    libc, comm = ctypes.CDLL(None), Path("/proc/self/comm").read_bytes().strip()
+    _, start_time = process_state(os.getpid())
+    libc.prctl(15, name, 0, 0, 0)  # PR_SET_NAME
+    try:
+        assert Path("/proc/self/comm").read_bytes() == name[:15] + b"\n"  # the kernel may cut a character of UTF-8
+        assert process_state(os.getpid()) == ("R", start_time)
+    finally:
+        libc.prctl(15, comm, 0, 0, 0)
+
+
+def test_without_proc_only_existence_is_known(monkeypatch, tmp_path, child):
+    monkeypatch.setattr(system, "Path", lambda path: tmp_path / path.lstrip("/"))
+    assert process_state(os.getpid()) == process_state(child.pid) == ("", "") and process_namespace() == ""
+    child.kill()
+    child.wait()
+    assert process_state(child.pid) is None
+
+
+def test_without_proc_a_process_of_another_user_exists():
+    result = subprocess.run([sys.executable, "-c", AS_ANOTHER_USER], capture_output=True, text=True, check=True)
+    assert result.stdout == "('', '')\n"

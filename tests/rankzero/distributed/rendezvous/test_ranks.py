@@ -1,20 +1,13 @@
 import json
-import os
-import socket
 from itertools import permutations
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process import process_state
-from rankzero.distributed.process.cores import parse_cpus, usable_cores
-from rankzero.distributed.rendezvous import peers
-from rankzero.distributed.rendezvous.peers import Members, Peer, assign_ranks, completed_by_rank_zero, node_views
+from rankzero.distributed.rendezvous.ranks import assign_ranks, node_views, read_view, world_of_rank_zero
+from rankzero.distributed.world import Peer, World
 
 WORLD = Launch(launcher="env", num_nodes=None, externally_created=True)
-VALID = Peer(1, 0, 0, 2, "a", 7, "boot", "pid:[1]", "0-3,8", 1.5, "job", "id")
 
 
 def tasks(*positions):
@@ -31,31 +24,12 @@ def assigned(members, index=0):
     launch = WORLD._replace(
         rank=this_peer.rank, world_size=len(members), node_rank=this_peer.node_rank, local_rank=this_peer.local_rank
     )
-    launch, known = completed_by_rank_zero(launch, this_peer, assign_ranks(members))
-    return launch, list(known)
+    world = world_of_rank_zero(launch, this_peer, assign_ranks(members))
+    return world.launch, list(world.peers.values())
 
 
 def positions(members):
     return [(member.rank, member.local_rank, member.node_rank, member.host) for member in members]
-
-
-def test_this_process_describes_itself_with_the_systems_values():
-    this_peer = Peer.this(Launch(rank=2, local_rank=1, node_rank=0, world_size=3))
-    assert this_peer[:4] == (2, 1, 0, 3)
-    assert (this_peer.host, this_peer.pid) == (socket.gethostname(), os.getpid())
-    assert this_peer.boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert this_peer.pids == os.readlink("/proc/self/ns/pid")  # noqa: PTH115
-    assert parse_cpus(this_peer.cores) == set(usable_cores())
-
-
-def test_a_description_has_the_cgroups_quota_and_without_proc_neither_boot_id_nor_pid_namespace(monkeypatch, tmp_path):
-    for quota, described in ((None, (None, "")), (SimpleNamespace(cpus=1.5, cgroup="/job"), (1.5, "/job"))):
-        monkeypatch.setattr(peers, "cpu_quota", lambda quota=quota: quota)
-        assert (Peer.this(Launch()).quota, Peer.this(Launch()).cgroup) == described
-    for module in (peers, process_state):
-        monkeypatch.setattr(module, "Path", lambda path: tmp_path / path.lstrip("/"))
-    this_peer = Peer.this(Launch())
-    assert (this_peer.boot, this_peer.pids) == ("", "")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -74,7 +48,7 @@ def test_host_names_determine_the_positions_in_any_order_of_arrival():
     expected = [(0, 0, 0, "b"), (1, 0, 1, "a"), (2, 1, 0, "b")]
     for arrivals in permutations(members):
         members_by_rank = assign_ranks(arrivals)
-        launch, _ = completed_by_rank_zero(WORLD._replace(world_size=3), members[2], members_by_rank)
+        launch = world_of_rank_zero(WORLD._replace(world_size=3), members[2], members_by_rank).launch
         assert positions(members_by_rank) == expected
         assert (launch.rank, launch.local_rank, launch.node_rank) == (2, 1, 0)
         assert (launch.processes_per_node, launch.hosts, launch.local_world_size) == ((2, 1), ("b", "a"), 2)
@@ -110,29 +84,29 @@ def test_of_tasks_without_ranks_the_listening_one_is_rank_zero_and_node_and_proc
         members_by_rank = assign_ranks([first, *others])
         assert [(member.rank, member.pid) for member in members_by_rank] == [*enumerate(expected)]
         assert [member.local_rank for member in members_by_rank] == [0, 1, 2, 0, 1]
-        launch, members = completed_by_rank_zero(WORLD._replace(rank=None, world_size=5), first, members_by_rank)
-        assert (launch.rank, launch.processes_per_node, len(members)) == (0, (3, 2), 5)
+        world = world_of_rank_zero(WORLD._replace(rank=None, world_size=5), first, members_by_rank)
+        assert (world.rank, world.launch.processes_per_node, len(world.peers)) == (0, (3, 2), 5)
 
 
 def known_by(members, index):
-    """Returns the launch and the known processes of one process, from the view of its node."""
+    """Returns the world of one process, from the view of its node."""
     this_peer, ranks = members[index], assign_ranks(members)
     views = json.loads(json.dumps(node_views(ranks)))
     launch = WORLD._replace(world_size=len(members))
-    results = [result for view in views if (result := peers.read_view(launch, this_peer, view))]
-    assert all(launch == results[0][0] for launch, _ in results)
-    return results[0]
+    worlds = [world for view in views if (world := read_view(launch, this_peer, view))]
+    assert all(world.launch == worlds[0].launch for world in worlds)
+    return worlds[0]
 
 
 @pytest.mark.parametrize("states_nodes", [True, False])
 def test_a_process_knows_rank_zero_and_its_own_node(states_nodes):
     members = tasks(*[(rank, None, rank // 2 if states_nodes else None, f"n{rank // 2}") for rank in range(6)])
     for index in range(6):
-        launch, known = known_by(members, index)
-        node = index // 2
+        world, node = known_by(members, index), index // 2
+        launch = world.launch
         assert (launch.rank, launch.local_rank, launch.node_rank, launch.num_nodes) == (index, index % 2, node, 3)
         assert launch.processes_per_node == (2, 2, 2) and launch.local_world_size == 2
-        assert {member.rank for member in known} == {0, 2 * node, 2 * node + 1}
+        assert set(world.peers) == {0, 2 * node, 2 * node + 1}
 
 
 def test_a_view_does_not_grow_with_the_number_of_nodes():
@@ -144,10 +118,10 @@ def test_a_view_does_not_grow_with_the_number_of_nodes():
 
 
 def test_processes_of_two_nodes_on_one_machine_know_one_another_and_names_have_known_hosts_only():
-    launch, known = known_by(tasks((0, 0, 0, "a"), (1, 0, 1, "a"), (2, 0, 2, "b")), 1)
-    assert (launch.local_world_size, launch.num_nodes) == (1, 3) and {member.rank for member in known} == {0, 1}
-    _, known = known_by(tasks((0, 0, 0, "a"), (1, 0, 1, "b"), (2, 0, 2, "c")), 1)
-    assert [known.name_of(rank) for rank in range(3)] == ["rank 0 on a", "rank 1 on b", "rank 2"]
+    world = known_by(tasks((0, 0, 0, "a"), (1, 0, 1, "a"), (2, 0, 2, "b")), 1)
+    assert (world.devices, world.nodes) == (1, 3) and set(world.peers) == {0, 1}
+    world = known_by(tasks((0, 0, 0, "a"), (1, 0, 1, "b"), (2, 0, 2, "c")), 1)
+    assert [world.name_of(rank) for rank in range(3)] == ["rank 0 on a", "rank 1 on b", "rank 2"]
 
 
 @pytest.mark.parametrize("name", ["first", "peers", "counts"])
@@ -155,27 +129,5 @@ def test_processes_of_two_nodes_on_one_machine_know_one_another_and_names_have_k
 def test_a_malformed_view_is_ignored(name, value):
     members = tasks((0, 0, 0, "a"), (1, 0, 1, "b"))
     view = json.loads(json.dumps(node_views(assign_ranks(members))[1]))
-    result = peers.read_view(WORLD._replace(world_size=2), members[1], {**view, name: value})
-    assert result is None or (name == "counts" and isinstance(result[1], Members))
-
-
-def test_a_description_is_unchanged_by_json():
-    this_peer = Peer.this(Launch(rank=None, local_rank=None, node_rank=None))
-    for peer in (VALID, this_peer, this_peer._replace(rank=0)):
-        message = json.loads(json.dumps(peer._asdict()))
-        assert Peer(**message) == Peer.from_message(message) == peer
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        *({"rank": 2}, {"rank": -1}, {"rank": "1"}, {"rank": True}, {"rank": 1.0}, {"local_rank": 2}, {"node_rank": 9}),
-        *({"world_size": None}, {"world_size": 0}, {"pid": None}, {"pid": 1 << 70}, {"host": 7}, {"host": "a\x1b[2J"}),
-        *({"host": "x" * 5000}, {"cores": "0-3; rm"}, {"cores": None}, {"quota": "1"}, {"quota": float("nan")}),
-        *({"quota": -1.0}, {"boot": None}, {"cgroup": "\n"}, {"id": 7}, {"unknown": 1}),
-    ],
-    ids=lambda fields: str(fields)[:40],
-)
-def test_a_malformed_description_is_ignored(fields):
-    assert Peer.from_message({**VALID._asdict(), **fields}) is None
-    assert Peer.from_message({}) is None and Peer.from_message(dict.fromkeys(Peer._fields)) is None
+    world = read_view(WORLD._replace(world_size=2), members[1], {**view, name: value})
+    assert world is None or (name == "counts" and isinstance(world, World))

@@ -4,8 +4,7 @@ import math
 import pytest
 
 from rankzero.distributed.monitoring.activity import SANITY_CHECK, START
-from rankzero.distributed.monitoring.detector import HangDetector
-from rankzero.distributed.monitoring.diagnosis import describe_hang, ranks_text
+from rankzero.distributed.monitoring.hangs import HangDetector, describe_hang, ranks_text
 from rankzero.distributed.monitoring.status import Status
 from rankzero.distributed.timers import TIMERS
 

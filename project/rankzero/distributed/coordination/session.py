@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.devices import WorldInfo, check_gpus, processes_for_gpus, resolve_world
+from rankzero.distributed.coordination.join import join_ranks, start_processes
+from rankzero.distributed.devices import check_gpus, processes_for_gpus, resolve_world
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.validate import check_world, processes_to_start
@@ -27,10 +28,9 @@ from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.distributed.process.exit_reports import report_exit
 from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.process.stop_signals import is_interactive
-from rankzero.distributed.rendezvous.join import join_ranks, start_processes
-from rankzero.distributed.rendezvous.peers import RendezvousResult
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.distributed.stop_and_failure.error_reporter import advice_for, refuse, report_error
+from rankzero.distributed.world import World
 from rankzero.messages import (
     CannotStart,
     RequestError,
@@ -51,24 +51,27 @@ class Session:
 
     Args:
         requested: The requested processes.
-        coordinator: The coordinator of all processes, with the position of this one.
-        world: The devices and the backend of all processes.
+        coordinator: The coordinator of all processes.
         title: First part of the name of a run that the user did not name; a number follows it.
         is_script: Whether the session was opened by a user's script, and not by one of Rankzero's commands.
     """
 
     requested: RequestedWorld
     coordinator: Coordinator
-    world: WorldInfo
     title: str
     is_script: bool = False
 
     current: ClassVar["Session | None"] = None
     """The session of this process; None before the first Trainer or command."""
 
+    @property
+    def world(self) -> World:
+        """The processes of the program and their devices."""
+        return self.coordinator.world
+
     @classmethod
     @contextmanager
-    def for_command(cls, requested: RequestedWorld, rendezvous_result: RendezvousResult) -> Iterator["Session"]:
+    def for_command(cls, requested: RequestedWorld, world: World) -> Iterator["Session"]:
         """Opens the session of a command after its rendezvous. All ranks must call.
 
         Starts one process per GPU if neither a launcher nor the command line specifies the number of processes.
@@ -77,9 +80,10 @@ class Session:
             CannotStart: The requested processes, devices or backend are not available on at least one machine.
             SystemExit: In the process that started the local processes, after they have exited.
         """
-        start_processes(rendezvous_result.launch, processes_for_gpus(requested, rendezvous_result.launch))
-        with Coordinator(rendezvous_result, requested) as coordinator:
-            cls.current = session = cls(requested, coordinator, resolve_world(requested, coordinator), title="")
+        start_processes(world.launch, processes_for_gpus(requested, world.launch))
+        with Coordinator(world, requested) as coordinator:
+            resolve_world(requested, coordinator)
+            cls.current = session = cls(requested, coordinator, title="")
             try:
                 yield session
             finally:
@@ -108,7 +112,7 @@ class Session:
         Raises:
             RequestError: It requests different nodes, devices, accelerator or GPUs.
         """
-        world, launch = self.world, self.coordinator.launch
+        world = self.world
         chosen = {"nodes": world.nodes, "devices": world.devices, "accelerator": world.accelerator}
         wanted = {"nodes": requested.nodes, "devices": requested.devices, "accelerator": requested.accelerator}
         same_accelerator = {"auto": True, "gpu": world.accelerator in ("cuda", "mps")}
@@ -117,7 +121,7 @@ class Session:
                 continue
             raise RequestError(
                 f"--{name} {value} for another Trainer of this program",
-                f"{launch.shape} on {world.accelerator}, which an earlier Trainer of this process chose",
+                f"{world.launch.shape} on {world.accelerator}, which an earlier Trainer of this process chose",
                 f"--{name} {chosen[name]} (each sample is still used once), or move this Trainer to a separate script",
             )
         check_gpus(requested, world.accelerator)
@@ -138,15 +142,16 @@ def _open_script_session(requested: RequestedWorld) -> Session:
         _check_can_start(count)
         print_notice(f"starting {count} process{'es' * (count > 1)} of {Path(sys.argv[0]).name or 'this program'}")
     try:
-        rendezvous_result = join_ranks(requested, launch, count)
+        world = join_ranks(requested, launch, count)
     except Stopped as stopped:
         print_error(str(stopped))
         raise
-    silence_warnings(rendezvous_result.launch.rank or 0)
-    coordinator = Coordinator(rendezvous_result, requested).__enter__()
+    silence_warnings(world.rank)
+    coordinator = Coordinator(world, requested).__enter__()
     _coordinators.append(coordinator)
     atexit.register(_close_at_exit)
-    return Session(requested, coordinator, resolve_world(requested, coordinator), title=_script_name(), is_script=True)
+    resolve_world(requested, coordinator)
+    return Session(requested, coordinator, title=_script_name(), is_script=True)
 
 
 def _share(kind: type, path: str) -> None:
@@ -194,7 +199,7 @@ def _report_uncaught(
 
     At the prompt of an interpreter, the program goes on: the session stays open, and the interpreter does not exit.
     """
-    launch = _coordinators[0].launch if _coordinators else None
+    launch = _coordinators[0].world.launch if _coordinators else None
     is_prompt = is_interactive() and (launch is None or launch.world_size == 1)
     if not is_prompt:
         try:
