@@ -186,7 +186,7 @@ class Trainer(TrainerArguments):
                 else lightning.get("enable_checkpointing"),
             }
         )
-        self._signal_connector = NoSignalConnector(self)
+        self._signal_connector = NoSignalConnector()  # type: ignore[assignment]
         choice = ChosenCheckpoint(self, self.run, self._checkpointing, coordinator)
         self._checkpoint_connector = self._checkpoint_choice = choice
         self.predict_loop = PredictionLoop(self, inference_mode=lightning.get("inference_mode", True))

@@ -51,7 +51,7 @@ step_wrapper: CodeType | None = None
 if (2, 10) <= tuple(map(int, torch.__version__.split(".")[:2])) <= (2, 15):
     with names_for(FAST_CALLS):
         run_backward = torch.autograd.Variable._execution_engine.run_backward
-        is_profiled = torch._C._autograd._profiler_enabled
+        is_profiled = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
         step_wrapper = Optimizer.profile_hook_step(Optimizer.step).__code__
 else:
     missing[FAST_CALLS] = f"not tested with torch {torch.__version__}"
@@ -84,8 +84,7 @@ def stepper(optimizer: Optimizer) -> Callable[[Callable[[], Any]], Any]:
     if step_wrapper is None or getattr(wrapped, "__code__", None) is not step_wrapper or not is_plain:
         return lambda closure: optimizer.step(closure=closure)
     unwrapped = wrapped.__wrapped__  # type: ignore[attr-defined]
-    hooks = [optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks]
-    hooks += [optimizer_module._global_optimizer_pre_hooks, optimizer_module._global_optimizer_post_hooks]
+    hooks = step_hooks(optimizer)
 
     def step(closure: Callable[[], Any]) -> Any:
         if any(hooks) or is_profiled() or vars(optimizer).get("step") is not set_step or kind.step is not wrapped:

@@ -76,7 +76,7 @@ class Trial:
             callbacks=[self._timer],
             plugins=[LightningEnvironment()],
         )
-        self.trainer._signal_connector = NoSignalConnector(self.trainer)
+        self.trainer._signal_connector = NoSignalConnector()  # type: ignore[assignment]
         self.trainer.strategy.connect(model)
         model.trainer = self.trainer
         vars(model)["configure_callbacks"] = list  # a callback of the model might write checkpoints

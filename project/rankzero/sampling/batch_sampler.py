@@ -316,14 +316,9 @@ class EvaluationBatchSampler(Sampler[Indices]):
     A rank that would have no sample left for the last batch keeps one back from the batch before. So a module can
     communicate with the other ranks in every step. Only a rank with fewer samples than batches gets empty batches.
 
-    Args:
-        count: Number of samples in the data set.
-        batch_size: Samples per batch on each rank.
-        rank: Rank r of this process.
-        world_size: W, number of ranks.
-        seed: Seed of the random numbers for each sample; the same in every epoch, so that evaluations are comparable.
-        drop_last: Whether samples that do not fill a batch on every rank are omitted.
-        drawn: The draws of a user's sampler, which are read in place of the samples 0, 1, 2, ...
+    The random numbers for each sample are the same in every epoch, so that evaluations are comparable. With
+    `drop_last`, samples that do not fill a batch on every rank are omitted. The other arguments are those of
+    `ElasticBatchSampler`, except `batch_size`, the samples per batch on each rank.
     """
 
     def __init__(

@@ -24,11 +24,6 @@ class DrawnOrder:
     The global generators are seeded for the draws, so that these depend only on seed, epoch and pass. A generator of
     the sampler's own continues.
 
-    Args:
-        loader: The user's loader, see `draws_from`.
-        broadcast: Sends an object from rank zero to all ranks. All ranks must call.
-        gather: Returns the objects of all ranks, in order of rank. All ranks must call.
-
     Attributes:
         draws_batches: Whether a draw is a whole batch.
     """
@@ -85,11 +80,9 @@ class DrawnOrder:
             raise RequestError(requested, f"{len(self._draws):,}", "a sampler whose length does not change")
 
     def indices(self, positions: Positions, key: int) -> Indices:
-        """Returns the samples at these positions of the epoch; random numbers depend on the position.
+        """Returns the samples at these positions of the epoch, at most one if a draw is a batch.
 
-        Args:
-            positions: Positions; at most one if a draw is a batch.
-            key: Key of the epoch, see `rankzero.sampling.permutation.epoch_key`.
+        The samples' random numbers depend on the position.
         """
         numbers = positions.tolist()
         draws = [self._draws[number] for number in numbers]

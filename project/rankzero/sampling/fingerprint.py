@@ -53,11 +53,7 @@ def differing(
 ) -> dict[str, list[str]]:
     """Returns which properties differ between ranks: name -> description of who has which value.
 
-    Args:
-        parts: Name -> value, of each rank.
-        hosts: Host of each rank.
-        missing: Value of a rank that does not have a name.
-        ignores_missing: Whether a name that some ranks do not have is no difference.
+    A rank that does not have a name counts as having the value `missing`, or as no difference with `ignores_missing`.
     """
     found = {}
     for name in dict.fromkeys(name for values in parts for name in values):
@@ -81,11 +77,7 @@ def check_same_data(
     The ranks compare the content of each data set once: after its first use, it may hold other samples on each rank, in
     a cache. They always compare the properties.
 
-    Args:
-        dataset: The data set; None if its content is not compared.
-        properties: Name -> value of what the loader must have in common on all ranks, such as the number of samples.
-        accepts: Whether the content may differ.
-        gather: Returns the objects of all ranks, in order of rank.
+    The content of None is not compared, nor that of any data set if `accepts` is set.
 
     Raises:
         RequestError: The loader or its data differs.

@@ -20,8 +20,7 @@ _BLOCK = 1 << 16
 class Ledger:
     """Sample ledger of one rank for one epoch. Its sums over all ranks do not depend on the world size.
 
-    Args:
-        sums: Sums over samples used earlier in the epoch, for a resumed run.
+    In a resumed run, it begins with the sums over samples used earlier in the epoch.
     """
 
     def __init__(self, sums: Sequence[int] = (0,) * POWERS) -> None:

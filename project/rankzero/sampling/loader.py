@@ -85,10 +85,8 @@ class ManagedLoader(DataLoader[Any]):
         A data set with a method `on_device(device)` that returns another data set than None is read from that one. Its
         batches are the same, but on the GPU. `pin_memory=False` in the user's loader prevents it.
 
-        Args:
-            device: The GPU.
-            copies: Whether batches are copied to the GPU here, before Lightning's hooks for a transfer.
-            channels_last: Whether copied images take this memory layout, which the model's weights have.
+        With `copies`, batches are copied to the GPU here, before Lightning's hooks for a transfer; with
+        `channels_last`, images take that memory layout, which the model's weights have.
         """
         loader = self.user_loader
         self._reader.pin_memory = loader.pin_memory and not (copies and not loader.num_workers)
@@ -266,11 +264,8 @@ def identity(batch: Any) -> Any:
 class Collate:
     """Collate function that leaves None unchanged, because None stands for an empty batch.
 
-    A StopIteration of the user's function becomes an error; it would end the epoch early.
-
-    Args:
-        collate: The user's function.
-        is_batched: Whether the loader reads batches; else the function gets the only item of a batch.
+    A StopIteration of the user's function becomes an error; it would end the epoch early. If the loader is not
+    `is_batched`, the function gets the only item of a batch.
     """
 
     def __init__(self, collate: Callable[[Any], Any], is_batched: bool = True) -> None:

@@ -23,11 +23,8 @@ class Permutation:
     numbers. A result outside `range(count)` is permuted again until it is inside ("cycle walking"; Black and Rogaway
     2002, Ciphers with Arbitrary Finite Domains). The permutation needs no memory, whatever the count.
 
-    Args:
-        count: N, from 1 to 10^12 and beyond.
-        seed: Non-negative integer.
-        epoch: Non-negative integer.
-        pass_index: Pass within the epoch, from 0, for a loader that repeats while a longer one continues.
+    `count` is from 1 to 10^12 and beyond. A loader that repeats while a longer one continues counts its passes within
+    the epoch in `pass_index`, from 0.
     """
 
     def __init__(self, count: int, seed: int, epoch: int, pass_index: int = 0) -> None:
@@ -99,11 +96,9 @@ class Indices(list[int]):
     A data set that reads a whole batch (`__getitems__`) and draws random numbers for it can take them from
     `random_keys`. They then do not depend on the other samples in the batch.
 
-    Args:
-        samples: Sample indices.
-        key: Key of the epoch, see `rankzero.sampling.permutation.epoch_key`.
-        loader_indices: Indices of the samples in the loader's data set, if `samples` are indices into the source of a
-            Subset.
+    Attributes:
+        key: The `epoch_key`.
+        loader_indices: The indices in the loader's data set, if the list has those in the source of a Subset.
     """
 
     def __init__(self, samples: Iterable[int] = (), key: int = 0, loader_indices: Sequence[int] | None = None) -> None:

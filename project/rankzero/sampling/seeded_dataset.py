@@ -21,12 +21,8 @@ class SeededDataset(Dataset[Any]):
     without a draw, the generators' states are only compared before and after each batch. If they differ, the batch is
     read again with seeds. A data set with `draws_from_keys = True` is not even checked.
 
-    If the loader uses torch's `default_collate`, a batch of a TensorDataset is gathered at once, with the same result.
-
-    Args:
-        dataset: The user's data set.
-        gathers: Whether the loader collates with torch's `default_collate`.
-        is_batched: False if the loader reads single items, which may be batches.
+    If the loader uses torch's `default_collate`, a batch of a TensorDataset is gathered at once, with the same result
+    (`gathers`). A loader that is not `is_batched` reads single items, which may be batches.
 
     Attributes:
         gathers: Whether batches are gathered here, so that nothing is left to collate.

@@ -127,7 +127,7 @@ def _steps_on_curves(trainer: Trainer) -> int:
     """Returns the number of steps of the resumed run; values are logged over batches (lightning 2.6)."""
     if trainer.lightning_module.automatic_optimization:
         return trainer.global_step
-    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+    return int(trainer.fit_loop.epoch_loop.steps_done)  # type: ignore[attr-defined]
 
 
 def _add_session_start(writer: Any, hyper_parameters: dict[str, Any]) -> None:

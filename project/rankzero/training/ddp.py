@@ -28,9 +28,6 @@ from rankzero.training.strategies import BATCH_NORMS, OneProcess, RunStrategy
 BUCKET_BYTES = 25 * 2**20
 """Size of the buffers that are averaged at a time; the default of DistributedDataParallel."""
 
-MISSING, DENSE, SPARSE = 0, 1, 2
-"""Kinds of gradients; the highest kind among the ranks is used on all ranks."""
-
 FIND_UNUSED_PARAMETERS = {"auto": False} | {
     f"{name}{suffix}": suffix.endswith("true")
     for name in ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook")
@@ -197,11 +194,7 @@ class DataParallel(RunStrategy, DDPStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs a training step; if some rank has no sample, without DistributedDataParallel, which needs all ranks."""
         if not self.share.has_empty_rank:
-            self._metric_weight = self.share.metric_weight
-            try:
-                return super().training_step(*args, **kwargs)
-            finally:
-                self._metric_weight = 1.0
+            return self._run_weighted(super().training_step, *args, **kwargs)
         if self.share.is_empty:
             return torch.zeros((), device=self.root_device, requires_grad=True)  # depends on no parameter
         with self.precision_plugin.train_step_context():
@@ -221,9 +214,13 @@ class DataParallel(RunStrategy, DDPStrategy):
     def run_locally(self, step: Callable[..., Any], *batch: Any) -> Any:
         if not self._defers_buffers:
             self._copy_buffers()
+        return self._run_weighted(step, *batch)
+
+    def _run_weighted(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Runs a step in which `reduce` weights means by the ranks' shares."""
         self._metric_weight = self.share.metric_weight
         try:
-            return step(*batch)
+            return step(*args, **kwargs)
         finally:
             self._metric_weight = 1.0
 
@@ -331,30 +328,27 @@ def _trainable_ids(module: LightningModule) -> set[int]:
 
 
 def average_gradients(parameters: Iterable[Parameter], world_size: int) -> None:
-    """Replaces each gradient with its mean over ranks; a missing gradient counts as 0. All ranks must call.
+    """Averages gradients as `average_in_buckets` does, also sparse ones. All ranks must call.
 
-    A gradient that is missing on every rank stays missing, so the optimizer skips the parameter as it would in one
-    process. A gradient that is sparse on some rank becomes sparse on all ranks, without the rows that are 0.
+    A gradient that is sparse on some rank becomes sparse on all ranks, without the rows that are 0.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
         return
-    kinds = torch.tensor([_kind_of_gradient(parameter) for parameter in trained], device=trained[0].device)
-    torch.distributed.all_reduce(kinds, torch.distributed.ReduceOp.MAX)
-    kind_of = list(zip(trained, kinds.tolist(), strict=True))
-    average_in_buckets(buckets_of(parameter for parameter, kind in kind_of if kind != MISSING), world_size)
-    for parameter, kind in kind_of:
-        if kind == SPARSE and parameter.grad is not None:
+    own = [int(each.grad is not None and each.grad.is_sparse) for each in trained]
+    is_sparse = torch.tensor(own, device=trained[0].device)
+    torch.distributed.all_reduce(is_sparse, torch.distributed.ReduceOp.MAX)
+    average_in_buckets(buckets_of(trained), world_size)
+    for parameter, becomes_sparse in zip(trained, is_sparse.tolist(), strict=True):
+        if becomes_sparse and parameter.grad is not None:
             parameter.grad = parameter.grad.to_sparse(1)  # one index per row, as in the gradient of an Embedding
 
 
 def average_in_buckets(buckets: Sequence[Sequence[Parameter]], world_size: int) -> None:
-    """Replaces each gradient with its mean over ranks. All ranks must call.
+    """Replaces each gradient with its mean over ranks; a missing gradient counts as 0. All ranks must call.
 
-    Args:
-        buckets: The parameters, the same on all ranks; those of a bucket have one dtype. A gradient that is missing on
-            some ranks counts as 0 there.
-        world_size: Number of processes.
+    The buckets are the same on all ranks, and the parameters of a bucket have one dtype. A gradient that is missing on
+    every rank stays missing, so the optimizer skips the parameter as it would in one process.
     """
     pending = []
     for bucket in buckets:
@@ -384,9 +378,3 @@ def buckets_of(parameters: Iterable[Parameter]) -> list[list[Parameter]]:
         bucket.append(parameter)
         open_buckets[parameter.dtype] = bucket, size + parameter.numel() * parameter.element_size()
     return buckets
-
-
-def _kind_of_gradient(parameter: Parameter) -> int:
-    if parameter.grad is None:
-        return MISSING
-    return SPARSE if parameter.grad.is_sparse else DENSE

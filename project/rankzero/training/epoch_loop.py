@@ -47,6 +47,7 @@ class EpochLoop(stock.EpochLoop):
         self.compiled_step: CompiledStep | None = None
         """What compiles the steps of this fit; None if they are not to be compiled."""
         self._training_loop: TrainingLoop | None = None
+        self._fetcher: Any = None
         self._skipped_batches = 0
         self._counted_batches: int | None = None
         """Batches of this epoch whose steps Lightning has counted; None before the loop runs."""
@@ -63,6 +64,11 @@ class EpochLoop(stock.EpochLoop):
             return super().global_step
         # The same value as Lightning's, without its nested calls: this property is read several times per step.
         return self.automatic_optimization.optim_progress.optimizer.step.total.completed
+
+    @property
+    def steps_done(self) -> int:
+        """Number of steps in all epochs, as loggers receive it; counts once a step in which several optimizers step."""
+        return self._batches_that_stepped
 
     @property
     def batches_done(self) -> int:
@@ -128,6 +134,7 @@ class EpochLoop(stock.EpochLoop):
         self.batch_progress.is_last_batch = batches_done >= self.trainer.num_training_batches
 
     def run(self, data_fetcher: Any) -> None:
+        self._fetcher = data_fetcher
         self.reset()
         self._skipped_batches, self._counted_batches = 0, self.batches_done
         self.on_run_start(data_fetcher)
@@ -219,7 +226,7 @@ class EpochLoop(stock.EpochLoop):
     def _on_after_fetch(self) -> None:
         super()._on_after_fetch()
         if self.agreements:
-            self.agreements.check_data_end(stock.data_fetcher_of(self.trainer))
+            self.agreements.check_data_end(self._fetcher)
 
     def flush_metrics(self) -> None:
         """Updates the metrics that the Trainer shows with those of the last batch."""

@@ -185,8 +185,7 @@ class FitLoop(stock.FitLoop):
         self.epoch_loop.activity.step = self.epoch_loop.global_step
         self.epoch_loop.activity.enter(HOOK)
         super().on_run_start()
-        subscribers = [subscriber for subscriber in self.extra_subscribers if subscriber.in_trials or not self.is_trial]
-        self.epoch_loop.subscribers = Subscribers(self.trainer, subscribers)
+        self.epoch_loop.subscribers = Subscribers(self.trainer, self.extra_subscribers)
         self.call("on_ready")
         self.epoch_loop.subscribers.drop_unneeded()
         self.epoch_loop.share_stop()

@@ -30,12 +30,7 @@ class LoopHooks:
 
     All ranks call each hook at the same points, except `on_tick`, which depends on each rank's clock. Each implemented
     hook costs one Python call. A hook without implementations costs nothing.
-
-    Attributes:
-        in_trials: Whether the trials of a finder also call the hooks of a subscriber that is not a callback.
     """
-
-    in_trials = False
 
     def needs(self, hook: str) -> bool:
         """Whether an implemented hook has anything to do in this run; queried once, after `on_ready`."""
@@ -82,7 +77,7 @@ TICK_SECONDS = 0.1
 class Subscribers:
     """Table of the hooks of `LoopHooks` and the subscribers that implement them.
 
-    The Trainer's callbacks are called first, in their order, then `extra_subscribers`.
+    The Trainer's callbacks are called first, in their order, then `extra_subscribers`, also in a finder's trials.
     """
 
     HOOKS = (

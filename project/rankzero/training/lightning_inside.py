@@ -39,7 +39,6 @@ with names_for(TRAINING):
     from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection as ResultCollection
     from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultMetric as ResultMetric
     from lightning.pytorch.trainer.connectors.logger_connector.result import _Sync as Sync
-    from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector as SignalConnector
     from lightning.pytorch.utilities.exceptions import _TunerExitException as TunerExit
 
 with names_for(VARIABLES):
@@ -74,21 +73,8 @@ def defaults_from_variables(function: Any) -> Any:
 
 # fmt: off
 __all__ = [
-    "CheckpointConnector",
-    "Closure",
-    "ClosureResult",
-    "EpochLoop",
-    "FitLoop",
-    "IndexBatchSampler",
-    "LoggerConnector",
-    "Metadata",
-    "Precision",
-    "PredictionLoop",
-    "ResultCollection",
-    "ResultMetric",
-    "SignalConnector",
-    "Sync",
-    "TunerExit",
+    "CheckpointConnector", "Closure", "ClosureResult", "EpochLoop", "FitLoop", "IndexBatchSampler", "LoggerConnector",
+    "Metadata", "Precision", "PredictionLoop", "ResultCollection", "ResultMetric", "Sync", "TunerExit",
 ]
 # fmt: on
 
@@ -161,7 +147,8 @@ def fallback_reason(trainer: Trainer, data_fetcher: Any) -> str | None:
         return f"{type(module).__name__} uses manual optimization"
     if passes_iterator(data_fetcher):
         return "training_step takes dataloader_iter"
-    if trainer.fit_loop._skip_backward:
+    averages = [each for each in trainer.callbacks if isinstance(each, StochasticWeightAveraging)]  # type: ignore[attr-defined]
+    if any(trainer.current_epoch == each.swa_end + 1 for each in averages):  # an epoch that the callback adds
         return "StochasticWeightAveraging updates batch norm without backward passes"
     if type(trainer.profiler) is not PassThroughProfiler:  # type: ignore[attr-defined]
         return f"{type(trainer.profiler).__name__} measures the parts of Lightning's loop"  # type: ignore[attr-defined]
@@ -237,11 +224,6 @@ def direct_fetch(data_fetcher: Any) -> Callable[[], Any]:
 def passes_iterator(data_fetcher: Any) -> bool:
     """Returns whether `training_step` takes the iterator of the loader."""
     return not hasattr(data_fetcher, "prefetch_batches")
-
-
-def data_fetcher_of(trainer: Trainer) -> Any:
-    """Returns the source of the training batches."""
-    return trainer.fit_loop._data_fetcher
 
 
 def evaluated_loader(trainer: Trainer) -> Any:

@@ -291,7 +291,7 @@ class TrainingLoop:
             return
         trainer = self.trainer
         interval = trainer.log_every_n_steps
-        is_due = interval and (trainer.should_stop or (self.loop._batches_that_stepped + 1) % interval == 0)
+        is_due = interval and (trainer.should_stop or (self.loop.steps_done + 1) % interval == 0)
         if is_due or trainer.fast_dev_run:
             self.connector.log_metrics(self.loop.update_trainer_metrics()["log"])
         if self.record.is_due:

@@ -168,7 +168,7 @@ def trained_in(folder, *callbacks, ckpt_path=None, model_class=SeededModel, **se
         )  # fmt: skip
         model = model_class()
         trainer.fit(model, ckpt_path=ckpt_path)
-    assert trainer.fit_loop.epoch_loop._batches_that_stepped == trainer.global_step
+    assert trainer.fit_loop.epoch_loop.steps_done == trainer.global_step
     curve = read_curves(folder)["train/loss"]
     ledger = RunDirectory(folder).read("summary.json")["ledger"]
     return model.layer.weight.detach().clone(), dict(zip(curve.steps, curve.values, strict=True)), ledger

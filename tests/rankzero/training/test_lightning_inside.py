@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
 
 from rankzero.training import lightning_inside
@@ -18,7 +19,7 @@ PRIVATE_IMPORTS = [
     if alias.name.startswith("_")
 ]
 
-PRIVATE_ATTRIBUTES = [("torch.autograd.Variable", "_execution_engine"), ("torch._C._autograd", "_profiler_enabled")]
+PRIVATE_ATTRIBUTES = [("torch.autograd.Variable", "_execution_engine"), ("torch.autograd", "_profiler_enabled")]
 
 TRAIN_WITHOUT = """
 import os
@@ -87,5 +88,7 @@ def test_only_steps_of_known_precision_are_fast_and_only_others_require_the_tran
 
 def test_weight_averaging_without_backward_passes_is_left_to_lightning():
     trainer = train(True, Net(), max_epochs=1, limit_train_batches=1, limit_val_batches=0)[1]
-    trainer.fit_loop._skip_backward = True
+    averaging = StochasticWeightAveraging(swa_lrs=0.1)
+    averaging.on_fit_start(trainer, trainer.lightning_module)
+    trainer.callbacks.append(averaging)  # of one epoch, after which it adds another one
     assert fallback_reason(trainer, _PrefetchDataFetcher()).endswith("updates batch norm without backward passes")

@@ -31,7 +31,7 @@ class Publisher:
     @property
     def step(self) -> int:
         """The step at which Lightning logs values now."""
-        return int(self.trainer.fit_loop.epoch_loop._batches_that_stepped)
+        return int(self.trainer.fit_loop.epoch_loop.steps_done)  # type: ignore[attr-defined]
 
     def publish(self, name: str, content: bytes) -> None:
         """Writes a figure to `figures/<name>.png`, and logs it as `visuals/<name>`."""

@@ -124,7 +124,7 @@ class IntervalMeasurements(LoopCallback):
         if self._is_rank_zero:
             self._learning_rates = self._guarded(lambda: learning_rates(trainer.optimizers))
             assert self.logger is not None
-            self.logger.awaited_step = fit_loop_of(trainer).epoch_loop._batches_that_stepped
+            self.logger.awaited_step = fit_loop_of(trainer).epoch_loop.steps_done
         self._step_time.measure_step()
 
     def on_interval_end(self, trainer: Trainer) -> None:
@@ -148,7 +148,7 @@ class IntervalMeasurements(LoopCallback):
         exchange.begin(values)
         if self._is_rank_zero:
             assert self.logger is not None
-            step, own_values = epoch_loop._batches_that_stepped, self._learning_rates
+            step, own_values = epoch_loop.steps_done, self._learning_rates
             epoch, samples = self.logger.mark_interval(step)
             if has_details:
                 own_values = own_values | self._speed(trainer) | self._guarded(self._checkpoint)

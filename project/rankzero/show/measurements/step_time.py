@@ -34,7 +34,7 @@ class StepTime:
     @property
     def _steps(self) -> int:
         """Number of steps; `global_step` counts each optimizer of a module with manual optimization."""
-        return int(self._trainer.fit_loop.epoch_loop._batches_that_stepped)
+        return int(self._trainer.fit_loop.epoch_loop.steps_done)  # type: ignore[attr-defined]
 
     def restart(self) -> None:
         """Begins a new interval."""

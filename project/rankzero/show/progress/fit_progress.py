@@ -90,7 +90,7 @@ class FitProgress:
         self._timers = [callback for callback in callbacks if isinstance(callback, Timer)]
         loop = trainer.fit_loop
         subscribers = loop.extra_subscribers if isinstance(loop, FitLoop) else []
-        self._time_limits = [item.wall_time for item in subscribers if isinstance(item, SafePoint)]
+        self._time_limits = [item.time_budget for item in subscribers if isinstance(item, SafePoint)]
         self._samples = RecentRate()
         self._validated_batches = self._batches_at_epoch_start = -1
         self._epoch_batches = inf

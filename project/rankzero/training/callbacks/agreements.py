@@ -18,8 +18,6 @@ _ADVICE = "all ranks need the same number: set limit_train_batches=N, or end __i
 class RankAgreements(LoopHooks):
     """Ends training on all ranks together, and refuses training data of different lengths. All ranks must have it."""
 
-    in_trials = True
-
     def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel  # a copied trainer shares it, and could not copy an `Agreement`
 

@@ -2,6 +2,9 @@
 
 import math
 import time
+from collections import deque
+from collections.abc import Sequence
+from enum import IntEnum
 
 from lightning.pytorch import Trainer
 
@@ -10,10 +13,18 @@ from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import TIME_LIMIT_REACHED, Stopped, print_error
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.finite_weights import FiniteWeights
-from rankzero.training.callbacks.time_limit import StepKind, WallTime, next_steps
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopHooks
-from rankzero.training.lightning_inside import SignalConnector
+from rankzero.training.validations import ValidationSchedule
+
+REMEMBERED_STEPS = 32
+"""Number of recent steps of each kind to remember. The slowest is the estimate, until it is no longer among them."""
+
+UNMEASURED_SAVE_SECONDS = 5.0
+"""Estimate for a save before one has been measured."""
+
+MARGIN_SECONDS = 10.0
+"""Seconds that must remain."""
 
 MEASURED_STEP = 10
 """Step after which a run with a time limit saves in order to measure a save, whatever `--save_every` specifies."""
@@ -29,6 +40,71 @@ CHECK_SECONDS = 10.0
 
 MAX_CHECK_STEPS = 256
 """Greatest number of steps between two agreements. The ranks also agree after each epoch."""
+
+
+class StepKind(IntEnum):
+    """What a step includes in addition to its batches: nothing, the end of an epoch, or a validation."""
+
+    PLAIN = 0
+    EPOCH = 1
+    VALIDATION = 2  # and perhaps the end of an epoch
+
+
+class TimeBudget:
+    """Decides from measured durations whether the next steps and a save fit into the time left.
+
+    Attributes:
+        steps: Kind -> seconds of the newest steps, each with everything that belongs to its kind, but without a save.
+        validation_guess: Estimate for a validation before one has been measured, in seconds.
+    """
+
+    def __init__(self, end: float) -> None:
+        self.end = end
+        self.validation_guess = 0.0
+        self.steps: dict[StepKind, deque[float]] = {kind: deque(maxlen=REMEMBERED_STEPS) for kind in StepKind}
+        self._longest_save = 0.0
+
+    def note_save(self, seconds: float) -> None:
+        """Records the seconds of a save."""
+        self._longest_save = max(seconds, self._longest_save)
+
+    @property
+    def seconds_for_steps(self) -> float:
+        """Seconds until a save must begin. Twice the longest is reserved, since file systems are slow at times."""
+        return self.end - time.monotonic() - (2 * self._longest_save or UNMEASURED_SAVE_SECONDS) - MARGIN_SECONDS
+
+    def is_over(self, next_steps: Sequence[StepKind]) -> bool:
+        """Whether the next steps and a save after them may take longer than the time left."""
+        return self.seconds_for_steps < sum(map(self._step, next_steps))
+
+    def _step(self, kind: StepKind) -> float:
+        """Returns the estimated seconds of a step."""
+        if self.steps[kind]:
+            return max(self.steps[kind])
+        if kind is StepKind.VALIDATION:
+            return self._step(StepKind.EPOCH) + self.validation_guess
+        return self._step(StepKind.PLAIN) if kind is StepKind.EPOCH else 0.0
+
+
+def next_steps(trainer: Trainer) -> list[StepKind]:
+    """Returns the kinds of the next two steps; all ranks may be able to stop only after the second one.
+
+    Reserving time for a validation in every step would stop runs earlier. With validations of 5 s and a limit of 60 s,
+    runs would take 0.75 times as many steps (`benchmarks/tricks.py --which validation-schedule`).
+    """
+    loop, schedule = fit_loop_of(trainer).epoch_loop, ValidationSchedule.of(trainer)
+    batches_per_step, epoch_batches = trainer.accumulate_grad_batches, schedule.epoch_batches
+    done, kinds = 0 if loop.is_complete else loop.batches_done, []
+    earlier_batches = loop.batch_progress.total.ready - done
+    for _ in range(2):
+        epoch_start = int(epoch_batches) if done >= epoch_batches else 0  # the count continues through the next epoch
+        steps = (done - epoch_start) // batches_per_step
+        end = epoch_start + int(min((steps + 1) * batches_per_step, epoch_batches))
+        kind = StepKind.EPOCH if end == epoch_start + epoch_batches else StepKind.PLAIN
+        validates = schedule.count(trainer.current_epoch, earlier_batches, done, end) > 0
+        kinds.append(StepKind.VALIDATION if validates else kind)
+        done = end
+    return kinds
 
 
 class SafePoint(LoopHooks):
@@ -47,10 +123,8 @@ class SafePoint(LoopHooks):
         end: Time of the monotonic clock at which the time limit ends, in seconds; infinity without a limit.
 
     Attributes:
-        wall_time: The durations of steps and saves on this rank, and the time left.
+        time_budget: The durations of steps and saves on this rank, and the time left.
     """
-
-    in_trials = True
 
     def __init__(
         self,
@@ -60,7 +134,7 @@ class SafePoint(LoopHooks):
         weights: FiniteWeights,
     ) -> None:
         self.control_channel, self.checkpoint_callback, self.weights = control_channel, checkpoint_callback, weights
-        self.wall_time = WallTime(end)
+        self.time_budget = TimeBudget(end)
         self._steps, self._has_limit, self._ends_epoch = 0, False, False
         self._step_started_at = self._step_seconds = math.inf
         self._slow: dict[StepKind, float] = {}
@@ -81,7 +155,7 @@ class SafePoint(LoopHooks):
         if self.checkpoint_callback:
             self.control_channel.on_stop = self.checkpoint_callback.write_held
         is_over, self._has_limit = trainer.strategy.broadcast(
-            (self.wall_time.is_over([StepKind.PLAIN]), math.isfinite(self.wall_time.end))
+            (self.time_budget.is_over([StepKind.PLAIN]), math.isfinite(self.time_budget.end))
         )
         if is_over:
             if trainer.is_global_zero:
@@ -126,20 +200,20 @@ class SafePoint(LoopHooks):
             return
         self._steps += 1
         kind = StepKind.EPOCH if self._ends_epoch else StepKind.PLAIN
-        self.wall_time.steps[StepKind.VALIDATION if self._loop.epoch_loop.has_validated else kind].append(seconds)
+        self.time_budget.steps[StepKind.VALIDATION if self._loop.epoch_loop.has_validated else kind].append(seconds)
         if not self._ends_epoch:
             self._step_seconds = seconds
 
     def _stop_in_time(self, trainer: Trainer) -> None:
         """Requests a stop if the next two steps and a save may not fit into the time left. All ranks must call."""
-        wall_time = self.wall_time
+        time_budget = self.time_budget
         if self.checkpoint_callback and self._steps == MEASURED_STEP:
             self.checkpoint_callback.save(trainer)  # to measure how long a save takes
         if self.checkpoint_callback and self.checkpoint_callback.last_seconds:
-            wall_time.note_save(self.checkpoint_callback.last_seconds)
-        batches, plain_steps = sum(trainer.num_val_batches), wall_time.steps[StepKind.PLAIN]
-        wall_time.validation_guess = batches * plain_steps[-1] if plain_steps and math.isfinite(batches) else 0.0
-        if wall_time.is_over(next_steps(trainer)):
+            time_budget.note_save(self.checkpoint_callback.last_seconds)
+        batches, plain_steps = sum(trainer.num_val_batches), time_budget.steps[StepKind.PLAIN]
+        time_budget.validation_guess = batches * plain_steps[-1] if plain_steps and math.isfinite(batches) else 0.0
+        if time_budget.is_over(next_steps(trainer)):
             self.control_channel.request_stop(TIME_LIMIT_REACHED)
 
     def _hold_if_slow(self, checkpoints: CheckpointCallback, trainer: Trainer) -> None:
@@ -163,7 +237,7 @@ class SafePoint(LoopHooks):
 
     def _agree_on_slow_steps(self, trainer: Trainer) -> None:
         """Broadcasts which kinds of steps are slow on rank zero, and after how many steps to do so again."""
-        newest = {kind: seconds[-1] for kind, seconds in self.wall_time.steps.items() if seconds}
+        newest = {kind: seconds[-1] for kind, seconds in self.time_budget.steps.items() if seconds}
         slow = {kind: seconds for kind, seconds in newest.items() if seconds >= SLOW_SECONDS}
         steps = min(MAX_CHECK_STEPS, max(1, int(CHECK_SECONDS / max(self._step_seconds, 1e-6))))
         own = slow, self._copy_seconds, steps
@@ -171,11 +245,16 @@ class SafePoint(LoopHooks):
         self._seconds_between_copies = copy_seconds / COPY_SHARE
 
 
-class NoSignalConnector(SignalConnector):
-    """Replacement for the Trainer's signal connector (lightning 2.6).
+class NoSignalConnector:
+    """Replacement for the Trainer's signal connector (lightning 2.6): `process.stop_signals` handles all signals.
 
     Lightning's handler of SIGTERM calls a collective, so a signal to one of two ranks blocks both.
     """
 
+    received_sigterm = False
+
     def register_signal_handlers(self) -> None:
-        """Does nothing: `rankzero.distributed.process.stop_signals` handles all signals."""
+        """Does nothing."""
+
+    def teardown(self) -> None:
+        """Does nothing."""

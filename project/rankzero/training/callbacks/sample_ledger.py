@@ -19,8 +19,7 @@ class SamplesDifferError(RuntimeError):
 class SampleLedger(LoopCallback):
     """Reports at the end of each epoch which samples were used, over all ranks and attempts.
 
-    Args:
-        plan: The order of samples; with several training loaders, nothing is reported.
+    With several training loaders, nothing is reported.
     """
 
     def __init__(self, plan: SamplingPlan) -> None:

@@ -5,6 +5,9 @@ ranks exchange all gathered values once, at the end of an epoch. Sums and counts
 `sync_dist`.
 """
 
+import logging
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +22,8 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from rankzero.distributed.devices import HostCopy
+from rankzero.messages import is_peer_failure
 from rankzero.training import lightning_inside as stock
-from rankzero.training.metrics.failing_metrics import TolerantResults
 from rankzero.training.strategies import strategy_of
 
 GatheredValues = dict[str, dict[str, Any]]
@@ -34,16 +37,22 @@ _REDUCTIONS: dict[str, Any] = {"mean": torch.mean, "sum": torch.sum, "max": torc
 _REDUCTIONS |= {"built-in sum": sum, "built-in max": max, "built-in min": min}
 
 
-class Results(TolerantResults):
-    """Lightning's result collection for training, with the metrics of an epoch that an earlier attempt began.
+class Results(stock.ResultCollection):
+    """Lightning's result collection, with the metrics of an epoch that an earlier attempt began.
+
+    A torchmetrics metric whose `compute` raises an error is NaN. In Lightning (2.6), such an error ends training,
+    although only one value is missing. Here, it ends the run only in the validation before training, which exists to
+    find mistakes early. Lost ranks and a lack of memory end it too.
 
     Attributes:
         resumed_values: The values that the earlier attempt gathered; a key is removed when it is logged again. A
             torchmetrics metric saves its state itself.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        super().__init__(trainer, training=True)
+    def __init__(self, trainer: Trainer, training: bool = True) -> None:
+        super().__init__(training)
+        self._trainer = trainer
+        self._failed_names: set[str] = set()
         self.resumed_values: GatheredValues = {}
 
     def log(self, fx: str, name: str, value: Any, *arguments: Any, **settings: Any) -> None:
@@ -64,15 +73,80 @@ class Results(TolerantResults):
         if metric.meta.is_mean_reduction:
             metric.cumulated_batch_size = metric.cumulated_batch_size + entry["weight"].to(metric.value.device)
 
+    def compute(self, metric: stock.ResultMetric) -> None:
+        """Computes a torchmetrics metric over all ranks. All ranks must call."""
+        error: Exception | None = None
+        try:
+            metric.compute()
+        except Exception as raised:
+            if self._trainer.sanity_checking or _is_fatal(raised):
+                raise
+            error = raised
+        if not self._has_failed_on_a_rank(metric, error):
+            return
+        value = torch.tensor(math.nan, device=self._trainer.strategy.root_device)
+        metric._computed = value  # type: ignore[assignment]  # Lightning declares None
+        name = metric.meta.name
+        if name not in self._failed_names:
+            self._failed_names.add(name)
+            logging.getLogger("rankzero").warning("metric %s", name, exc_info=error)
+            cause = "an error on another rank" if error is None else repr(error)
+            rank_zero_warn(
+                f"rankzero: the metric {name!r} cannot be computed and is NaN in this epoch; training continues: "
+                f"{cause}"
+            )
+
+    def _has_failed_on_a_rank(self, metric: stock.ResultMetric, error: Exception | None) -> bool:
+        """Returns whether `compute` has failed, on any rank if ranks have to agree on the value of the metric."""
+        agrees = self._trainer.world_size > 1 and not metric.meta.sync.rank_zero_only
+        if not agrees or not getattr(metric.value, "sync_on_compute", False):
+            return error is not None
+        has_failed: bool = self._trainer.strategy.reduce_boolean_decision(error is not None, all=False)
+        return has_failed
+
+    def metrics(self, on_step: bool) -> Any:
+        """Returns the values as Lightning does, those of the progress bar on a GPU as tensors, without waiting."""
+        if self._trainer.strategy.root_device.type != "cuda":
+            return super().metrics(on_step)
+        found: dict[str, dict[str, Any]] = {"callback": {}, "log": {}, "pbar": {}}
+        for _, metric in self.valid_items():
+            value = self._get_cache(metric, on_step)
+            if not isinstance(value, Tensor):
+                continue
+            is_numbered = metric.meta.add_dataloader_idx and metric.meta.dataloader_idx is not None
+            suffix = self.DATALOADER_SUFFIX.format(metric.meta.dataloader_idx) if is_numbered else ""
+            name, forked_name = metric.meta.name + suffix, metric.meta.forked_name(on_step) + suffix
+            if metric.meta.logger:
+                found["log"][forked_name] = value
+            if self.training or (metric.meta.on_epoch and not on_step):
+                found["callback"] |= {name: value, forked_name: value}
+            if metric.meta.prog_bar:
+                found["pbar"][forked_name] = value
+        return found
+
+    # A static method in Lightning, which calls it on the instance.
+    def _get_cache(self, result_metric: stock.ResultMetric, on_step: bool) -> Tensor | None:  # type: ignore[override]
+        is_due = not on_step and not result_metric.is_tensor and result_metric.meta.on_epoch
+        if is_due and result_metric._computed is None:
+            self.compute(result_metric)
+        cache: Any = super()._get_cache(result_metric, on_step)
+        return cache  # type: ignore[no-any-return]
+
+
+def _is_fatal(error: Exception) -> bool:
+    """Whether an error of `compute`, which also synchronizes ranks, is a lost rank or a lack of memory."""
+    return (
+        isinstance(error, torch.distributed.DistError | torch.OutOfMemoryError | MemoryError)
+        or is_peer_failure(error)
+        or (isinstance(error, RuntimeError) and bool(re.search("out of memory|can't allocate memory", str(error))))
+    )
+
 
 class LoggerConnector(stock.LoggerConnector):
     """Lightning's logger connector with metrics that are exact over ranks.
 
-    Args:
-        trainer: The trainer.
-        run_logger: The run's own logger, which receives all values of a fit; None if nothing is logged.
-
     Attributes:
+        run_logger: The run's own logger, which receives all values of a fit; None if nothing is logged.
         holds_rows: Whether the user's loggers receive the values of a step that ends an interval by `complete_row`.
     """
 
@@ -189,7 +263,7 @@ def logger_connector_of(trainer: Trainer) -> LoggerConnector:
 def install(trainer: Trainer, run_logger: Logger | None = None) -> None:
     """Replaces Lightning's logger connector, and the results of the validation in `fit`."""
     stock.replace_logger_connector(trainer, LoggerConnector(trainer, run_logger))
-    trainer.fit_loop.epoch_loop.val_loop._results = TolerantResults(trainer, training=False)
+    trainer.fit_loop.epoch_loop.val_loop._results = Results(trainer, training=False)
 
 
 def gathered_values(results: Any) -> GatheredValues:
@@ -230,7 +304,7 @@ def _combine_over_ranks(trainer: Trainer) -> None:
         if metric is None or metric.has_reset:
             metric = results[key] = _restored_metric(entry, trainer)
         if not metric.is_tensor:
-            compute = results.compute if isinstance(results, TolerantResults) else stock.ResultMetric.compute
+            compute = results.compute if isinstance(results, Results) else stock.ResultMetric.compute
             compute(metric)  # torchmetrics reduces over ranks itself
             continue
         value = entry["exact"] / entry["weight"] if metric.meta.is_mean_reduction else entry["exact"]

@@ -142,8 +142,6 @@ class IntervalRecord:
         self.interval = self.total_samples = 0
         self._resumed_start: int | None = None
         self._step = 0
-        self._step_losses: list[tuple[Tensor | float, int]] = []
-        """Loss and samples of each batch of the step in progress."""
         self.reset()
 
     def reset(self) -> None:
@@ -151,42 +149,37 @@ class IntervalRecord:
         self._loss_sum = 0.0
         self._loss_sum_on_device: Tensor | None = None
         self.samples = 0
-        self._step_losses.clear()
+        self._before_step = self._sums
+        """The sums without the step in progress."""
         self.gradient_norm: float | Tensor | None = None
+
+    @property
+    def _sums(self) -> tuple[float, Tensor | None, int]:
+        return self._loss_sum, self._loss_sum_on_device, self.samples
 
     def begin_batch(self, step: int) -> None:
         """Updates `is_due`, given the number of steps before this batch."""
         self.is_due = bool(self.interval) and (step + 1) % self.interval == 0
         if step != self._step:
-            self._step = step
-            self._step_losses.clear()
+            self._step, self._before_step = step, self._sums
         if self._resumed_start is not None:
             if self._resumed_start != self._start:  # a hook of the interval's last step had saved the checkpoint
                 self.reset()
             self._resumed_start = None
 
     def add_loss(self, loss: Tensor, samples: int) -> None:
-        """Adds the loss of a batch.
-
-        Args:
-            loss: Mean loss of the samples, with one element.
-            samples: Number of samples on this rank; 0 for a batch that only keeps ranks in step.
-        """
+        """Adds the mean loss of a batch's samples on this rank; a batch that only keeps ranks in step has 0 samples."""
         if not samples:
             return
         self.samples += samples
         self.total_samples += samples
         if loss.is_cpu:
-            value = loss.item()
-            self._loss_sum += value * samples
-            self._step_losses.append((value, samples))
+            self._loss_sum += loss.item() * samples
             return
         if self._loss_sum_on_device is None:
             dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no float64
             self._loss_sum_on_device = torch.zeros((), dtype=dtype, device=loss.device)
-        loss = loss.detach().reshape(())
-        self._loss_sum_on_device.add_(loss, alpha=samples)
-        self._step_losses.append((loss, samples))
+        self._loss_sum_on_device = torch.add(self._loss_sum_on_device, loss.detach().reshape(()), alpha=samples)
 
     def add_outputs(self, outputs: Any, batch: Any) -> None:
         """Adds the loss in the outputs of Lightning's own optimization, if they contain one."""
@@ -226,31 +219,20 @@ class IntervalRecord:
     @property
     def _start(self) -> int:
         """Number of steps before the interval that contains the next step."""
-        steps: int = self._trainer.fit_loop.epoch_loop._batches_that_stepped
+        steps: int = self._trainer.fit_loop.epoch_loop.steps_done  # type: ignore[attr-defined]
         return steps - steps % self.interval if self.interval else steps
 
     def discard_step(self) -> None:
         """Removes the losses of a step that is not taken."""
-        for loss, count in self._step_losses:
-            self.samples -= count
-            if isinstance(loss, Tensor):
-                assert self._loss_sum_on_device is not None
-                self._loss_sum_on_device.sub_(loss, alpha=count)
-            else:
-                self._loss_sum -= loss * count
-        self._step_losses.clear()
+        self._loss_sum, self._loss_sum_on_device, self.samples = self._before_step
 
     def state(self, is_within_step: bool) -> dict[str, float]:
         """Returns the recorded losses as plain numbers, for a checkpoint in the middle of an interval.
 
-        Args:
-            is_within_step: Whether a hook saves the checkpoint in the middle of a step. Its losses are left out,
-                because a resumed run takes the step again.
+        If a hook saves within a step, its losses are left out, because a resumed run takes the step again.
         """
-        loss_sum, samples = float(self.loss_sum), self.samples
-        if is_within_step:
-            loss_sum -= sum(float(loss) * count for loss, count in self._step_losses)
-            samples -= sum(count for _, count in self._step_losses)
+        loss_sum, on_device, samples = self._before_step if is_within_step else self._sums
+        loss_sum += 0.0 if on_device is None else float(on_device)
         return {"loss_sum": loss_sum, "samples": samples, "start": self._start}
 
     def load_states(self, states: Sequence[Mapping[str, float]]) -> None:
@@ -259,6 +241,7 @@ class IntervalRecord:
         self._resumed_start = next((int(state["start"]) for state in states), None)
         self._loss_sum = sum(state["loss_sum"] for state in states)
         self.samples = int(sum(state["samples"] for state in states))
+        self._before_step = self._sums
 
 
 def _default_dtype() -> torch.dtype:

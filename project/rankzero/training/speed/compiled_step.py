@@ -57,11 +57,7 @@ class CompiledStep:
         self._gradients: Sequence[Tensor | None] | None = None
 
     def check(self, reason: str | None) -> None:
-        """Compiles no step on any rank if one cannot; has no effect after the first call. All ranks must call.
-
-        Args:
-            reason: Why this rank cannot compile steps, if it is known before `prepare`.
-        """
+        """Compiles no step on any rank if one has a reason; has no effect after the first call. All ranks must call."""
         if not self._is_checked:
             self._is_checked = True
             self._agree(reason or problem_of(self._trainer))
@@ -69,10 +65,8 @@ class CompiledStep:
     def prepare(self, eager: Any, optimizer: Optimizer, is_observed: bool) -> None:
         """Adapts to the hooks and methods that user code has set.
 
-        Args:
-            eager: Object whose `training_step` runs a step that is not compiled.
-            optimizer: The optimizer.
-            is_observed: Whether user code may read or change gradients before the optimizer's step.
+        `eager.training_step` runs a step that is not compiled. With `is_observed`, user code may read or change
+        gradients before the optimizer's step.
         """
         trainer, self._eager, self._optimizer = self._trainer, eager, optimizer
         self._module, self._strategy = trainer.lightning_module, strategy_of(trainer)

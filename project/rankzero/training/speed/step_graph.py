@@ -40,11 +40,8 @@ class Deferred:
 class StepGraph:
     """The compiled step of a module, with the parameters and the optimizer that it has now.
 
-    Args:
-        module: The module, after a step without graph, in which the optimizer has created its state.
-        optimizer: The optimizer.
-        context: Returns the context in which `training_step` runs.
-        updates: Whether the graph also updates the parameters.
+    A step without graph precedes it, in which the optimizer creates its state. `training_step` runs in the `context`.
+    With `updates`, the graph also updates the parameters.
     """
 
     def __init__(
@@ -122,7 +119,7 @@ class StepGraph:
                 else:
                     attributes[name] = value
         if self.parameters[0].is_cuda:  # the next replay of a CUDA graph overwrites what it has returned
-            output, gradients, calls = _mapped(torch.clone, (output, gradients, calls))
+            output, gradients, calls = _mapped(Tensor, torch.clone, (output, gradients, calls))
         self._calls = []
         return output, gradients, calls
 
@@ -159,11 +156,11 @@ class StepGraph:
             with torch.no_grad():
                 for group, rate in zip(self._groups, rates, strict=True):
                     group.update(gradients, rate)
-        return _mapped(Tensor.detach, output), gradients, self._calls
+        return _mapped(Tensor, Tensor.detach, output), gradients, self._calls
 
     def _recorder(self, index: int) -> Callable[..., Deferred]:
         def record(*arguments: Any, **settings: Any) -> Deferred:
-            self._calls.append((index, _mapped(_copy, arguments), _mapped(_copy, settings)))
+            self._calls.append((index, _mapped(Tensor, _copy, arguments), _mapped(Tensor, _copy, settings)))
             return Deferred(len(self._calls) - 1)
 
         return record
@@ -188,31 +185,26 @@ def sizes_in(batch: Any) -> list[torch.Size]:
     return [shape for element in elements for shape in sizes_in(element)]
 
 
-def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Returns a value with a function applied to its tensors, in dictionaries, lists and tuples."""
-    if isinstance(value, Tensor):
+def _mapped(kind: type, function: Callable[[Any], Any], value: Any) -> Any:
+    """Returns a value with a function applied to the objects of a class, in dictionaries, lists and tuples."""
+    if isinstance(value, kind):
         return function(value)
     if isinstance(value, dict):
-        return {key: _mapped(function, element) for key, element in value.items()}
+        return {key: _mapped(kind, function, element) for key, element in value.items()}
     if type(value) in (list, tuple):
-        return type(value)([_mapped(function, element) for element in value])
+        return type(value)([_mapped(kind, function, element) for element in value])
     return value
 
 
 def _has_deferred(value: Any) -> bool:
-    elements = value.values() if type(value) is dict else value if type(value) in (list, tuple) else ()
-    return isinstance(value, Deferred) or any(map(_has_deferred, elements))
+    found: list[Deferred] = []
+    _mapped(Deferred, found.append, value)
+    return bool(found)
 
 
 def _with_results(value: Any, results: list[Any]) -> Any:
     """Returns a value with the results of earlier calls in place of `Deferred`."""
-    if isinstance(value, Deferred):
-        return results[value.index]
-    if type(value) is dict:
-        return {key: _with_results(element, results) for key, element in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)([_with_results(element, results) for element in value])
-    return value
+    return _mapped(Deferred, lambda deferred: results[deferred.index], value)
 
 
 def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Net(LightningModule):
     def training_step(self, batch, batch_idx):
         inputs, targets = batch
         losses = (self.layer(inputs) - targets).square().squeeze(1)
-        self.losses[self.trainer.fit_loop.epoch_loop._batches_that_stepped] += losses.tolist()
+        self.losses[self.trainer.fit_loop.epoch_loop.steps_done] += losses.tolist()
         loss = losses.mean()
         if self.name:
             self.log(self.name, loss)
@@ -134,7 +134,7 @@ def test_the_gradient_norm_is_that_before_clipping(script_folder):
 
     class Recording(Net):
         def on_before_optimizer_step(self, optimizer):
-            step = self.trainer.fit_loop.epoch_loop._batches_that_stepped
+            step = self.trainer.fit_loop.epoch_loop.steps_done
             norms[step] = math.sqrt(sum(float(parameter.grad.square().sum()) for parameter in self.parameters()))
 
     stock = {"profiler": "simple"}  # Lightning's own loop

@@ -33,12 +33,12 @@ def take_step(activity, clock, trainer, **milliseconds):
         activity.enter(phases[name])
         clock.now += duration / 1e3
     trainer.global_step += 1
-    trainer.fit_loop.epoch_loop._batches_that_stepped += 1
+    trainer.fit_loop.epoch_loop.steps_done += 1
 
 
 def measured(device="cpu"):
     """Returns an activity, a trainer on a device, and the measurement of its steps."""
-    loop = SimpleNamespace(epoch_loop=SimpleNamespace(_batches_that_stepped=0))
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(steps_done=0))
     strategy = SimpleNamespace(root_device=torch.device(device), model=None)
     activity, trainer = Activity(), SimpleNamespace(strategy=strategy, global_step=0, fit_loop=loop)
     return activity, trainer, StepTime(activity, trainer)

@@ -112,7 +112,7 @@ def test_time_limits_are_read_and_that_of_the_job_includes_the_last_save(monkeyp
 
     assert limit_with() == inf
     assert 7100 < limit_with(Timer(duration={"hours": 2})) <= 7200
-    monkeypatch.setattr("rankzero.training.callbacks.time_limit.time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr("rankzero.training.callbacks.safe_point.time", SimpleNamespace(monotonic=lambda: 100.0))
     assert limit_with(end=1000.0) == 900 - 10 - 5
 
 

@@ -11,20 +11,8 @@ from lightning.pytorch.utilities.data import extract_batch_size
 
 from rankzero.sampling.batch_sampler import EVEN_SHARE, Share
 from rankzero.sampling.loader import batch_size, samples_in
-from rankzero.training.metrics.epoch_averages import Results, gathered_values, merge
 from rankzero.training.metrics.step_log import IntervalRecord
-from stock import (
-    BATCHES,
-    Net,
-    assert_equals_stock,
-    calls_of,
-    differences,
-    observe,
-    observe_error,
-    of_stock,
-    train,
-    with_methods,
-)
+from stock import BATCHES, Net, assert_equals_stock, calls_of, observe, observe_error, of_stock, train, with_methods
 
 
 class KeepsLog(Net):
@@ -188,7 +176,7 @@ def test_log_overridden_in_the_class_or_instance_is_called():
 
 @pytest.fixture
 def trainer():
-    loop = SimpleNamespace(epoch_loop=SimpleNamespace(_batches_that_stepped=0))
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(steps_done=0))
     strategy = SimpleNamespace(root_device=torch.device("cpu"), precision_plugin=SimpleNamespace())
     return SimpleNamespace(fit_loop=loop, strategy=strategy)
 
@@ -266,43 +254,3 @@ def test_a_batch_has_the_samples_of_its_share_or_the_size_that_lightning_finds(b
 @pytest.mark.parametrize("batch", [None, ["a", "b"], list(range(10**6)), [], object()])
 def test_a_batch_without_tensors_has_no_size_and_counts_as_one_sample(batch):
     assert batch_size(batch) is None and samples_in(batch, EVEN_SHARE) == 1
-
-
-def log(results, value, name="loss", size=1, **settings):
-    results.log("training_step", name, torch.tensor(value), batch_size=size, on_step=False, on_epoch=True, **settings)
-
-
-def results_of(*values, **settings):
-    results = Results(None)
-    for number, value in enumerate(values):
-        log(results, value, size=number + 1, **settings)
-    return results
-
-
-@pytest.mark.parametrize(
-    ("reduction", "expected"),
-    [("mean", (1 * 1 + 4 * 2 + 2 * 1 + 7 * 2 + 1 * 3) / 9), ("sum", 15.0), ("max", 7.0), ("min", 1.0)],
-)
-def test_merged_values_of_several_ranks_equal_those_of_one_process(reduction, expected):
-    values = [gathered_values(results_of(*logged, reduce_fx=reduction)) for logged in ((1.0, 4.0), (2.0, 7.0, 1.0), ())]
-    entry = merge(values)["training_step.loss"]
-    value = entry["value"] / entry["weight"] if reduction == "mean" else entry["value"]
-    assert float(value) == pytest.approx(expected)
-    assert set(merge([{}, values[0]])) == {"training_step.loss"}
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum", "max", "min"])
-def test_resumed_epoch_values_equal_uninterrupted_values(reduction):
-    values = [0.1, 0.7, 0.2, 0.3]
-    uninterrupted = results_of(*values, reduce_fx=reduction)
-    resumed = Results(None)
-    resumed.resumed_values = gathered_values(results_of(*values[:2], reduce_fx=reduction))
-    assert gathered_values(resumed).keys() == gathered_values(uninterrupted).keys()
-    for number in (2, 3):
-        log(resumed, values[number], size=number + 1, reduce_fx=reduction)
-    assert not resumed.resumed_values
-    assert differences(gathered_values(resumed), gathered_values(uninterrupted)) == []
-
-
-def test_rank_zero_only_metric_is_not_gathered():
-    assert not gathered_values(results_of(1.0, rank_zero_only=True))

@@ -10,7 +10,8 @@ from reported import scalars_of
 from torchmetrics import MeanMetric
 
 from rankzero import Trainer
-from stock import QUIET
+from rankzero.training.metrics.epoch_averages import Results, gathered_values, merge
+from stock import QUIET, differences
 
 LIMITS = {"max_epochs": 4, "limit_train_batches": 3, "limit_val_batches": 2, "num_sanity_val_steps": 0}
 SETTINGS = {**QUIET, **LIMITS, "name": "x"}
@@ -99,3 +100,43 @@ def test_a_metric_that_raises_outside_of_training_or_has_no_tensor_ends_the_run_
     net.failing.compute = lambda: {"a": torch.tensor(1.0)}
     with pytest.raises(ValueError, match="must be a tensor"):
         Trainer(**SETTINGS).fit(net)
+
+
+def log(results, value, name="loss", size=1, **settings):
+    results.log("training_step", name, torch.tensor(value), batch_size=size, on_step=False, on_epoch=True, **settings)
+
+
+def results_of(*values, **settings):
+    results = Results(None)
+    for number, value in enumerate(values):
+        log(results, value, size=number + 1, **settings)
+    return results
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"),
+    [("mean", (1 * 1 + 4 * 2 + 2 * 1 + 7 * 2 + 1 * 3) / 9), ("sum", 15.0), ("max", 7.0), ("min", 1.0)],
+)
+def test_merged_values_of_several_ranks_equal_those_of_one_process(reduction, expected):
+    values = [gathered_values(results_of(*logged, reduce_fx=reduction)) for logged in ((1.0, 4.0), (2.0, 7.0, 1.0), ())]
+    entry = merge(values)["training_step.loss"]
+    value = entry["value"] / entry["weight"] if reduction == "mean" else entry["value"]
+    assert float(value) == pytest.approx(expected)
+    assert set(merge([{}, values[0]])) == {"training_step.loss"}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "max", "min"])
+def test_resumed_epoch_values_equal_uninterrupted_values(reduction):
+    values = [0.1, 0.7, 0.2, 0.3]
+    uninterrupted = results_of(*values, reduce_fx=reduction)
+    resumed = Results(None)
+    resumed.resumed_values = gathered_values(results_of(*values[:2], reduce_fx=reduction))
+    assert gathered_values(resumed).keys() == gathered_values(uninterrupted).keys()
+    for number in (2, 3):
+        log(resumed, values[number], size=number + 1, reduce_fx=reduction)
+    assert not resumed.resumed_values
+    assert differences(gathered_values(resumed), gathered_values(uninterrupted)) == []
+
+
+def test_rank_zero_only_metric_is_not_gathered():
+    assert not gathered_values(results_of(1.0, rank_zero_only=True))
