@@ -32,7 +32,7 @@ from rankzero.cli.command import Command
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.rendezvous.client import rendezvous
-from rankzero.distributed.world import World
+from rankzero.distributed.world import Peer, World
 from rankzero.messages import RequestError, set_quiet, set_spelling
 from rankzero.sampling.plan import SamplingPlan
 
@@ -252,9 +252,9 @@ def train_in_process(
 def world_of(
     accelerator: str = "cpu", size: int = 1, nodes: int = 1, devices: int | None = None, **fields: Any
 ) -> World:
-    """Returns the world of rank zero, of which all processes run on this machine unless `devices` is given."""
+    """Returns the world of rank zero, on one machine unless `nodes` and `devices` are given."""
     launch = Launch(world_size=size, num_nodes=nodes, local_world_size=devices or size)
-    return World(launch, accelerator=accelerator, **fields)
+    return World(launch, dict.fromkeys(range(size), Peer.this(launch)), accelerator=accelerator, **fields)
 
 
 def as_rank(work: Callable[..., Any], launch: Launch, *arguments: Any) -> Any:

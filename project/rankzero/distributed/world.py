@@ -109,7 +109,7 @@ class World:
         peers: The known processes by rank: on rank zero all, elsewhere rank zero and those of its machine. Without a
             rendezvous, only this one.
         address: The address at which rank zero answered.
-        listener: The socket on which rank zero accepted the other processes; None on all other ranks.
+        listener: The socket on which rank zero accepted the other processes, until the store uses it; else None.
         key_problem: Why the processes do not share a key; empty if they do.
         accelerator: `cuda`, `mps` or `cpu`.
         backend: `nccl` or `gloo`.

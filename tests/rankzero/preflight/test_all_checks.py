@@ -171,7 +171,7 @@ def test_an_error_of_nccl_while_it_connects_fails_a_check(monkeypatch):
 
 
 def test_after_an_error_of_nccl_whose_group_remains_no_step_is_tried(monkeypatch):
-    coordinator = SimpleNamespace(broadcast_object=lambda value: value)
+    coordinator = SimpleNamespace(broadcast_object=lambda value: value, world=world_of(size=2))
     tried = []
     for name in ("check_run_directory", "check_imports"):
         monkeypatch.setattr(all_checks, name, lambda *_: Check("imports", OK, ""))

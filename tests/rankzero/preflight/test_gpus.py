@@ -33,7 +33,10 @@ class OneCoordinator:
     """Replacement for the coordinator of rank zero, with the values of the other ranks."""
 
     def __init__(self, others=(), hosts=("n1",)):
-        self.world, self.others = SimpleNamespace(rank=0, local_rank=0, hosts=hosts), others
+        self.world, self.others = (
+            SimpleNamespace(rank=0, local_rank=0, size=len(hosts), devices=1, nodes=1, hosts=hosts),
+            others,
+        )
 
     def decide(self, own, choose):
         return choose([own, *self.others])

@@ -78,8 +78,7 @@ class Coordinator:
             return
         key, launch = find_key(), world.launch
         if launch.uses_agent_store:
-            this_peer = world.peers[world.rank]
-            self.world = world = find_ranks_through_store(self._exchange, launch, this_peer, key, start_timeout)
+            self.world = world = find_ranks_through_store(self._exchange, world, key, start_timeout)
             check_world(requested, world.launch)
         key_problem = world.key_problem
         secret = None if key_problem else key.secret
@@ -105,7 +104,8 @@ class Coordinator:
     def _open_store(self, start_timeout: float) -> Store:
         world, launch = self.world, self.world.launch
         if world.listener:
-            return serve_store(world.address, world.listener, start_timeout)
+            listener, world.listener = world.listener, None  # a world can be copied and pickled, a socket cannot
+            return serve_store(world.address, listener, start_timeout)
         if world.size == 1 and not launch.uses_agent_store:
             return HashStore()
         server = "torchrun" if launch.uses_agent_store else world.name_of(0)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from rankzero.distributed.connections.key import Key
-from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.errors import SAME_KEY_ADVICE, describe_key_problem
 from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.rendezvous.ranks import assign_ranks, node_views, read_view, world_of_rank_zero
@@ -181,20 +180,17 @@ class StoreExchange:
         return first
 
 
-def find_ranks_through_store(
-    exchange: StoreExchange, launch: Launch, this_peer: Peer, key: Key, seconds: float
-) -> World:
-    """Returns the world, after the processes have described themselves and compared their keys. All ranks must call.
+def find_ranks_through_store(exchange: StoreExchange, known: World, key: Key, seconds: float) -> World:
+    """Returns the world, whose processes describe themselves and compare their keys. All ranks must call.
 
     Raises:
         RequestError: The ranks do not share a key, and one of them has `RANKZERO_KEY`.
         AnotherRankFailed: A rank did not describe itself in time.
         ValueError: The description of a rank is malformed.
     """
-    own: dict[str, Any] = {
-        "peer": this_peer._replace(key_fingerprint=key.fingerprint(launch.world_id))._asdict(),
-        "is_explicit": key.is_explicit,
-    }
+    launch = known.launch
+    this_peer = known.peers[known.rank]._replace(key_fingerprint=key.fingerprint(launch.world_id))
+    own = {"peer": this_peer._asdict(), "is_explicit": key.is_explicit}
     assigned: list[Peer] = []
 
     def assign(ranks: list[Any]) -> list[Any]:

@@ -76,28 +76,17 @@ def check_world(requested: RequestedWorld, launch: Launch) -> None:
     """
     if not launch.externally_created or launch.elastic:
         return
-    process_counts = launch.processes_per_node
-    has_wrong_nodes = requested.nodes is not None and launch.num_nodes not in (None, requested.nodes)
-    has_wrong_devices = requested.devices is not None and (
-        any(count != requested.devices for count in process_counts)
-        if process_counts
-        else launch.world_size % requested.devices != 0
-    )
-    has_wrong_product = (
-        requested.nodes and requested.devices and requested.nodes * requested.devices != launch.world_size
-    )
-    if (
-        not process_counts
-        and launch.num_nodes
-        and requested.devices
-        and launch.world_size != launch.num_nodes * requested.devices
-    ):
-        has_wrong_devices = True
+    nodes, devices, counts = requested.nodes, requested.devices, launch.processes_per_node
+    has_wrong_nodes = nodes is not None and launch.num_nodes not in (None, nodes)
+    has_wrong_devices = False
+    if devices and counts:
+        has_wrong_devices = any(count != devices for count in counts)
+    elif devices:
+        has_wrong_devices = launch.world_size != (launch.num_nodes or launch.world_size // devices) * devices
+    has_wrong_product = nodes and devices and nodes * devices != launch.world_size
     if not (has_wrong_nodes or has_wrong_devices or has_wrong_product):
         return
-    flags = [
-        f"--{name} {value}" for name, value in (("nodes", requested.nodes), ("devices", requested.devices)) if value
-    ]
+    flags = [f"--{name} {value}" for name, value in (("nodes", nodes), ("devices", devices)) if value]
     raise RequestError(
         " ".join(flags), f"{launch.launcher} started {launch.shape} ({launch.evidence})", _suggestion(requested, launch)
     )

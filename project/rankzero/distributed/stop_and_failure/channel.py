@@ -15,14 +15,15 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from rankzero.distributed.connections.line_connection import Message
+from rankzero.distributed.connections.line_connection import LineConnection, Message
 from rankzero.distributed.monitoring.monitor import Monitor, call_in_thread, print_hang
 from rankzero.distributed.monitoring.stacks import main_thread_stack
 from rankzero.distributed.monitoring.status import ReportSchedule, report_interval
 from rankzero.distributed.process.exit_reports import ORIGINAL_EXIT, EarlyExit, report_exit
 from rankzero.distributed.stop_and_failure.agreement import TOPICS, Agreement
-from rankzero.distributed.stop_and_failure.connect import Endpoint, RankConnection, connect_rank, listen_for_control
+from rankzero.distributed.stop_and_failure.connect import Endpoint, connect_rank, listen_for_control
 from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock
+from rankzero.distributed.stop_and_failure.relay import NodeRelay
 from rankzero.distributed.stop_and_failure.server import LAUNCHER_REPORTS, MAX_CAUSE_LENGTH, ControlServer
 from rankzero.distributed.stop_and_failure.watchdog import start_watchdog
 from rankzero.distributed.timers import TIMERS
@@ -74,7 +75,8 @@ class ControlChannel:
         self.agreements = {topic: Agreement(topic, self._send, self._check_failure) for topic in TOPICS}
         self._server: ControlServer | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
-        self._rank_connection: RankConnection | None = None
+        self._connection: LineConnection | None = None
+        self._relay: NodeRelay | None = None
         if world.size > 1:
             self._connect_all_ranks(broadcast_object, interface)
         else:
@@ -99,17 +101,17 @@ class ControlChannel:
         endpoint = Endpoint(*broadcast_object(endpoint))
         self._lock_name = endpoint.derived_name("lock", self._secret)
         first_rank = min(rank for rank, peer in world.peers.items() if peer.node_rank == launch.node_rank)
-        self._rank_connection = connect_rank(launch, endpoint, self._secret, first_rank)
+        self._connection, leader, self._relay = connect_rank(launch, endpoint, self._secret, first_rank)
         self._send({})
         self._start_watchdog()
         threading.Thread(
-            target=self._receive_messages, args=(self._rank_connection,), name="control channel", daemon=True
+            target=self._receive_messages, args=(self._connection, leader), name="control channel", daemon=True
         ).start()
 
     def _send(self, message: Message) -> None:
         """Sends a message with this rank's number; does nothing in a single process."""
-        if self._rank_connection:
-            self._rank_connection.connection.send({"rank": self.rank, **message})
+        if self._connection:
+            self._connection.send({"rank": self.rank, **message})
 
     def _start_watchdog(self) -> None:
         """Starts the watchdog of this machine, on its first rank."""
@@ -122,7 +124,7 @@ class ControlChannel:
 
     def request_stop(self, reason: str) -> None:
         """Stops all ranks at the next safe point that they can agree on. Any thread of any rank may call."""
-        if self._rank_connection:
+        if self._connection:
             self._send({"stop": reason})
         elif self.stop_reason is None:
             self.stop_reason, self._stop_at = reason, 0
@@ -160,7 +162,7 @@ class ControlChannel:
     def report_failure(self, cause: str) -> bool:
         """Reports this rank's failure, so that all ranks exit; returns whether this rank has to print the cause."""
         self._is_exiting = self._has_reported_failure = True
-        if self._rank_connection is None:
+        if self._connection is None:
             return True
         if not self._failure_received.is_set():
             self._send({"failed": cause[:MAX_CAUSE_LENGTH]})
@@ -171,7 +173,7 @@ class ControlChannel:
     def failure_cause(self, seconds: float = 0) -> str | None:
         """Waits up to `seconds` for a failure and returns its cause, which has been printed; None without a failure."""
         self._is_exiting = True
-        if self._rank_connection:
+        if self._connection:
             self._failure_received.wait(seconds)
         return self._cause if self._failure_received.is_set() else None
 
@@ -188,8 +190,8 @@ class ControlChannel:
         self._early_exit.close()
         self._is_exiting = self._is_finished = True
         self._send({"leaving": True})
-        if self._rank_connection and self._rank_connection.relay:
-            self._rank_connection.relay.finish()
+        if self._relay:
+            self._relay.finish()
         if self._server:
             self._server.finish()
         if self._watchdog:
@@ -198,8 +200,7 @@ class ControlChannel:
 
     # The receiving thread
 
-    def _receive_messages(self, rank_connection: RankConnection) -> None:
-        connection, leader = rank_connection.connection, rank_connection.leader
+    def _receive_messages(self, connection: LineConnection, leader: int) -> None:
         schedule, interval = ReportSchedule(), report_interval(self.world.nodes)
         heard_leader_at = time.monotonic()
         while (messages := connection.receive(TIMERS.heartbeat)) is not None:
@@ -294,7 +295,7 @@ class ControlChannel:
 
     def _exit_early(self, status: int) -> None:
         """Reports that the user's code has called `os._exit`."""
-        is_single_process = self._rank_connection is None
+        is_single_process = self._connection is None
         process_name = "this process" if is_single_process else f"rank {self.rank} on {socket.gethostname()}"
         cause = f"{process_name} exited with code {status} (os._exit) without an error report"
         if self.report_failure(cause):

@@ -43,20 +43,6 @@ class Endpoint(NamedTuple):
         return self.derived_name(f"node {launch.node_rank}", secret)
 
 
-class RankConnection(NamedTuple):
-    """The control connection of a rank.
-
-    Args:
-        connection: The connection to rank zero, or to the leader of the node.
-        leader: The rank at the other end.
-        relay: The relay of this node, if this rank is the leader of another node than rank zero's.
-    """
-
-    connection: LineConnection
-    leader: int
-    relay: NodeRelay | None = None
-
-
 def listen_for_control(
     launch: Launch, interface: str | None, secret: bytes | None
 ) -> tuple[Endpoint, list[socket.socket]]:
@@ -79,8 +65,14 @@ def listen_for_control(
     return endpoint, [listener, *([local] if local else [])]
 
 
-def connect_rank(launch: Launch, endpoint: Endpoint, secret: bytes | None, first_rank: int) -> RankConnection:
+def connect_rank(
+    launch: Launch, endpoint: Endpoint, secret: bytes | None, first_rank: int
+) -> tuple[LineConnection, int, NodeRelay | None]:
     """Connects this rank to rank zero, through the leader of its node if possible.
+
+    Returns:
+        The connection, the rank at its other end, and the relay of this node, if this rank is the leader of another
+        node than rank zero's.
 
     Raises:
         AnotherRankFailed: No control server of this run with this key is reachable within `TIMERS.connect`.
@@ -91,13 +83,13 @@ def connect_rank(launch: Launch, endpoint: Endpoint, secret: bytes | None, first
         rank_zero = _connect_to_rank_zero(launch, endpoint, secret)
         listener = listen_locally(name) if ranks > 1 else None
         if listener is None:
-            return RankConnection(rank_zero, 0)
+            return rank_zero, 0, None
         rank_zero.send({"rank": launch.rank})
         relay = NodeRelay(listener, rank_zero, launch.world_id, ranks)
     connection = _connect_to_leader(launch, name) if has_leader else None
     if connection:
-        return RankConnection(connection, first_rank, relay)
-    return RankConnection(_connect_to_rank_zero(launch, endpoint, secret), 0)
+        return connection, first_rank, relay
+    return _connect_to_rank_zero(launch, endpoint, secret), 0, None
 
 
 def _connect_to_leader(launch: Launch, name: str) -> LineConnection | None:

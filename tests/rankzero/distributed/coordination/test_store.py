@@ -15,7 +15,7 @@ from rankzero.distributed.coordination.store import (
 )
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.timers import TIMERS
-from rankzero.distributed.world import Peer
+from rankzero.distributed.world import Peer, World
 from rankzero.messages import AnotherRankFailed, RequestError
 from running import on_each_rank, reserved_port, store_clients
 
@@ -146,7 +146,7 @@ def find(*keys, malformed=()):
         launch = Launch(launcher="torchrun", rank=rank, local_rank=rank % 2, world_size=3, node_rank=node, world_id="w")
         peer = Peer(rank, rank % 2, node, 3, "ab"[node], "x" if rank in malformed else 100 + rank, id=f"{rank}")
         exchange = StoreExchange(stores[rank], rank, 3, "rank {}".format)
-        return find_ranks_through_store(exchange, launch, peer, keys[rank], 10)
+        return find_ranks_through_store(exchange, World(launch, {rank: peer}), keys[rank], 10)
 
     results = on_each_rank(range(3), find_from)
     stores.clear()
