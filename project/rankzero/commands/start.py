@@ -34,7 +34,7 @@ def start(
 
     Args:
         command: The command.
-        work: Called with the flags and the result of the rendezvous; returns the exit code.
+        work: Called with the flags and the world, after the rendezvous; returns the exit code.
         arguments: The command line, without the script's name; None for this process's own.
         rendezvous_failed: Reports a failed rendezvous, given the error, the flags and the position of this process, and
             returns the exit code. None reports it as all other errors.
