@@ -47,7 +47,7 @@ from rankzero.messages import (
 
 @dataclass
 class Session:
-    """The processes of a program.
+    """The connection of this process to the other processes of its program.
 
     Args:
         requested: The requested processes.
