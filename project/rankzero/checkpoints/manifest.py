@@ -25,7 +25,6 @@ from typing import Any, BinaryIO, NamedTuple
 import psutil
 
 FORMAT = 3
-"""Format 1 had no position within an epoch and another order of samples; 2 had no sha256 of the manifest."""
 STATE, MANIFEST = "state.pt", "manifest.json"
 SIGNATURE = "signature"
 REPLACED, DELETING = ".replaced", ".deleting"
@@ -150,7 +149,7 @@ def checkpoints_in(folder: Path, first_part: int = 1) -> list[Path]:
     if not folder.is_dir():
         return []
     matching = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and part_of(path) >= first_part]
-    return sorted(matching, key=lambda path: (part_of(path), step_of(path), not path.name.endswith(REPLACED)))
+    return sorted(matching, key=lambda path: (*_part_and_step(path), not path.name.endswith(REPLACED)))
 
 
 def directory_of(path: Path) -> Path:
@@ -165,16 +164,18 @@ def file_of(path: Path) -> Path:
 
 def step_of(checkpoint: Path) -> int:
     """Returns the number of optimizer steps in a checkpoint of `checkpoints_in`."""
-    match = _NAME.fullmatch(checkpoint.name)
-    assert match is not None
-    return int(match[2])
+    return _part_and_step(checkpoint)[1]
 
 
 def part_of(checkpoint: Path) -> int:
     """Returns the part of the run that saved a checkpoint of `checkpoints_in`."""
+    return _part_and_step(checkpoint)[0]
+
+
+def _part_and_step(checkpoint: Path) -> tuple[int, int]:
     match = _NAME.fullmatch(checkpoint.name)
     assert match is not None
-    return int(match[1] or 1)
+    return int(match[1] or 1), int(match[2])
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:

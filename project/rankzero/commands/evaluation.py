@@ -8,8 +8,8 @@ from typing import Any
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from rankzero.checkpoints.atomic_files import write_text
-from rankzero.checkpoints.export import export_weights
 from rankzero.checkpoints.manifest import newest_valid, read_manifest
+from rankzero.checkpoints.write import export_weights
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
 from rankzero.distributed.coordination.coordinator import Coordinator
