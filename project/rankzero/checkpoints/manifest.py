@@ -77,13 +77,9 @@ def verify(checkpoint: Path) -> None:
 
 
 class VerifiedState(NamedTuple):
-    """The state of a checkpoint directory, which has been checked against the manifest.
+    """The state of a checkpoint directory, which has been checked against the manifest, as a file at its beginning.
 
-    Args:
-        checkpoint: The checkpoint directory.
-        sha256: sha256 of the state.
-        file: The state, at its beginning.
-        is_in_memory: Whether `file` is a copy in memory, which no other process can change before it is used.
+    No other process can change a copy in memory before it is used.
     """
 
     checkpoint: Path
@@ -95,9 +91,7 @@ class VerifiedState(NamedTuple):
 def open_verified(checkpoint: Path, in_memory: bool | None = None) -> VerifiedState:
     """Opens the state of a checkpoint directory after checking it against the manifest.
 
-    Args:
-        checkpoint: Checkpoint directory.
-        in_memory: Whether to read the state into memory; by default, if it takes at most a quarter of the free memory.
+    By default, the state is read into memory if it takes at most a quarter of the free memory.
 
     Raises:
         ValueError: The state or the manifest is missing or has changed since it was written.
@@ -142,9 +136,7 @@ def open_plain(path: Path) -> BinaryIO:
 def checkpoints_in(folder: Path, first_part: int = 1) -> list[Path]:
     """Returns the checkpoints in a folder, oldest first, without those that are still being written.
 
-    Args:
-        folder: Folder with checkpoints.
-        first_part: Part of the run before which no checkpoint is returned.
+    Checkpoints of parts of the run before `first_part` are left out.
     """
     if not folder.is_dir():
         return []

@@ -116,9 +116,11 @@ def test_a_write_error_keeps_the_old_file_and_leaves_no_other_file(tmp_path, mon
 
 LATE = """
 import pathlib, sys, threading
-from rankzero.checkpoints.checkpoint_io import BackgroundWriter
+from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
 
-BackgroundWriter().start(lambda: (threading.main_thread().join(), pathlib.Path("written").touch()))
+io = DirectoryCheckpointIO()
+io.on_committed = lambda path: (threading.main_thread().join(), pathlib.Path("written").touch())
+io.save_checkpoint({"global_step": 1}, "step-00000001")
 sys.exit(3)
 """
 
