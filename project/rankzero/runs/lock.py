@@ -74,6 +74,12 @@ class Owner:
         same_job = launch.job_id is not None and launch.job_id == self.job
         return same_job and (launch.restarts > self.restarts or launch.elastic is not None)
 
+    @property
+    def process(self) -> str | None:
+        """State of the owner's process if it is on this host, see proc(5); None if it has ended, as a zombie has."""
+        process = process_state(self.pid)
+        return None if process is None or process[1] != self.born or process[0] in ("Z", "X") else process[0]
+
     def is_on_host_of(self, peer: Peer) -> bool:
         """Returns whether the owner's process id is valid on the peer's host: same boot, same PID namespace."""
         return (self.boot, self.pids) == (peer.boot, peer.pids) and bool(peer.boot or self.host == peer.host)
@@ -170,8 +176,7 @@ class RunLock:
     def _is_alive(self, owner: Owner, path: Path) -> bool | None:
         """Returns whether an owner is alive, or None if the lock changed. May wait for `TIMERS.lock_stale`."""
         if owner.is_on_host_of(Peer.this(self.launch)):
-            process = process_state(owner.pid)
-            if process is None or process[1] != owner.born or process[0] in ("Z", "X"):
+            if owner.process is None:
                 return False
             if owner.born:
                 return True
@@ -191,8 +196,7 @@ class RunLock:
 
     def _refusal(self, owner: Owner, detail: str = "") -> RequestError:
         is_on_this_host = owner.is_on_host_of(Peer.this(self.launch))
-        process = process_state(owner.pid) if is_on_this_host else None
-        if process and process[0] == "T" and not detail:
+        if is_on_this_host and owner.process == "T" and not detail:
             detail = f"; it is suspended (SIGSTOP); kill -CONT {owner.pid} resumes it"
         return RequestError(
             f"to train run {self._run.name}",
