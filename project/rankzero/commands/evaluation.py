@@ -20,9 +20,9 @@ from rankzero.messages import Exit, RequestError, as_user_errors, print_line
 from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.resume import requested_checkpoint
 from rankzero.runs.stored_config import config_in, dump_config
-from rankzero.runs.summary import finite_or_none
 from rankzero.show import terminal
 from rankzero.show.run_list import unknown_run_error
+from rankzero.text import finite_or_none
 from rankzero.trainer import Trainer
 
 REUSED_SECTIONS = ("model", "data", "seed_everything")

@@ -292,9 +292,7 @@ def existing_url(url: str) -> str:
 def requested_checkpoint(text: str, keep: Callable[[VerifiedState], object] | None = None) -> Path:
     """Returns the checkpoint at the path of `--resume` or `--checkpoint`; in a run's directory, the newest valid one.
 
-    Args:
-        text: The path.
-        keep: Called with the state of a checkpoint directory, which has been read; by default, the state is closed.
+    `keep` is called with the state of a checkpoint directory, which has been read; by default, the state is closed.
 
     Raises:
         RequestError: There is no valid checkpoint at this path.
