@@ -35,18 +35,11 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 @dataclass(frozen=True)
 class Owner:
-    """Process that trains a run.
+    """Rank zero's process, which trains a run; `since` is the UTC time at which it took the lock.
 
-    Args:
-        token: Random id of the owner, 32 hexadecimal digits.
-        host: Host name of rank zero.
-        pid: Process id of rank zero.
-        born: Start time of that process in clock ticks after boot, see proc(5); empty without /proc.
-        boot: Boot id of the host's kernel; empty without /proc.
-        pids: Namespace of the process id; empty without /proc.
-        since: UTC time at which the lock was taken.
-        job: Job id given by the scheduler or torchrun; None without one.
-        restarts: Number of times that the scheduler or torchrun had restarted the job.
+    `born` is its start time in clock ticks after boot, see proc(5), `boot` the boot id of the host's kernel, and `pids`
+    the namespace of the process id; these are empty without /proc. `job` is the id given by the scheduler or torchrun,
+    which had restarted the job `restarts` times; None without one.
     """
 
     token: str
