@@ -173,13 +173,18 @@ def _words(name: str) -> set[str]:
 LINE_COLUMNS = 120
 """Maximum length of a line of output."""
 
-_PARTS = re.compile(r"(?P<base>.+)_(?P<kind>step|epoch)(?P<loader>/dataloader_idx_\d+)?")
+_PARTS = re.compile(r"(?P<base>.+)_(?:step|epoch)(?P<loader>/dataloader_idx_\d+)?\Z")
 _LOADER = re.compile(r"(/dataloader_idx_\d+)?$")
 
 
 def nan_for_none(metrics: Mapping[str, float | None]) -> dict[str, float]:
     """Returns the metrics of a summary with NaN in place of None, which marks a non-finite value."""
     return {name: math.nan if value is None else float(value) for name, value in metrics.items()}
+
+
+def finite_or_none(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """Returns the metrics with None in place of NaN and infinity, which JSON cannot represent."""
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -199,12 +204,8 @@ def unique_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """
     shown = {}
     for name, value in metrics.items():
-        parts = _PARTS.fullmatch(name)
-        if (
-            parts
-            and (base_name := parts["base"] + (parts["loader"] or "")) in metrics
-            and _is_forked(base_name, metrics)
-        ):
+        base_name = _PARTS.sub(r"\g<base>\g<loader>", name)
+        if base_name != name and base_name in metrics and _is_forked(base_name, metrics):
             continue
         shown[name] = metrics.get(_variant(name, "epoch"), value) if _is_forked(name, metrics) else value
     return shown

@@ -32,10 +32,9 @@ from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.resume import RunOptions
 from rankzero.runs.stored_config import CONSTANTS, Config, as_json, describe_config, flattened
-from rankzero.runs.summary import TrainingCounts, metrics_of
+from rankzero.runs.summary import metrics_of
 from rankzero.sampling.generators import draw_seed, global_seed
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.show.csv_rows import keep_rows
 from rankzero.show.figures.callback import RunFigures
 from rankzero.show.measurements.interval_measurements import IntervalMeasurements
 from rankzero.show.measurements.slow_ranks import SlowRanks
@@ -43,7 +42,7 @@ from rankzero.show.measurements.throughput import Throughput
 from rankzero.show.profile import Profile, ProfileRequest
 from rankzero.show.progress.bar import progress_callbacks, without_progress
 from rankzero.show.tensorboard_logger import DurableTensorBoardLogger, without_files
-from rankzero.show.tensorboard_page import TensorBoardPage
+from rankzero.show.tensorboard_page import TensorBoardPage, keep_rows
 from rankzero.show.terminal import ResultDisplay
 from rankzero.training import fit_loop
 from rankzero.training.callbacks.agreements import RankAgreements
@@ -57,10 +56,14 @@ from rankzero.training.lightning_inside import check_release
 from rankzero.training.metrics import epoch_averages
 from rankzero.training.prediction_loop import PredictionLoop
 from rankzero.training.saved_state.checkpoint_choice import ChosenCheckpoint, as_given
-from rankzero.training.saved_state.found_settings import KeepFound, check_batch_sizes, is_tuning
-from rankzero.training.saved_state.live_settings import LiveSettings
-from rankzero.training.saved_state.optimizer_overrides import OptimizerOverrides
 from rankzero.training.saved_state.rank_states import RankStates
+from rankzero.training.saved_state.settings import (
+    KeepFound,
+    LiveSettings,
+    OptimizerOverrides,
+    check_batch_sizes,
+    is_tuning,
+)
 from rankzero.training.speed import layout
 from rankzero.training.speed.compiled_step import CompiledStep, compiled_model
 
@@ -315,12 +318,14 @@ class Trainer(TrainerArguments):
         """Returns the configuration of the run; empty before training."""
         return self._stored_config or {}
 
-    def _counts(self) -> TrainingCounts:
+    def _counts(self) -> dict[str, Any]:
         """Returns what the summary of the run states about its samples."""
-        throughput = self._throughput
-        return TrainingCounts(
-            throughput.samples, throughput.samples_per_second, self._ledger.entries, self._weights.problem
-        )
+        return {
+            "problem": self._weights.problem,
+            "samples": self._throughput.samples,
+            "samples_per_second": float(f"{self._throughput.samples_per_second:.6g}"),
+            "ledger": list(self._ledger.entries),
+        }
 
     def _checkpoint_metadata(self) -> dict[str, Any]:
         """Returns the metadata of the run that a checkpoint stores beside the state."""

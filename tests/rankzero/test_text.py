@@ -9,8 +9,8 @@ from rich.box import SQUARE
 from rich.cells import cell_len
 from rich.table import Table
 
-from rankzero.show.report.series import SERIES
-from rankzero.show.table import Column, Row, column_widths, print_table, rendered
+from rankzero.show.report.curves import SERIES
+from rankzero.show.text_table import Column, Row, column_widths, print_table, rendered
 from rankzero.text import (
     age,
     command_without_secrets,

@@ -8,8 +8,8 @@ import torch
 from checkpoint_files import names
 
 from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
-from rankzero.checkpoints.export import export_weights
 from rankzero.checkpoints.manifest import checkpoints_in, clean, newest_valid, verify
+from rankzero.checkpoints.write import export_weights
 from rankzero.messages import RequestError
 from rankzero.show.report.curves import read_curves
 from running import disk_at, fit, require

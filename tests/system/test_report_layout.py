@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from reported import ENVIRONMENT, make_run
 
-from rankzero.show.report.report import REPORT, write_report
+from rankzero.show.report.page import REPORT, write_report
 from running import require
 from system.browser import chromium
 

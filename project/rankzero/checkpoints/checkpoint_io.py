@@ -6,7 +6,6 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,32 +108,6 @@ class _CopyUnpickler(pickle.Unpickler):
         return storage if dtype is None else TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
-class BackgroundWriter:
-    """Runs one task at a time, each in a new thread; the process does not exit before the task has ended."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-
-    def start(self, task: Callable[[], None]) -> None:
-        """Starts `task` once the current task has ended. `task` has to report its own errors."""
-        self.wait()
-        self._thread = threading.Thread(target=task, name="rankzero-writer", daemon=False)
-        self._thread.start()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a task is running."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def wait(self) -> None:
-        """Waits until no task is running; returns at once if a task itself calls this."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-            if self._thread is thread:  # no other thread has started the next task meanwhile
-                self._thread = None
-
-
 class DirectoryCheckpointIO(TorchCheckpointIO):
     """Writes checkpoints atomically, and reads them without running code from them unless they are trusted.
 
@@ -168,7 +141,8 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         self.folder: Path | None = None
         self.last_seconds: float | None = None
         self.holds = False
-        self._snapshots, self._writer = Snapshots(), BackgroundWriter()
+        self._snapshots = Snapshots()
+        self._writer: threading.Thread | None = None
         self._held: tuple[dict[str, Any], Path] | None = None
         self._lock = threading.Lock()
 
@@ -198,13 +172,13 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
             if self.holds:
                 self._hold(checkpoint, target)
                 return
-            self._writer.wait()
+            self.wait()
             self._held, started = None, time.monotonic()  # the copies share their memory
-            self._writer.start(partial(self._commit_or_report, self._snapshots.take(checkpoint), target, started))
+            self._start_to_write(self._snapshots.take(checkpoint), target, started)
 
     def _hold(self, checkpoint: dict[str, Any], target: Path) -> None:
         """Replaces the held checkpoint, unless an earlier copy is being written."""
-        if not self._writer.is_busy:
+        if self._writer is None or not self._writer.is_alive():
             self._held = None
             self._held = self._snapshots.take(checkpoint), target
 
@@ -213,11 +187,21 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         with self._lock:
             if self._held is not None and not self._held[1].exists():
                 held, self._held = self._held, None
-                self._writer.start(partial(self._commit_or_report, *held, time.monotonic()))
+                self._start_to_write(*held, time.monotonic())
+
+    def _start_to_write(self, *save: Any) -> None:
+        """Starts a save in a new thread once the current save has ended; the process does not exit before its end."""
+        self.wait()
+        self._writer = threading.Thread(target=self._commit_or_report, args=save, name="rankzero-writer", daemon=False)
+        self._writer.start()
 
     def wait(self) -> None:
-        """Waits until no save is running."""
-        self._writer.wait()
+        """Waits until no save is running; returns at once in the thread of a save."""
+        writer = self._writer
+        if writer is not None and writer is not threading.current_thread():
+            writer.join()
+            if self._writer is writer:  # no other thread has started the next save meanwhile
+                self._writer = None
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any | None = None, weights_only: bool | None = None

@@ -25,7 +25,6 @@ from typing import Any, BinaryIO, NamedTuple
 import psutil
 
 FORMAT = 3
-"""Format 1 had no position within an epoch and another order of samples; 2 had no sha256 of the manifest."""
 STATE, MANIFEST = "state.pt", "manifest.json"
 SIGNATURE = "signature"
 REPLACED, DELETING = ".replaced", ".deleting"
@@ -78,13 +77,9 @@ def verify(checkpoint: Path) -> None:
 
 
 class VerifiedState(NamedTuple):
-    """The state of a checkpoint directory, which has been checked against the manifest.
+    """The state of a checkpoint directory, which has been checked against the manifest, as a file at its beginning.
 
-    Args:
-        checkpoint: The checkpoint directory.
-        sha256: sha256 of the state.
-        file: The state, at its beginning.
-        is_in_memory: Whether `file` is a copy in memory, which no other process can change before it is used.
+    No other process can change a copy in memory before it is used.
     """
 
     checkpoint: Path
@@ -96,9 +91,7 @@ class VerifiedState(NamedTuple):
 def open_verified(checkpoint: Path, in_memory: bool | None = None) -> VerifiedState:
     """Opens the state of a checkpoint directory after checking it against the manifest.
 
-    Args:
-        checkpoint: Checkpoint directory.
-        in_memory: Whether to read the state into memory; by default, if it takes at most a quarter of the free memory.
+    By default, the state is read into memory if it takes at most a quarter of the free memory.
 
     Raises:
         ValueError: The state or the manifest is missing or has changed since it was written.
@@ -143,14 +136,12 @@ def open_plain(path: Path) -> BinaryIO:
 def checkpoints_in(folder: Path, first_part: int = 1) -> list[Path]:
     """Returns the checkpoints in a folder, oldest first, without those that are still being written.
 
-    Args:
-        folder: Folder with checkpoints.
-        first_part: Part of the run before which no checkpoint is returned.
+    Checkpoints of parts of the run before `first_part` are left out.
     """
     if not folder.is_dir():
         return []
     matching = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and part_of(path) >= first_part]
-    return sorted(matching, key=lambda path: (part_of(path), step_of(path), not path.name.endswith(REPLACED)))
+    return sorted(matching, key=lambda path: (*_part_and_step(path), not path.name.endswith(REPLACED)))
 
 
 def directory_of(path: Path) -> Path:
@@ -165,16 +156,18 @@ def file_of(path: Path) -> Path:
 
 def step_of(checkpoint: Path) -> int:
     """Returns the number of optimizer steps in a checkpoint of `checkpoints_in`."""
-    match = _NAME.fullmatch(checkpoint.name)
-    assert match is not None
-    return int(match[2])
+    return _part_and_step(checkpoint)[1]
 
 
 def part_of(checkpoint: Path) -> int:
     """Returns the part of the run that saved a checkpoint of `checkpoints_in`."""
+    return _part_and_step(checkpoint)[0]
+
+
+def _part_and_step(checkpoint: Path) -> tuple[int, int]:
     match = _NAME.fullmatch(checkpoint.name)
     assert match is not None
-    return int(match[1] or 1)
+    return int(match[1] or 1), int(match[2])
 
 
 def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:

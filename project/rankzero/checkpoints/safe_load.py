@@ -191,27 +191,22 @@ def _read(path: Path | str, file: BinaryIO, map_location: Any, trusted: bool) ->
     try:
         return torch.load(file, map_location=map_location, weights_only=not trusted)
     except Exception as error:  # a malicious file can cause any exception
-        names = [] if trusted else _required_globals(file)
+        names = [] if trusted else required_globals(file)
         if not names:
             raise ValueError(f"{path} cannot be read: {_short_text(error)}") from None
     raise _NeedsTrustError(names)
 
 
-def required_globals(file: BinaryIO) -> list[str]:
+def required_globals(file: BinaryIO, unknown: Sequence[str] = ()) -> list[str]:
     """Returns the classes and functions that reading a file would call, except those that torch allows by default.
 
-    Raises:
-        Exception: torch cannot determine them; the type depends on the file.
+    If torch cannot determine them, for example because of an integer of a thousand digits, the result is `unknown`.
     """
     file.seek(0)
-    return sorted(get_unsafe_globals_in_checkpoint(file))
-
-
-def _required_globals(file: BinaryIO) -> list[str]:
     try:
-        return required_globals(file)
-    except Exception:
-        return []
+        return sorted(get_unsafe_globals_in_checkpoint(file))
+    except Exception:  # a malicious file can cause any exception
+        return list(unknown)
 
 
 def _check_archive(path: Path | str, file: BinaryIO) -> None:

@@ -2,14 +2,16 @@
 
 import contextlib
 import hashlib
-import pickle
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import safetensors.torch
 import torch
+from torch import Tensor
 
-from rankzero.checkpoints.atomic_files import SAVING, make_folder, sync_folder, synced
+from rankzero.checkpoints.atomic_files import SAVING, make_folder, replacing, sync_folder, synced
 from rankzero.checkpoints.manifest import (
     DELETING,
     FORMAT,
@@ -20,8 +22,9 @@ from rankzero.checkpoints.manifest import (
     is_valid,
     manifest_text,
 )
-from rankzero.checkpoints.safe_load import required_globals, sign
+from rankzero.checkpoints.safe_load import load, required_globals, sign
 from rankzero.distributed.connections.key import NoKeyError
+from rankzero.messages import RequestError
 
 
 class HashedFile:
@@ -101,28 +104,22 @@ def remove_directory(path: Path) -> None:
 def _write_content(checkpoint: dict[str, Any], folder: Path) -> None:
     state = write_state(checkpoint, folder / STATE)
     description = {"bytes": state.bytes, "sha256": state.sha256}
+    with (folder / STATE).open("rb") as file:
+        needs = required_globals(file, unknown=["what torch cannot name"])
     manifest = {
         "format": FORMAT,
         "epoch": checkpoint.get("epoch"),
         "step": checkpoint.get("global_step"),
         "rankzero": checkpoint.get("rankzero", {}),
         "contents": sorted(map(str, checkpoint)),
-        "needs": _required_globals(folder / STATE),
+        "needs": needs,
         "files": {STATE: description},
     }
-    if manifest["needs"]:
+    if needs:
         with contextlib.suppress(NoKeyError):  # unsigned, it is read only with --trust_checkpoint yes
             manifest[SIGNATURE] = sign(STATE, description)
     with synced(folder / MANIFEST) as file:
         file.write(manifest_text(manifest).encode())
-
-
-def _required_globals(path: Path) -> list[str]:
-    with path.open("rb") as file:
-        try:
-            return required_globals(file)
-        except pickle.UnpicklingError:  # for example because of an integer of a thousand digits
-            return ["what torch cannot name"]
 
 
 def _move_to_target(temporary: Path, target: Path) -> None:
@@ -142,3 +139,40 @@ def _move_to_target(temporary: Path, target: Path) -> None:
     if replaced.exists():
         with contextlib.suppress(OSError):  # the new one is safe; `clean` removes the old one later
             remove_directory(replaced)
+
+
+def export_weights(checkpoint: Path, file: Path, trusted: bool = False) -> str:
+    """Writes the `state_dict` of a checkpoint to a .pt or .safetensors file, atomically.
+
+    Returns:
+        One line for the user: size of the file, and how to load it.
+
+    Raises:
+        RequestError: The checkpoint cannot be read or contains no weights, or the file cannot be written.
+    """
+    weights = load(checkpoint, trusted=trusted).get("state_dict")
+    if not isinstance(weights, dict) or not weights:
+        raise RequestError(f"the checkpoint {checkpoint}", "it contains no weights", "the path of another checkpoint")
+    is_safetensors = file.suffix == ".safetensors"
+    try:
+        with replacing(file) as temporary:
+            _write_safetensors(weights, temporary) if is_safetensors else write_state(weights, temporary)
+    except OSError as error:
+        raise RequestError(f"--export {file}", str(error), "--export FILE, in a folder where you may write") from None
+    tensors = [value for value in weights.values() if isinstance(value, Tensor)]
+    value_count = sum(tensor.numel() for tensor in tensors)
+    load_call = (
+        f'safetensors.torch.load_file("{file}")' if is_safetensors else f'torch.load("{file}", weights_only=True)'
+    )
+    return (
+        f"wrote {file}: {len(tensors)} tensors, {value_count:,} parameters and buffers, {file.stat().st_size:,} bytes; "
+        f"to load it: model.load_state_dict({load_call})"
+    )
+
+
+def _write_safetensors(weights: Mapping[str, Any], path: Path) -> None:
+    """Writes the tensors; those that share memory become separate copies, as the format has no shared memory."""
+    tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+    contiguous = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+    with synced(path) as file:
+        file.write(safetensors.torch.save(contiguous, {"format": "pt"}))

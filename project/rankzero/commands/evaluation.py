@@ -8,8 +8,8 @@ from typing import Any
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from rankzero.checkpoints.atomic_files import write_text
-from rankzero.checkpoints.export import export_weights
 from rankzero.checkpoints.manifest import newest_valid, read_manifest
+from rankzero.checkpoints.write import export_weights
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
 from rankzero.distributed.coordination.coordinator import Coordinator
@@ -20,9 +20,9 @@ from rankzero.messages import Exit, RequestError, as_user_errors, print_line
 from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.resume import requested_checkpoint
 from rankzero.runs.stored_config import config_in, dump_config
-from rankzero.runs.summary import finite_or_none
 from rankzero.show import terminal
 from rankzero.show.run_list import unknown_run_error
+from rankzero.text import finite_or_none
 from rankzero.trainer import Trainer
 
 REUSED_SECTIONS = ("model", "data", "seed_everything")

@@ -13,7 +13,7 @@ from rankzero.messages import Exit, RequestError, print_line
 from rankzero.runs.directory import RunDirectory, cannot_write_error, expanded
 from rankzero.runs.metrics_file import newest_rows
 from rankzero.runs.recorded_run import is_run, read_run, status_of, with_live_values
-from rankzero.show.report.report import REPORT, render
+from rankzero.show.report.page import REPORT, render
 from rankzero.show.run_list import root_flag, unknown_run_error
 
 REPORT_FLAGS = (Flag("root", "DIR", file_path, "folder of the runs [runs]", "runs", default="runs"),)

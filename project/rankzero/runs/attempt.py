@@ -43,7 +43,6 @@ from rankzero.runs.rank_log import RankLog
 from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_zero, unfinished_before
 from rankzero.runs.stored_config import Config
 from rankzero.runs.summary import (
-    TrainingCounts,
     computed_metrics_of,
     describe_environment,
     reason_of,
@@ -76,7 +75,7 @@ def objection_to_next_attempt(run: RunDirectory, stopped: Stopped, max_attempts:
 
 def step_without_progress(run: RunDirectory) -> int | None:
     """Returns the step at which the last attempts began, and which is still the last saved one; None after progress."""
-    attempts = run.read("run.json").get("attempts") or []
+    attempts = run.attempts
     began = {attempt.get("step") for attempt in attempts[-ATTEMPTS_WITHOUT_PROGRESS:]}
     saved = {step_of(checkpoint) for checkpoint in checkpoints_in(run.checkpoints)[-1:]}
     return began.pop() if len(attempts) >= ATTEMPTS_WITHOUT_PROGRESS and began == saved else None
@@ -104,12 +103,9 @@ def agree_on_run(root: str, name: str | None, title: str, coordinator: Coordinat
 
 @dataclass
 class Outcome:
-    """Progress and error of an attempt's training on this rank.
+    """Progress of an attempt on this rank: whether training was started, and whether it has trained on a batch.
 
-    Attributes:
-        has_trained: Whether this attempt has trained on a batch.
-        error: Error of this rank; None without an error, or if this rank failed only because another rank did.
-        has_started: Whether training was started.
+    `error` is None without an error, or if this rank failed only because another rank did.
     """
 
     has_trained: bool = False
@@ -142,7 +138,7 @@ class Attempt:
         trainer: Trainer,
         plan: SamplingPlan,
         outcome: Outcome,
-        counts: Callable[[], TrainingCounts],
+        counts: Callable[[], dict[str, Any]],
         session: Session,
         display: Display,
     ) -> None:
@@ -190,9 +186,7 @@ class Attempt:
     def train(self, fit: Callable[[], None], may_exit: bool) -> None:
         """Calls Lightning's `fit` within this attempt. All ranks must call.
 
-        Args:
-            fit: Lightning's `fit` with its arguments bound.
-            may_exit: Whether SystemExit and KeyboardInterrupt of the user's code are raised unchanged.
+        SystemExit and KeyboardInterrupt of the user's code are raised unchanged if `may_exit`.
 
         Raises:
             Stopped: All ranks have stopped at a safe point.
@@ -360,15 +354,14 @@ class Attempt:
     def _summarize(self, status: str, reason: str | None, **more: Any) -> dict[str, Any]:
         summary = summarize(
             status,
-            self.trainer,
-            self.counts(),
+            reason,
             self.run,
-            self._session.world,
-            self.launch,
+            self.trainer,
+            self.world,
             self.options.keep_best,
-            time.perf_counter() - self._started,
+            seconds=round(time.perf_counter() - self._started, 3),
             slow_ranks=list(self.control_channel.monitor.slow_ranks.values()),
-            reason=reason,
+            **self.counts(),
             **more,
         )
         self.run.write_summary(summary)

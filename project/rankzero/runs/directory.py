@@ -110,18 +110,21 @@ class RunDirectory:
         return content if isinstance(content, dict) else {}
 
     @property
+    def attempts(self) -> list[dict[str, Any]]:
+        """The records of all attempts in `run.json`, oldest first."""
+        return self.read("run.json").get("attempts") or []
+
+    @property
     def newest_attempt(self) -> dict[str, Any]:
         """The record of the newest attempt in `run.json`; empty before the first."""
-        attempts = self.read("run.json").get("attempts") or [{}]
-        return dict(attempts[-1])
+        return next(reversed(self.attempts), {})
 
     def summary_of_part(self) -> dict[str, Any]:
         """Reads the newest summary of the current part; {} if no attempt of this part has ended."""
         summary = self.read("summary.json")
         if summary.get("part", self.part) == self.part:
             return summary
-        attempts = self.read("run.json").get("attempts") or []
-        numbers = [attempt["number"] for attempt in attempts if attempt.get("part", 1) == self.part]
+        numbers = [attempt["number"] for attempt in self.attempts if attempt.get("part", 1) == self.part]
         summaries = (self.read(f"attempts/{number:04d}/summary.json") for number in reversed(numbers))
         return next(filter(None, summaries), {})
 

@@ -35,18 +35,11 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 @dataclass(frozen=True)
 class Owner:
-    """Process that trains a run.
+    """Rank zero's process, which trains a run; `since` is the UTC time at which it took the lock.
 
-    Args:
-        token: Random id of the owner, 32 hexadecimal digits.
-        host: Host name of rank zero.
-        pid: Process id of rank zero.
-        born: Start time of that process in clock ticks after boot, see proc(5); empty without /proc.
-        boot: Boot id of the host's kernel; empty without /proc.
-        pids: Namespace of the process id; empty without /proc.
-        since: UTC time at which the lock was taken.
-        job: Job id given by the scheduler or torchrun; None without one.
-        restarts: Number of times that the scheduler or torchrun had restarted the job.
+    `born` is its start time in clock ticks after boot, see proc(5), `boot` the boot id of the host's kernel, and `pids`
+    the namespace of the process id; these are empty without /proc. `job` is the id given by the scheduler or torchrun,
+    which had restarted the job `restarts` times; None without one.
     """
 
     token: str
@@ -73,6 +66,12 @@ class Owner:
         """Returns whether `launch` is a restart of the owner's job by the scheduler or torchrun."""
         same_job = launch.job_id is not None and launch.job_id == self.job
         return same_job and (launch.restarts > self.restarts or launch.elastic is not None)
+
+    @property
+    def process(self) -> str | None:
+        """State of the owner's process if it is on this host, see proc(5); None if it has ended, as a zombie has."""
+        process = process_state(self.pid)
+        return None if process is None or process[1] != self.born or process[0] in ("Z", "X") else process[0]
 
     def is_on_host_of(self, peer: Peer) -> bool:
         """Returns whether the owner's process id is valid on the peer's host: same boot, same PID namespace."""
@@ -170,8 +169,7 @@ class RunLock:
     def _is_alive(self, owner: Owner, path: Path) -> bool | None:
         """Returns whether an owner is alive, or None if the lock changed. May wait for `TIMERS.lock_stale`."""
         if owner.is_on_host_of(Peer.this(self.launch)):
-            process = process_state(owner.pid)
-            if process is None or process[1] != owner.born or process[0] in ("Z", "X"):
+            if owner.process is None:
                 return False
             if owner.born:
                 return True
@@ -191,8 +189,7 @@ class RunLock:
 
     def _refusal(self, owner: Owner, detail: str = "") -> RequestError:
         is_on_this_host = owner.is_on_host_of(Peer.this(self.launch))
-        process = process_state(owner.pid) if is_on_this_host else None
-        if process and process[0] == "T" and not detail:
+        if is_on_this_host and owner.process == "T" and not detail:
             detail = f"; it is suspended (SIGSTOP); kill -CONT {owner.pid} resumes it"
         return RequestError(
             f"to train run {self._run.name}",

@@ -26,14 +26,10 @@ MAX_NUMBER, MIN_NUMBER = 3.4028235e38, 1.1754944e-38
 
 
 class Row(NamedTuple):
-    """The values that were logged at a step.
+    """The values that were logged at a step, by tag, and the time in seconds since 1970.
 
-    Args:
-        step: Number of optimizer steps before the step, as on TensorBoard's axis.
-        seconds: Time, in seconds since 1970.
-        values: Tag -> number.
-        epoch: Number of epochs, with a fraction; None if unknown.
-        samples: Number of samples that the run has trained on; None if unknown.
+    `step` is the number of optimizer steps before the step, as on TensorBoard's axis. The number of epochs, with a
+    fraction, and the number of samples that the run has trained on are None if unknown.
     """
 
     step: int
@@ -72,11 +68,8 @@ def append_rows(run: Path, rows: Iterable[Row], durably: bool) -> None:
 def cut_rows(run: Path, step: int, samples: int = -1) -> None:
     """Removes the rows that an attempt logged after the checkpoint from which the run resumes.
 
-    Args:
-        run: Path of the run's directory.
-        step: Number of optimizer steps in the checkpoint. A row of this step is of the next step, or of an evaluation
-            after the last one.
-        samples: Number of samples in the checkpoint, which tells these apart.
+    A row of the checkpoint's step is of the next step, or of an evaluation after the last one; the number of samples in
+    the checkpoint tells these apart.
     """
 
     def is_kept(row: Row) -> bool:

@@ -13,7 +13,6 @@ from typing import Any
 
 from rankzero.checkpoints.manifest import checkpoints_in, step_of
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.process.system import process_state
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer
 from rankzero.runs.lock import Owner, current_owner, last_heartbeat, lock_path
@@ -32,14 +31,9 @@ _MAX_EPOCHS = re.compile(r"^ *max_epochs: *([0-9]{1,15}) *$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run, as its files record it. Missing and damaged files are empty.
+    """A run, as `run.json`, `summary.json` and the newest `config.yaml` record it; missing and damaged files are empty.
 
-    Args:
-        path: Directory of the run.
-        record: Content of `run.json`.
-        summary: Content of `summary.json`, the newest summary.
-        config: Configuration of the newest attempt, as YAML.
-        problem: Why a file cannot be read; empty if all can be.
+    `problem` states why a file cannot be read; it is empty if all can be.
     """
 
     path: Path
@@ -210,10 +204,9 @@ def status_of(run: RecordedRun, now: float | None = None) -> Status:
 
 
 def _on_this_host(owner: Owner) -> Status:
-    process = process_state(owner.pid)
-    if process is None or process[1] != owner.born or process[0] in ("Z", "X"):
+    if owner.process is None:
         return Status(KILLED, f"process {owner.pid} on {owner.host} has ended without a summary")
-    if process[0] == "T":
+    if owner.process == "T":
         return Status(RUNNING, f"process {owner.pid} is suspended (SIGSTOP); kill -CONT {owner.pid} resumes it")
     return Status(RUNNING)
 

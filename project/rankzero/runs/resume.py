@@ -71,17 +71,11 @@ class RunOptions:
 
 @dataclass
 class ResumePlan:
-    """Plan for resuming a run, which rank zero makes and all ranks follow.
+    """Plan for resuming a run from a checkpoint, if any, which rank zero makes and all ranks follow.
 
-    Args:
-        run: Directory of the run.
-        checkpoint: Path or URL of the checkpoint to resume from; None to start from the beginning.
-        manifest: Manifest of that checkpoint; empty without a checkpoint.
-        notes: Lines to print for the user: what differs from the request or from the previous attempt.
-        notices: Lines to print that require no action, which `--quiet` omits.
-        already_finished: Whether nothing is left to train.
-        begins_part: Whether a later part of the run begins at a requested checkpoint, possibly with other data.
-        trusted_sha256: sha256 of a state that may run code because a run of this user wrote it; otherwise empty.
+    `notes` are lines to print for the user: what differs from the request or from the previous attempt. `--quiet` omits
+    the `notices`. If `begins_part`, a later part of the run begins at a requested checkpoint, possibly with other data.
+    A state whose sha256 is `trusted_sha256` may run code, because a run of this user wrote it.
     """
 
     run: RunDirectory
@@ -292,9 +286,7 @@ def existing_url(url: str) -> str:
 def requested_checkpoint(text: str, keep: Callable[[VerifiedState], object] | None = None) -> Path:
     """Returns the checkpoint at the path of `--resume` or `--checkpoint`; in a run's directory, the newest valid one.
 
-    Args:
-        text: The path.
-        keep: Called with the state of a checkpoint directory, which has been read; by default, the state is closed.
+    `keep` is called with the state of a checkpoint directory, which has been read; by default, the state is closed.
 
     Raises:
         RequestError: There is no valid checkpoint at this path.

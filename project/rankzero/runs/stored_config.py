@@ -126,11 +126,8 @@ def describe_config(
 ) -> Config:
     """Returns the configuration of a run that a script has built, as far as YAML can represent it.
 
-    Args:
-        model: LightningModule.
-        data: Data module, or loaders, of which only the hyperparameters are stored, such as `batch_size`; or None.
-        arguments: Arguments that the script passed to the Trainer.
-        left_out: Names of hyperparameters that a finder chooses.
+    The data may be loaders, of which only the hyperparameters are stored, such as `batch_size`. A finder chooses the
+    hyperparameters in `left_out`.
     """
     config: Config = {"model": {"class_path": _class_path(model)}}
     if hasattr(data, "train_dataloader"):

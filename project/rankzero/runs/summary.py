@@ -1,12 +1,9 @@
 """Contents of `summary.json` and `environment.json`, which describe an attempt."""
 
-import math
 import platform
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ from torch import Tensor
 from rankzero import __version__
 from rankzero.checkpoints.manifest import Retention, checkpoints_in, has_valid_manifest
 from rankzero.distributed.coordination.session import Session
-from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.spawn import own_command
 from rankzero.distributed.process.user_traceback import user_frames
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
@@ -27,34 +23,22 @@ from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import World
 from rankzero.messages import Stopped, is_peer_failure, place_of, printable_line, user_message
 from rankzero.runs.directory import RunDirectory
-from rankzero.text import command_without_secrets, numbers, prose_without_secrets
-
-
-@dataclass(frozen=True)
-class TrainingCounts:
-    """Counts and speed of training."""
-
-    samples: int
-    samples_per_second: float
-    ledger_entries: Sequence[str]
-    problem: str | None = None
+from rankzero.text import command_without_secrets, finite_or_none, numbers, prose_without_secrets
 
 
 def summarize(
     status: str,
-    trainer: Trainer,
-    counts: TrainingCounts,
+    reason: str | None,
     run: RunDirectory,
+    trainer: Trainer,
     world: World,
-    launch: Launch,
     keep_best: str | None,
-    seconds: float,
-    another_attempt: bool = False,
-    slow_ranks: Sequence[str] = (),
-    metrics: Mapping[str, float | None] | None = None,
-    reason: str | None = None,
+    **facts: Any,
 ) -> dict[str, Any]:
-    """Returns the summary of the whole run; only `seconds` and `samples_per_second` are of this attempt alone."""
+    """Returns the summary of the whole run; only `seconds` and `samples_per_second` are of this attempt alone.
+
+    `facts` contains what the attempt has counted and measured, and `metrics` if those of the Trainer cannot be read.
+    """
 
     def relative_path(checkpoint: Path | None) -> str | None:
         return str(checkpoint.relative_to(run.path)) if checkpoint else None
@@ -63,24 +47,19 @@ def summarize(
         "run": run.name,
         "status": status,
         "reason": reason and prose_without_secrets(reason),
-        "problem": counts.problem,
+        "another_attempt": False,
+        **facts,
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,
-        "samples": counts.samples,
         "world_size": world.size,
         "nodes": world.nodes,
         "devices": world.devices,
-        "launcher": launch.launcher,
+        "launcher": world.launch.launcher,
         "accelerator": world.accelerator,
         "backend": world.backend if world.size > 1 else None,
-        "metrics": metrics_of(trainer) if metrics is None else dict(metrics),
-        "samples_per_second": float(f"{counts.samples_per_second:.6g}"),
-        "seconds": round(seconds, 3),
-        "ledger": list(counts.ledger_entries),
-        "slow_ranks": list(slow_ranks),
+        "metrics": facts["metrics"] if "metrics" in facts else metrics_of(trainer),
         "attempts": run.attempt,
         "part": run.part,
-        "another_attempt": another_attempt,
         "checkpoint": relative_path(next(filter(has_valid_manifest, reversed(checkpoints_in(run.checkpoints))), None)),
         "best": relative_path(Retention(best=keep_best).best_in(run.checkpoints)),
         "can_validate": is_overridden("validation_step", trainer.lightning_module),
@@ -137,11 +116,6 @@ def computed_metrics_of(trainer: Trainer) -> dict[str, float | None]:
     metrics: dict[str, Any] = dict(trainer.fit_loop.computed_metrics)  # type: ignore[attr-defined]
     on_device = {name for name, value in metrics.items() if isinstance(value, Tensor) and value.device.type != "cpu"}
     return finite_or_none(numbers({name: metrics[name] for name in sorted(metrics.keys() - on_device)}))
-
-
-def finite_or_none(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Returns the metrics with None in place of NaN and infinity, which JSON cannot represent."""
-    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def has_reached_limits(summary: dict[str, Any], trainer: Trainer) -> bool:

@@ -16,7 +16,7 @@ from rankzero.runs.metrics_file import METRICS_FILE
 from rankzero.runs.recorded_run import CONFIG_FILE, RecordedRun, Status, read_run, status_of, with_live_values
 from rankzero.runs.stored_config import SINGLE_START_ARGUMENTS, Config, flattened, read_config
 from rankzero.show.report.curves import Curve, read_curves
-from rankzero.show.table import Column, Row, available_width, print_table
+from rankzero.show.text_table import Column, Row, available_width, print_table
 from rankzero.text import (
     MISSING,
     direction,
@@ -199,18 +199,18 @@ _IGNORED = frozenset({*SINGLE_START_ARGUMENTS, "root", "start_timeout", "launche
 _ABSENT = object()
 
 
-class Difference(NamedTuple):
-    """A setting in which runs differ."""
+class Result(NamedTuple):
+    """A setting or a result of all runs, with the indices of the best runs."""
 
     name: str
     values: Sequence[str]
+    best: frozenset[int] = frozenset()
 
 
-def differences(configs: Sequence[Config]) -> list[Difference] | None:
+def differences(configs: Sequence[Config]) -> list[Result] | None:
     """Returns the settings in which runs differ; None if fewer than two configurations are known.
 
-    Args:
-        configs: Configuration of each run; {} if it is not known, which is no difference.
+    A configuration that is not known is {}, which is no difference.
     """
     flat = [_flat(config) for config in configs]
     known = [settings for settings, config in zip(flat, configs, strict=True) if config]
@@ -222,7 +222,7 @@ def differences(configs: Sequence[Config]) -> list[Difference] | None:
     for name in names:
         values = [settings.get(name) for settings in known]  # null and absent are equal
         if any(_differs(value, values[0]) for value in values[1:]):
-            found.append(Difference(name, [_text(settings.get(name, _ABSENT)) for settings in shown]))
+            found.append(Result(name, [_text(settings.get(name, _ABSENT)) for settings in shown]))
     return found
 
 
@@ -258,14 +258,6 @@ MAX_METRICS = 20
 """Number of metrics in the table, those on validation data first."""
 
 
-class Result(NamedTuple):
-    """A row of results."""
-
-    name: str
-    values: Sequence[str]
-    best: frozenset[int] = frozenset()
-
-
 def results(compared: Sequence[ComparedRun]) -> tuple[list[Result], list[str]]:
     """Returns the results of runs, and the names of metrics that are left out."""
     runs = [entry.run for entry in compared]
@@ -289,12 +281,7 @@ def results(compared: Sequence[ComparedRun]) -> tuple[list[Result], list[str]]:
 
 
 def best(values: Sequence[float | None], better: str | None) -> frozenset[int]:
-    """Returns the indices of the best values.
-
-    Args:
-        values: The values; None or NaN for a run without one.
-        better: `max` or `min`; None if it is not known which values are better.
-    """
+    """Returns the indices of the best values; none if it is not known whether `max` or `min` is better."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
     if better is None or len(set(finite)) < 2:
         return frozenset()
@@ -316,9 +303,9 @@ _MAX_LABEL, _MIN_VALUE = 24, 13
 """Most columns for the names of settings and results, and least columns for the values of a run."""
 
 
-def print_comparison(labels: Sequence[str], settings: Sequence[Difference] | None, rows: Sequence[Result]) -> None:
+def print_comparison(labels: Sequence[str], settings: Sequence[Result] | None, rows: Sequence[Result]) -> None:
     """Prints the settings in which runs differ, and their results. Runs that do not fit have further tables."""
-    setting_rows = [Row([setting.name, *setting.values]) for setting in settings or ()]
+    setting_rows = [_row(setting, has_best=False) for setting in settings or ()]
     if setting_rows:
         _print_blocks("setting", labels, setting_rows, is_number=False)
     elif settings is not None:

@@ -32,14 +32,7 @@ from rankzero.training.hooks import LoopCallback, Subscribers
 
 
 class Part(NamedTuple):
-    """A part of a step on the main thread.
-
-    Args:
-        step: Number of the step, from 1.
-        phase: Phase of `Activity`.
-        begin: Nanoseconds since the epoch of `time.time_ns`.
-        end: Likewise.
-    """
+    """A part of a step, numbered from 1, on the main thread, in nanoseconds of `time.time_ns`."""
 
     step: int
     phase: str
@@ -212,12 +205,9 @@ def _summary(recording: Recording) -> str:
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """The values of `--profile` and `--profile_ranks`.
+    """The values of `--profile` and `--profile_ranks`: which steps to profile, and on which ranks, in ascending order.
 
-    Args:
-        steps: Number of optimizer steps to profile.
-        after: Number of optimizer steps of the run after which to begin; None for the end of the warm-up.
-        ranks: Ranks to profile, in ascending order.
+    `after` is the number of optimizer steps of the run after which to begin; None for the end of the warm-up.
     """
 
     steps: int
@@ -226,12 +216,7 @@ class ProfileRequest:
 
     @classmethod
     def read(cls, profile: str | None, ranks: str | None, world_size: int) -> "ProfileRequest | None":
-        """Returns the request, or None if nothing is to be profiled.
-
-        Args:
-            profile: Value of `--profile`, such as `10steps@200`; None without the flag.
-            ranks: Value of `--profile_ranks`, such as `0,1` or `all`; None without the flag.
-            world_size: Number of processes.
+        """Reads `--profile`, such as `10steps@200`, and `--profile_ranks`, such as `0,1` or `all`; None without flags.
 
         Raises:
             RequestError: The ranks do not exist, or nothing is to be profiled on them.

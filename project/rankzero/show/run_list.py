@@ -21,8 +21,8 @@ from rankzero.runs.recorded_run import (
     Status,
     is_run,
 )
-from rankzero.show.table import Column, Row, print_table
-from rankzero.text import MISSING, age, compact, main_metric, number_text, unique_metrics
+from rankzero.show.text_table import Column, Row, print_table
+from rankzero.text import MISSING, age, compact, finite_or_none, main_metric, number_text, unique_metrics
 
 MAX_NOTES = 12
 """Number of notes below the table."""
@@ -116,7 +116,7 @@ def print_list(listed: Sequence[ListedRun], root: Path, omitted: str = "") -> No
 def as_json(entry: ListedRun) -> dict[str, Any]:
     """Returns a run as an object for JSON, with None in place of values that are unknown or not finite."""
     run, metric, speed = entry.run, entry.metric, entry.run.summary.get("samples_per_second")
-    metrics = {name: value if math.isfinite(value) else None for name, value in run.metrics.items()}
+    metrics = finite_or_none(run.metrics)
     return {
         "name": run.name,
         "path": str(run.path),

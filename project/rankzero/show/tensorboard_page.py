@@ -1,15 +1,19 @@
-"""Prepares TensorBoard's pages of a run: groups of charts, hyperparameters, and texts about each attempt."""
+"""Prepares the logs of a run: TensorBoard's charts, hyperparameters and texts, and the rows of a CSVLogger."""
 
-from collections.abc import Callable, Mapping
+import csv
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
 
+from rankzero.checkpoints.atomic_files import replacing
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.stored_config import Config, dump_config, flattened
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.show.csv_rows import remove_lost_rows
-from rankzero.show.report.series import SERIES, STEP_PARTS
+from rankzero.show.report.curves import SERIES, STEP_PARTS
 from rankzero.show.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.text import GROUPS, HIDDEN, launch_line, without_secrets
 from rankzero.training.hooks import LoopCallback
@@ -147,3 +151,34 @@ def _add_session_end(writer: Any) -> None:
 
     _, _, session_end = hparams({}, {})
     writer.file_writer.add_summary(session_end)
+
+
+def keep_rows(trainer: Trainer) -> None:
+    """Creates the files of all CSV loggers before Lightning does, which deletes existing files (lightning 2.6)."""
+    for logger, path in _files_of(trainer):
+        kept = path.with_name(f"{path.name}.kept")
+        path.rename(kept)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the file will be deleted
+            experiment = logger.experiment
+        kept.rename(path)
+        if not experiment.metrics_keys:
+            with path.open(newline="") as file:
+                experiment.metrics_keys = next(csv.reader(file), [])
+
+
+def remove_lost_rows(trainer: Trainer, step: int) -> None:
+    """Removes the rows that a lost attempt has logged at `step` or later, which the resumed run logs again."""
+    for _, path in _files_of(trainer):
+        with path.open(newline="") as file:
+            header, *rows = csv.reader(file)
+        column = header.index("step")
+        with replacing(path, ".kept") as temporary, temporary.open("w", newline="") as file:
+            csv.writer(file).writerows([header, *(row for row in rows if float(row[column]) < step)])
+
+
+def _files_of(trainer: Trainer) -> Iterator[tuple[CSVLogger, Path]]:
+    """Yields the CSV loggers whose file exists, with the file; nothing except on rank zero."""
+    for logger in trainer.loggers if trainer.is_global_zero else ():
+        if isinstance(logger, CSVLogger) and (path := Path(logger.log_dir, "metrics.csv")).is_file():
+            yield logger, path

@@ -14,7 +14,7 @@ from rankzero.distributed.world import World
 from rankzero.messages import is_quiet, print_line, printable_line, spelled
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.summary import threads_text
-from rankzero.show.table import rendered
+from rankzero.show.text_table import rendered
 from rankzero.text import metrics_line, nan_for_none, number_text, unique_metrics
 
 
@@ -30,7 +30,7 @@ class ResultDisplay:
 
     def show_result(self, summary: dict[str, Any]) -> None:
         """Writes the report and prints the result."""
-        from rankzero.show.report.report import write_report
+        from rankzero.show.report.page import write_report
 
         here = "" if self._run.path.is_absolute() else f"{Path.cwd()}/"
         paths = [str(logger.log_dir) for logger in self._trainer.loggers if getattr(logger, "log_dir", None)]
@@ -116,15 +116,11 @@ def print_evaluation(result: dict[str, Any], file: Path) -> None:
         head = f"{result['split']} split of {result['run']}: {result['samples'] or 'uncounted'} samples"
         print_line(metrics_line(head, result["metrics"], (), str(file), separator=", "))
         return
-    table = Table(show_header=False, title=f"{result['split']} split of {result['run']}", title_justify="left")
-    table.add_row("checkpoint", result["checkpoint"])
     samples = result["samples"]
     sample_count = "not counted (a loader has its own sample order)" if samples is None else f"{samples:,}, each once"
-    table.add_row("samples", f"{sample_count}, on {_processes(result)}")
-    for name, value in result["metrics"].items():
-        table.add_row(printable_line(name), number_text(value, digits=6))
-    table.add_row("written to", str(file))
-    _print(table)
+    rows = {"checkpoint": result["checkpoint"], "samples": f"{sample_count}, on {_processes(result)}"}
+    rows |= {printable_line(name): number_text(value, digits=6) for name, value in result["metrics"].items()}
+    _print(f"{result['split']} split of {result['run']}", [*rows.items(), ("written to", str(file))])
 
 
 def print_predictions(result: dict[str, Any], folder: Path) -> None:
@@ -133,13 +129,11 @@ def print_predictions(result: dict[str, Any], folder: Path) -> None:
     if is_quiet():
         print_line(f"{title}: {sum(result['samples'].values())} samples, {folder}")
         return
-    table = Table(show_header=False, title=title, title_justify="left")
-    table.add_row("checkpoint", result["checkpoint"])
+    rows = [("checkpoint", result["checkpoint"])]
     for file, samples in result["samples"].items():
-        table.add_row(file, f"{samples:,} samples, each once, on {_processes(result)}")
-    table.add_row("written to", str(folder))
-    table.add_row("to load it", f'torch.load("{folder / next(iter(result["samples"]))}", weights_only=True)')
-    _print(table)
+        rows.append((file, f"{samples:,} samples, each once, on {_processes(result)}"))
+    load_call = f'torch.load("{folder / next(iter(result["samples"]))}", weights_only=True)'
+    _print(title, [*rows, ("written to", str(folder)), ("to load it", load_call)])
 
 
 def _processes(result: Mapping[str, Any]) -> str:
@@ -147,8 +141,11 @@ def _processes(result: Mapping[str, Any]) -> str:
     return f"{count} process{'es' * (count != 1)}"
 
 
-def _print(table: Table) -> None:
+def _print(title: str, rows: Iterable[tuple[str, str]]) -> None:
     """Prints a table without colors: mpirun gives its processes a terminal, also if their output goes to a file."""
+    table = Table(show_header=False, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
     print_line(rendered(table, has_colors=False))
 
 

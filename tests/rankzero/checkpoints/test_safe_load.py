@@ -12,7 +12,7 @@ from checkpoint_files import CreatesFolder, load, serialized
 
 from rankzero.checkpoints.manifest import MANIFEST, STATE, verify
 from rankzero.messages import CannotStart
-from running import TOY, fit
+from running import TOY, evaluate_in_process, fit, fit_in_process
 
 
 @pytest.mark.parametrize("kind", ["directory", "ckpt"])
@@ -176,3 +176,12 @@ def test_a_refused_checkpoint_prints_a_message_without_a_traceback(finished, cwd
     assert result.err.startswith("rankzero: cannot start\n  asked  the checkpoint ")
     assert "Traceback" not in result.out + result.err
     assert [path.name for path in (cwd / "runs").iterdir()] == ["x"]
+
+
+def test_a_class_that_is_no_module_in_a_valid_manifest_is_refused(finished, write_manifest):
+    run = finished() / "checkpoints/step-00000064"
+    write_manifest(run, rankzero={"run": "x", "config": {"model": {"class_path": "os.mkdir"}}})
+    with pytest.raises(CannotStart):
+        evaluate_in_process("--checkpoint", str(run))
+    with pytest.raises(CannotStart):
+        fit_in_process(*TOY, "--epochs", "2", "--run", "y", "--resume", str(run))

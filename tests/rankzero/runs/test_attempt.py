@@ -33,9 +33,8 @@ from rankzero.runs import attempt as attempt_module
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.resume import RunOptions
-from rankzero.runs.summary import TrainingCounts
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.show.report import report as report_module
+from rankzero.show.report import page as report_module
 from rankzero.show.terminal import ResultDisplay
 from rankzero.training.fit_loop import install
 from rankzero.training.strategies import OneProcess
@@ -67,7 +66,7 @@ def attempt(cwd):
         trainer = Trainer(strategy=strategy, plugins=[DirectoryCheckpointIO()], max_epochs=2, **QUIET)
         install(trainer, plan)
         coordinator = Coordinator(World(Launch(rank=rank), backend=backend), RequestedWorld())
-        counts = TrainingCounts(0, 0.0, ())
+        counts = {"problem": None, "samples": 0, "samples_per_second": 0.0, "ledger": []}
         run, options = RunDirectory(Path("runs/x")), RunOptions(**options)
         outcome, session = Outcome(has_trained), Session(RequestedWorld(), coordinator, "")
         display = ResultDisplay(trainer, run, session.world)
@@ -109,7 +108,9 @@ def test_a_finished_attempt_leaves_summary_log_and_no_lock_and_the_next_attempt_
         logging.getLogger("rankzero").info("message 1")
         with pytest.raises(RequestError, match="has been training run x since"):
             attempt()
-    assert read("summary.json")["status"] == "finished" and len(read("run.json")["attempts"]) == 1
+    summary = read("summary.json")
+    assert summary["status"] == "finished" and len(read("run.json")["attempts"]) == 1
+    assert {"problem", "samples", "samples_per_second", "ledger", "seconds", "slow_ranks"} < summary.keys()
     assert "INFO attempt 1: local (" in log() and "INFO message 1" in log() and "Traceback" not in log()
     origin = rf"\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d{{3}} rank 0 on {re.escape(socket.gethostname())} INFO "
     assert all(re.match(origin, line) for line in log().splitlines())

@@ -8,7 +8,6 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from rankzero.checkpoints.manifest import read_manifest
-from rankzero.messages import CannotStart
 from rankzero.runs.stored_config import (
     as_json,
     changed_settings,
@@ -18,7 +17,7 @@ from rankzero.runs.stored_config import (
     read_config,
     without_objects,
 )
-from running import TOY, evaluate_in_process, fit_in_process
+from running import evaluate_in_process, fit_in_process
 
 USERS_MODULE = """
 import functools
@@ -107,12 +106,3 @@ def test_the_batch_size_of_a_loader_decides_results_within_a_collection_too(numb
 
     (change,) = changed_settings(as_json(config(1)), config(2), decides_results)
     assert change.endswith("batch_size 1 -> 2") and not changed_settings(as_json(config(1)), config(1))
-
-
-def test_a_class_that_is_no_module_in_a_valid_manifest_is_refused(finished, write_manifest):
-    run = finished() / "checkpoints/step-00000064"
-    write_manifest(run, rankzero={"run": "x", "config": {"model": {"class_path": "os.mkdir"}}})
-    with pytest.raises(CannotStart):
-        evaluate_in_process("--checkpoint", str(run))
-    with pytest.raises(CannotStart):
-        fit_in_process(*TOY, "--epochs", "2", "--run", "y", "--resume", str(run))

@@ -10,13 +10,13 @@ from torchmetrics import MeanMetric
 
 from rankzero.checkpoints.manifest import MANIFEST
 from rankzero.checkpoints.write import write_directory
-from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import AnotherRankFailed, RunError, Stopped, mark_place
 from rankzero.runs.directory import RunDirectory
-from rankzero.runs.summary import TrainingCounts, computed_metrics_of, metrics_of, reason_of, summarize, without_stack
+from rankzero.runs.summary import computed_metrics_of, metrics_of, reason_of, summarize, without_stack
 from running import train_in_process, world_of
 
 LOGGED = {"val/b": 1.5, "a": math.nan, "c": math.inf, "d": -math.inf, "count": 3}
+FACTS = {"samples": 1234, "seconds": 12.346, "ledger": ["epoch 1: 6 of 6 samples, each once"]}
 SHOWN = {"a": None, "c": None, "count": 3.0, "d": None, "val/b": 1.5}
 
 
@@ -42,19 +42,19 @@ def run(tmp_path):
 
 
 def summary_of(trainer, run, world=None, keep_best=None, status="finished", another_attempt=False, **settings):
-    world, launch = world or world_of("cpu"), Launch(launcher="slurm")
-    counts = TrainingCounts(1234, 99.96, ("epoch 1: 6 of 6 samples, each once",))
-    return summarize(status, trainer, counts, run, world, launch, keep_best, 12.34567, another_attempt, **settings)
+    world = world or world_of("cpu")
+    world.launch = world.launch._replace(launcher="slurm")
+    facts = {"another_attempt": another_attempt, **FACTS, **settings}
+    return summarize(status, "at token=abc", run, trainer, world, keep_best, **facts)
 
 
 def test_the_summary_of_a_run_has_all_fields_and_survives_strict_json(trainer, run):
     summary = summary_of(trainer, run)
     assert summary == (
-        {"run": "x", "status": "finished", "reason": None, "epochs": 2, "steps": 6, "samples": 1234}
+        {"run": "x", "status": "finished", "reason": "at token=...", "epochs": 2, "steps": 6, **FACTS}
         | {"world_size": 1, "nodes": 1, "devices": 1, "launcher": "slurm", "accelerator": "cpu", "backend": None}
-        | {"metrics": SHOWN, "samples_per_second": 99.96, "seconds": 12.346, "slow_ranks": [], "attempts": 4, "part": 1}
-        | {"ledger": ["epoch 1: 6 of 6 samples, each once"], "another_attempt": False, "checkpoint": None}
-        | {"best": None, "problem": None, "can_validate": True, "max_epochs": 2, "max_steps": -1}
+        | {"metrics": SHOWN, "attempts": 4, "part": 1, "another_attempt": False, "checkpoint": None, "best": None}
+        | {"can_validate": True, "max_epochs": 2, "max_steps": -1}
     )
     assert list(summary["metrics"]) == sorted(SHOWN) and summary["metrics"] == metrics_of(trainer)
     assert all(value is None or type(value) is float for value in summary["metrics"].values())

@@ -14,7 +14,6 @@ from rankzero.show.comparison import (
     SAMPLES,
     TRAIN_LOSS,
     ComparedRun,
-    Difference,
     Line,
     Panel,
     Result,
@@ -206,7 +205,7 @@ def test_null_equals_absent_and_null_false_zero_and_absent_are_shown_as_such():
 def test_tables_fit_the_terminal_and_shorten_no_number(capsys, monkeypatch, runs, width):
     monkeypatch.setenv("COLUMNS", str(width))
     labels = [f"resnet50-imagenet-with-a-long-name-seed{number}" for number in range(runs)]
-    settings = [Difference("model.optimizer.a_very_long_name.lr", [f"0.{number}" * 20 for number in range(runs)])]
+    settings = [Result("model.optimizer.a_very_long_name.lr", [f"0.{number}" * 20 for number in range(runs)])]
     samples = [f"{number + 1:,}" for number in range(123_456_789, 123_456_789 + runs)]
     print_comparison(labels, settings, [Result("samples", samples, frozenset({runs - 1}))])
     lines = capsys.readouterr().out.splitlines()

@@ -8,9 +8,9 @@ from reported import scalars_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
-from rankzero.runs import tensorboard_logger as logger_module
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.metrics_file import Row, append_rows, read_rows
+from rankzero.show import tensorboard_logger as logger_module
 from rankzero.show.report.curves import read_curves
 from rankzero.show.tensorboard_logger import DurableTensorBoardLogger
 from running import disk_at

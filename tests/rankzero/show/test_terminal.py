@@ -1,7 +1,6 @@
 import json
 
 from reported import ENVIRONMENT, read_json
-from rich.table import Table
 
 from rankzero import __version__
 from rankzero.distributed.coordination.coordinator import Coordinator
@@ -60,9 +59,7 @@ def test_the_table_shows_a_metric_once_and_wraps_no_long_path_in_a_pipe(capsys, 
     assert out.count("loss") == 1 and "│ 1 " in out and "not finite" in out and "│ local: 1 x 1 cpu" in out
     print_summary(RunDirectory(tmp_path / "x"), METRICS, world=world_of("cpu", size=3, nodes=2, devices=2))
     assert "│ local: 3 processes on 2 nodes, cpu" in capsys.readouterr().out
-    table = Table(show_header=False)
-    table.add_row("checkpoint", path := "/a/path" * 30)
-    _print(table)
+    _print("a title", [("checkpoint", path := "/a/path" * 30)])
     assert path in capsys.readouterr().out
 
 

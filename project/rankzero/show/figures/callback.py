@@ -1,16 +1,21 @@
 """Draws images of a run: training inputs, and what a validation has predicted."""
 
+import io
 import math
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from PIL import Image
 
+from rankzero.checkpoints.atomic_files import replacing, synced
 from rankzero.distributed.monitoring.activity import HOOK, VALIDATION, Activity
 from rankzero.runs.directory import RunDirectory
+from rankzero.show.figures.class_counts import THRESHOLDS, Curve
 from rankzero.show.figures.collection import (
     MAX_SAMPLES,
     Collection,
@@ -19,14 +24,17 @@ from rankzero.show.figures.collection import (
     class_names,
     find_classes,
     find_images,
+    tags_of,
 )
-from rankzero.show.figures.publishing import Publisher
+from rankzero.show.measurements.exchange import PREFIX
 from rankzero.show.measurements.throughput import Throughput
 from rankzero.show.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.strategies import strategy_of
 from rankzero.training.validations import ValidationSchedule
+
+FOLDER = "figures"
 
 PAUSE_FACTOR = 100.0
 """Shortest time between two drawings, in durations of a drawing: drawing takes at most 1 % of the time."""
@@ -60,7 +68,7 @@ class RunFigures(LoopCallback):
     def on_ready(self, trainer: Trainer) -> None:
         self._is_enabled = not (trainer.barebones or trainer.fast_dev_run)  # type: ignore[attr-defined]
         self._draws_inputs = self._is_enabled and trainer.is_global_zero
-        self._publisher = Publisher(self.run, trainer, self.logger, self.log_system)
+        self._trainer, self._has_warned = trainer, False
 
     def needs(self, hook: str) -> bool:
         return hook != "on_tick" or self._draws_inputs
@@ -135,13 +143,49 @@ class RunFigures(LoopCallback):
         classes = find_classes(batch, len(images))
         labels = [] if classes is None else classes[:MAX_SAMPLES].tolist()
         names = class_names(trainer, None)
-        drawing.draw_inputs(self._publisher, images[:MAX_SAMPLES], labels, names)
+        drawing.draw_inputs(self, images[:MAX_SAMPLES], labels, names)
 
     def _draw(self, trainer: Trainer, validation: Validation) -> None:
         from rankzero.show.figures import drawing
 
         names = class_names(trainer, validation.counts.classes if validation.counts else None)
-        drawing.draw_validation(self._publisher, validation, names)
+        drawing.draw_validation(self, validation, names)
+
+    @property
+    def step(self) -> int:
+        """The step at which Lightning logs values now."""
+        return int(self._trainer.fit_loop.epoch_loop.steps_done)  # type: ignore[attr-defined]
+
+    def publish(self, name: str, content: bytes) -> None:
+        """Writes a figure to `figures/<name>.png`, and logs it as `visuals/<name>`."""
+        self._write(name, content)
+        tag, step = f"visuals/{name}", self.step
+        if self.logger:
+            self.logger.log_with(_image_adder(tag, content, step))
+        for logger in self._trainer.loggers if self.log_system else ():
+            if callable(log_image := getattr(logger, "log_image", None)):  # Lightning's WandbLogger
+                log_image(f"{PREFIX}{tag}", [Image.open(io.BytesIO(content))])
+
+    def publish_curves(self, names: Sequence[str], curves: Sequence[Curve]) -> None:
+        """Logs precision-recall curves for TensorBoard's page of that name."""
+        step = self.step
+        for tag, curve in zip(tags_of(names), curves, strict=True):
+            if self.logger:
+                self.logger.log_with(_curve_adder(f"pr_curves/{tag}", curve, step))
+
+    def _write(self, name: str, content: bytes) -> None:
+        if self.run.is_taken_over:
+            return
+        try:
+            with (
+                replacing(self.run.path / FOLDER / f"{name}.png", f".{os.getpid()}") as temporary,
+                synced(temporary) as file,
+            ):
+                file.write(content)
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                rank_zero_warn(f"rankzero: {FOLDER}/{name}.png cannot be written, and training continues: {error}")
 
 
 def _warn(error: Exception) -> None:
@@ -168,3 +212,19 @@ def is_last_validation(trainer: Trainer) -> bool:
     done = loop.batches_done
     earlier_batches = loop.batch_progress.total.processed - done  # type: ignore[attr-defined]
     return not schedule.count(trainer.current_epoch, earlier_batches, done, done + remaining)
+
+
+def _image_adder(tag: str, content: bytes, step: int) -> Callable[[Any], object]:
+    """Returns a function that adds a PNG file; `SummaryWriter.add_image` would compress its pixels again."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    width, height = Image.open(io.BytesIO(content)).size
+    image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=content)
+    summary = Summary(value=[Summary.Value(tag=tag, image=image)])
+    return lambda writer: writer.file_writer.add_summary(summary, step)
+
+
+def _curve_adder(tag: str, curve: Curve, step: int) -> Callable[[Any], object]:
+    counts = (curve.true_positives, curve.false_positives, curve.true_negatives, curve.false_negatives)
+    arrays = [values.numpy() for values in (*counts, curve.precision, curve.recall)]
+    return lambda writer: writer.add_pr_curve_raw(tag, *arrays, global_step=step, num_thresholds=THRESHOLDS)

@@ -25,12 +25,9 @@ MAX_DEPTH = 4
 
 @dataclass(frozen=True)
 class Outputs:
-    """Predictions for a batch, and the targets.
+    """Predictions for a batch, and the targets; `kind` is `CLASSIFICATION` or `REGRESSION`.
 
-    Args:
-        kind: `CLASSIFICATION` or `REGRESSION`.
-        predictions: float32 logits of shape `(batch, classes)`, or predictions of any shape.
-        targets: int64 classes of shape `(batch,)`, or float32 targets of the same shape as the predictions.
+    Predictions are float32 logits of shape `(batch, classes)` with int64 targets, or of any shape with float32 targets.
     """
 
     kind: int
@@ -129,13 +126,7 @@ MAX_PAIRS = 2_000
 
 @dataclass(frozen=True)
 class Pairs:
-    """Predicted and true values.
-
-    Args:
-        predicted: float64 tensor of shape `(pairs,)`.
-        true: float64 tensor of the same shape.
-        total: Number of pairs from which these were selected.
-    """
+    """Predicted and true values, as float64 vectors, selected from a total number of pairs."""
 
     predicted: Tensor
     true: Tensor
@@ -295,11 +286,7 @@ class Validation:
 
 
 class Collection:
-    """Collects the outputs of a validation on one rank.
-
-    Attributes:
-        error: The error that has ended the collection; None without one.
-    """
+    """Collects the outputs of a validation on one rank, until an error has ended the collection."""
 
     def __init__(self, ranks: int, rank: int) -> None:
         self.ranks, self.rank = ranks, rank

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from torch import Tensor
 
+from rankzero.show.figures.callback import RunFigures
 from rankzero.show.figures.class_counts import Curve
 from rankzero.show.figures.collection import Pairs, Validation, WorstSample, downscaled
-from rankzero.show.figures.publishing import Publisher
 from rankzero.show.report.plot import BRIGHT_COLORS
 from rankzero.text import distinct, shortened
 
@@ -184,14 +184,14 @@ _MAX_NAME = 20
 """Columns of a class name below an image."""
 
 
-def draw_inputs(publisher: Publisher, images: Tensor, labels: Sequence[int], names: Sequence[str]) -> None:
+def draw_inputs(publisher: RunFigures, images: Tensor, labels: Sequence[int], names: Sequence[str]) -> None:
     """Publishes images of a training batch."""
     texts = [shortened(_name(label, names), _MAX_NAME) for label in labels]
     title = f"Training inputs as the model receives them ({images.shape[2]} x {images.shape[3]} pixels)"
     publisher.publish("training_inputs", png(draw_grid(title, downscaled(images), texts)))
 
 
-def draw_validation(publisher: Publisher, validation: Validation, names: Sequence[str]) -> None:
+def draw_validation(publisher: RunFigures, validation: Validation, names: Sequence[str]) -> None:
     """Publishes all figures of a validation."""
     if validation.pairs is not None:
         publisher.publish("predicted_and_true", png(draw_pairs(validation.pairs)))
@@ -221,12 +221,9 @@ def draw_worst(samples: Sequence[WorstSample], names: Sequence[str]) -> Figure:
 
 
 def draw_grid(title: str, images: Tensor, labels: Sequence[str]) -> Figure:
-    """Draws images in rows.
+    """Draws images of shape `(count, 1 or 3, height, width)` in rows, with a short text below each if there are labels.
 
-    Args:
-        title: Title of the figure.
-        images: Images of shape `(count, 1 or 3, height, width)`; the values of each image are scaled to 0..1.
-        labels: Text below each image, of a few short lines; none without labels.
+    The values of each image are scaled to 0..1.
     """
     count, _, height, width = images.shape
     columns = min(count, MAX_COLUMNS, max(2, math.ceil(math.sqrt(count * height / width))))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rankzero.distributed.devices import GatheredRows, moved
-from rankzero.show.report.series import DATA_WAIT, FIRST_GRADIENT, GRADIENT_NORM, SERIES
+from rankzero.show.report.curves import DATA_WAIT, FIRST_GRADIENT, GRADIENT_NORM, SERIES
 from rankzero.training.strategies import RunStrategy
 
 PREFIX = "rankzero/"
@@ -102,8 +102,7 @@ class Exchange:
     def begin(self, values: Mapping[str, float | Tensor]) -> None:
         """Begins to gather the values of all ranks. All ranks must call, after they have finished the last exchange.
 
-        Args:
-            values: Values of this rank by tag. Those of rank zero decide whether the next exchange has details.
+        Those of rank zero decide whether the next exchange has details.
         """
         self.is_begun = True
         self._tags = EXCHANGED if self.has_details else ALWAYS_EXCHANGED

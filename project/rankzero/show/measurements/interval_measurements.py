@@ -26,10 +26,9 @@ from rankzero.show.measurements.exchange import (
     combine,
     values_of_ranks,
 )
-from rankzero.show.measurements.flop_count import FlopCount, can_count, peak_flops_per_second
 from rankzero.show.measurements.step_time import StepTime
-from rankzero.show.measurements.throughput import Throughput
-from rankzero.show.report.series import EPOCH, FIRST_GRADIENT, GRADIENT_NORM, MFU, SAMPLES, SERIES
+from rankzero.show.measurements.throughput import FlopCount, Throughput, can_count, peak_flops_per_second
+from rankzero.show.report.curves import EPOCH, FIRST_GRADIENT, GRADIENT_NORM, MFU, SAMPLES, SERIES
 from rankzero.show.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.finite_weights import FiniteWeights

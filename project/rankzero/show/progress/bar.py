@@ -12,7 +12,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
-from rich.measure import Measurement
 from rich.text import Text
 
 from rankzero.distributed.devices import HostCopy
@@ -37,13 +36,7 @@ BAR_STYLE, TIME_STYLE = "#6206E0", "dim"
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a line.
-
-    Attributes:
-        text: The text; empty for the bar.
-        importance: Parts with larger numbers are left out first.
-        style: Style of the text, as rich defines it.
-    """
+    """A part of a line, empty for the bar; parts of larger importance are left out first."""
 
     text: str
     importance: int
@@ -74,9 +67,8 @@ class Line:
     parts: Sequence[Part] = ()
     fraction: float | None = None
 
-    def text(self, console: Console, options: ConsoleOptions) -> Text:
-        """Returns the line for a terminal; its last column stays free, because some terminals wrap after it."""
-        columns = max(1, options.max_width - 1)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = max(1, options.max_width - 1)  # some terminals wrap after their last column
         candidates = [part for part in self.parts if part.text or self.fraction is not None]
         parts = fitting(candidates, columns)
         used = sum(cell_len(part.text) for part in parts) + len(SEPARATOR) * (len(parts) - 1)
@@ -87,7 +79,7 @@ class Line:
         overflow: Literal["crop", "ellipsis"] = "crop" if options.ascii_only else "ellipsis"
         line = Text(SEPARATOR, no_wrap=True, overflow=overflow, end="").join(pieces)
         line.truncate(columns, overflow=overflow)
-        return line
+        yield line
 
     def _bar(self, columns: int, console: Console, options: ConsoleOptions) -> Text:
         filled = round(min(1.0, max(0.0, self.fraction or 0.0)) * columns)
@@ -95,13 +87,6 @@ class Line:
         has_colors = console.color_system is not None and not console.no_color
         rest = (character if has_colors else " ") * (columns - filled)
         return Text.assemble((character * filled, BAR_STYLE), (rest, "bar.back"))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self.text(console, options)
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        columns = self.text(console, options).cell_len
-        return Measurement(columns, columns)
 
 
 REDRAW_SECONDS = 0.25

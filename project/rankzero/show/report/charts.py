@@ -8,9 +8,8 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from rankzero.show.report import plot
-from rankzero.show.report.curves import Curve
+from rankzero.show.report.curves import EPOCH, SAMPLES, SERIES, STEP_PARTS, Curve
 from rankzero.show.report.plot import BRIGHT_COLORS, Scale, Tick
-from rankzero.show.report.series import EPOCH, SAMPLES, SERIES, STEP_PARTS
 from rankzero.text import GROUPS, number_text
 
 UNITS = {
@@ -110,10 +109,8 @@ class Chart:
 class Charts:
     """All charts of a report.
 
-    Attributes:
-        axes: Name and ticks of the horizontal axes that a reader can choose from.
-        attempts: Position and number of each attempt that began after the first step.
-        omitted: Names of quantities that have no chart.
+    A reader can choose from the horizontal `axes`, each with its name. `attempts` has the position and the number of
+    each attempt that began after the first step; `omitted` names the quantities that have no chart.
     """
 
     training: list[Chart] = field(default_factory=list)

@@ -50,12 +50,9 @@ class Scale:
 
 
 def value_scale(values: Sequence[float], from_zero: bool, may_be_log: bool) -> Scale:
-    """Returns a scale for finite values, with a margin.
+    """Returns a scale for all finite values of a chart, with a margin.
 
-    Args:
-        values: All values that the chart shows.
-        from_zero: Whether the scale begins at zero.
-        may_be_log: Whether the scale is logarithmic if the values differ by a factor of 50 or more.
+    A scale that may be logarithmic is if the values differ by a factor of 50 or more.
     """
     low, high = min(values), max(values)
     if may_be_log and low > 0 and high / low >= 50:
@@ -158,9 +155,7 @@ def _multiples_of_powers(low: float, high: float, factors: Sequence[int]) -> Ite
 def label(value: float, step: float) -> str:
     """Returns the text of a tick.
 
-    Args:
-        value: The value.
-        step: Distance to the next tick, which determines the number of decimals; 0 on a logarithmic scale.
+    The distance to the next tick, `step`, determines the number of decimals; it is 0 on a logarithmic scale.
     """
     if abs(value) < step * 1e-6:
         return "0"

@@ -78,7 +78,6 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         weights: Determines which checkpoints are written; None for all.
 
     Attributes:
-        last_seconds: Seconds that the last save took until it was on disk; None before the first save.
         last_bytes: Size of the last checkpoint on disk; None before the first save.
         is_due: Whether a save is due at the next safe point.
         error: Error of the newest save; None if the save succeeded.
@@ -104,7 +103,6 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
             every_n_train_steps=interval.steps,
             train_time_interval=timedelta(seconds=interval.seconds) if interval.seconds else None,
         )
-        self.last_seconds: float | None = None
         self.last_bytes: int | None = None
         self.error: str | None = None
         self.saved_position: Any = None
@@ -113,6 +111,11 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         self.is_due = self._has_warned = self._has_validated = self._has_checked_metric = self._is_over = False
         self._last_weights: dict[str, Tensor] = {}
         self._announced: GatheredRows | None = None
+
+    @property
+    def last_seconds(self) -> float | None:
+        """Seconds that the last save took until it was on disk; None before the first save."""
+        return self._io.last_seconds
 
     @property
     def _newest(self) -> Path | None:
@@ -286,7 +289,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
 
     def _prune(self, saved: Path) -> None:
         """Deletes surplus checkpoints after a save; called in the writer thread."""
-        self.last_seconds, self.error = self._io.last_seconds, None
+        self.error = None
         try:
             self.last_bytes = sum(file.stat().st_size for file in saved.iterdir())
             self.run.assert_owner()

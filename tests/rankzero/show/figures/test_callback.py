@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from rankzero import Trainer
-from rankzero.show.figures import callback, drawing, publishing
+from rankzero.show.figures import callback, drawing
 from rankzero.show.figures.callback import RunFigures
 from rankzero.training.strategies import OneProcess
 from running import script_process, small_figures
@@ -202,7 +202,7 @@ def test_a_full_disk_is_a_warning(empty_figures, script_folder, monkeypatch, rec
     def fail(path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(publishing, "synced", fail)
+    monkeypatch.setattr(callback, "synced", fail)
     fit()
     assert len([text for text in warnings_in(recwarn) if "No space left" in text]) == 1
     assert files_in(script_folder) == set() and events_in(script_folder).Tags()["images"]

@@ -19,7 +19,7 @@ HOSTILE = ["$\\frac{", "a" * 200, "\u732b \U0001f408", "<b>&amp;</b>"]
 
 
 class Recorder:
-    """Stores the sizes of figures in place of a `Publisher`."""
+    """Stores the sizes of figures in place of publishing them."""
 
     def __init__(self):
         self.sizes, self.curves = {}, []

@@ -23,7 +23,7 @@ from rankzero.show.measurements.exchange import (
 )
 from rankzero.show.measurements.interval_measurements import prepared_batches
 from rankzero.show.measurements.throughput import Throughput
-from rankzero.show.report.series import DATA_WAIT, FIRST_GRADIENT, GRADIENT_NORM, SERIES
+from rankzero.show.report.curves import DATA_WAIT, FIRST_GRADIENT, GRADIENT_NORM, SERIES
 from running import REPOSITORY, train_in_process
 
 

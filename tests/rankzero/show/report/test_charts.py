@@ -4,9 +4,8 @@ import pytest
 
 from rankzero.show.report import plot
 from rankzero.show.report.charts import MAX_CHARTS, MAX_LINES, charts_of
-from rankzero.show.report.curves import Curve
+from rankzero.show.report.curves import STEP_PARTS, Curve
 from rankzero.show.report.plot import Scale, mapped_ticks, step_scale, value_scale
-from rankzero.show.report.series import STEP_PARTS
 
 
 def curve(*values, every=10):

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from rankzero.distributed.monitoring.activity import BACKWARD, DATA, FORWARD, Activity
-from rankzero.show.measurements.flop_count import FlopCount, can_count
+from rankzero.show.measurements.throughput import FlopCount, can_count
 
 
 def count(module, step, phase=FORWARD):

@@ -52,17 +52,13 @@ def next_commands(
     commands = []
     if summary.get("status") != "finished":
         commands.append(_resume(run, environment, root, has_checkpoint=bool(summary.get("checkpoint"))))
-    elif environment and not environment.get("is_script") and _can_evaluate(summary):
+    elif environment and not environment.get("is_script") and summary.get("checkpoint") and summary["can_validate"]:
         evaluate = f"{_evaluate(environment)} {shlex.join([*name, *root])}"
         commands.append(NextCommand("Evaluate the newest checkpoint", evaluate))
     if has_curves:
         command = ["tensorboard", "--logdir", str(run.path.parent), "--host", "localhost"]
         commands.append(NextCommand("Show all curves", shlex.join(command)))
     return commands
-
-
-def _can_evaluate(summary: Mapping[str, Any]) -> bool:
-    return bool(summary.get("checkpoint")) and summary["can_validate"]
 
 
 def _evaluate(environment: Mapping[str, Any]) -> str:
@@ -127,8 +123,7 @@ def write_report(run: RunDirectory, summary: Mapping[str, Any]) -> Path | None:
     if not run.is_kept:
         return None
     try:
-        attempts = run.read("run.json").get("attempts") or []
-        if not summary["steps"] and not any(attempt.get("step") for attempt in attempts):
+        if not summary["steps"] and not any(attempt.get("step") for attempt in run.attempts):
             return None
         page = render(run, summary)
         if run.is_taken_over:
@@ -195,7 +190,7 @@ def _visible(value: Any) -> Any:
 
 def _attempts(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the attempts, oldest first, with what each of them has stored."""
-    records = run.read("run.json").get("attempts") or []
+    records = run.attempts
     for number_of_attempt, record in enumerate(records, 1):
         folder = f"attempts/{number_of_attempt:04d}"
         is_newest = number_of_attempt == len(records)

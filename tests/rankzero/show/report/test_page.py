@@ -9,8 +9,8 @@ from reported import ENVIRONMENT, SUMMARY, make_run, write_curves
 
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.metrics_file import METRICS_FILE, Row, append_rows
-from rankzero.show.report import report as report_module
-from rankzero.show.report.report import REPORT, next_commands, render, write_report
+from rankzero.show.report import page as report_module
+from rankzero.show.report.page import REPORT, next_commands, render, write_report
 from rankzero.show.tensorboard_logger import DurableTensorBoardLogger
 
 HOSTILE = "<script>alert(1)</script><img src=http://x/y onerror=alert(1)>\"'&{{7*7}}\x1b[31m\u202e\udcff"

@@ -18,13 +18,7 @@ _UNLIMITED = 10_000
 
 
 class Column(NamedTuple):
-    """A column.
-
-    Args:
-        title: The title.
-        minimum: Width to which the texts may be shortened; None if they are never shortened.
-        is_number: Whether the texts are aligned at the right.
-    """
+    """A column; its texts may be shortened to `minimum` columns, or never if that is None."""
 
     title: str
     minimum: int | None = None
