@@ -88,7 +88,10 @@ class Trainer(TrainerArguments):
     """
 
     def _build(self, own_arguments: dict[str, Any], lightning: dict[str, Any]) -> None:
-        """Joins the session, chooses the run's directory and builds plan, callbacks, plugins and loops."""
+        """Joins the session, chooses the run's directory, builds plan, callbacks, plugins and loops.
+
+        The constructor (`cli/trainer_arguments.py`) calls it.
+        """
         check_release()
         if Session.current is None:
             set_spelling(as_arguments)

@@ -7,18 +7,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.process.system import cpus_near, format_cpus, parse_cpus
 from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.distributed.torch_inside import onednn_supports_bf16
 from rankzero.distributed.world import World
 from rankzero.messages import RequestError, nearest, print_error
+
+if TYPE_CHECKING:
+    from rankzero.distributed.coordination.coordinator import Coordinator
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 
@@ -53,7 +55,7 @@ class Device:
     cpus: str = ""
 
 
-def resolve_world(requested: RequestedWorld, coordinator: Coordinator) -> World:
+def resolve_world(requested: RequestedWorld, coordinator: "Coordinator") -> World:
     """Assigns a device to every process, chooses the backend, and returns the world. All ranks must call.
 
     Raises:

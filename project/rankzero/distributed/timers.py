@@ -1,4 +1,4 @@
-"""How long one process waits for another, and which wait must exceed which.
+"""How long one process waits for another; a test states which wait must exceed which.
 
 Users set two more time limits: `--start_timeout` and `--hang_timeout`.
 """

@@ -22,9 +22,9 @@ from rankzero.training.hooks import HookBridge, LoopHooks, Subscribers
 
 def install(trainer: Trainer, plan: SamplingPlan, activity: Activity | None = None) -> "HookBridge":
     """Replaces Lightning's loops; returns a callback that calls the new loops' hooks and must be the first one."""
-    stock, activity = trainer.fit_loop, activity or Activity()
-    loop = FitLoop(trainer, stock.min_epochs, stock.max_epochs)
-    loop.epoch_loop = EpochLoop(trainer, stock.epoch_loop.min_steps, stock.epoch_loop.max_steps)
+    replaced, activity = trainer.fit_loop, activity or Activity()
+    loop = FitLoop(trainer, replaced.min_epochs, replaced.max_epochs)
+    loop.epoch_loop = EpochLoop(trainer, replaced.epoch_loop.min_steps, replaced.epoch_loop.max_steps)
     loop.plan = loop.epoch_loop.plan = plan
     loop.epoch_loop.activity = activity
     trainer.fit_loop = loop

@@ -37,7 +37,7 @@ class LoopHooks:
         return True
 
     def on_configured(self, trainer: Trainer) -> None:
-        """Called after optimizers and schedules are configured, before any callback changes them."""
+        """Called on callbacks only, after optimizers and schedules are configured, before any callback changes them."""
 
     def on_ready(self, trainer: Trainer) -> None:
         """Called when the start is complete, before the first batch."""
@@ -117,7 +117,7 @@ class Subscribers:
 class HookBridge(Callback):
     """Calls the batch hooks of `LoopHooks` when Lightning's own loop runs. Must be the first of all callbacks.
 
-    Also records the phases of Lightning's own loop, and of validation.
+    Also records the phases of Lightning's own loop, of validations and of saves. Rankzero's loop skips its batch hooks.
     """
 
     def __init__(self, call: Callable[..., None], activity: Activity, record: "IntervalRecord") -> None:

@@ -62,17 +62,17 @@ class TrainingLoop:
         if self._steps_itself:
             self._optimizer = trainer.optimizers[0]
             self._take_step = stepper(self._optimizer)
-        # DDP and mixed precision run `training_step` through the strategy.
+        # DDP and mixed precision run `training_step` through the strategy; a compiled step replaces both.
         is_bare = type(self.strategy) is OneProcess and type(trainer.precision_plugin) is stock.Precision
-        self._runs_step: Any = module if is_bare and self.strategy.model is module else self.strategy
+        self._step_owner: Any = module if is_bare and self.strategy.model is module else self.strategy
         self._backward, compiled = backward, self.loop.compiled_step
         self._takes_batch_idx = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
         self._clip_gradients = stock.gradient_clipper(trainer.precision_plugin)
         self._clips = stock.overrides(module, "configure_gradient_clipping", LightningModule)
         if compiled and self._steps_itself:
             is_observed = self._clips or trainer.gradient_clip_val or self.hooks.may_change_gradients
-            compiled.prepare(self._runs_step, self._optimizer, bool(is_observed))
-            self._runs_step, self._take_step, self._backward = compiled, compiled.take_step, compiled.backward
+            compiled.prepare(self._step_owner, self._optimizer, bool(is_observed))
+            self._step_owner, self._take_step, self._backward = compiled, compiled.take_step, compiled.backward
         self._overrides_schedules = stock.overrides(module, "lr_scheduler_step", LightningModule)
 
     @property
@@ -194,7 +194,7 @@ class TrainingLoop:
         module_vars = self._module_vars
         hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "training_step"
         with self.log:
-            output = self._runs_step.training_step(*self._batch)
+            output = self._step_owner.training_step(*self._batch)
         module_vars["_current_fx_name"] = hook
         loss = self._loss_of(output)
         if self._batch_idx % self.trainer.accumulate_grad_batches == 0:

@@ -19,12 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-import rankzero
 from rankzero.distributed.process.system import process_state
 from rankzero.distributed.process.user_traceback import is_user_file
 from rankzero.distributed.timers import TIMERS
 
-_PACKAGE = Path(rankzero.__file__).parent
+_PACKAGE = Path(__file__).parents[2]
 _TRAINER_FILE = str(_PACKAGE / "trainer.py")
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _DEBUGGERS = (*(f"{_STDLIB}/{name}." for name in ("bdb", "pdb", "code")), "/debugpy/", "/pydevd", "/pudb/")

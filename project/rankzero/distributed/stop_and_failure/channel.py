@@ -24,7 +24,7 @@ from rankzero.distributed.stop_and_failure.agreement import TOPICS, Agreement
 from rankzero.distributed.stop_and_failure.connect import Endpoint, connect_rank, listen_for_control
 from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock
 from rankzero.distributed.stop_and_failure.relay import NodeRelay
-from rankzero.distributed.stop_and_failure.server import LAUNCHER_REPORTS, MAX_CAUSE_LENGTH, ControlServer
+from rankzero.distributed.stop_and_failure.server import MAX_CAUSE_LENGTH, PARENT_REPORTS, ControlServer
 from rankzero.distributed.stop_and_failure.watchdog import start_watchdog
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import World
@@ -69,7 +69,7 @@ class ControlChannel:
         self._stop_at: int | None = None
         self._stop_decided = threading.Event()
         self._failure_received = threading.Event()
-        self._cause, self._reporting_rank = "", LAUNCHER_REPORTS
+        self._cause, self._reporting_rank = "", PARENT_REPORTS
         self._is_exiting = self._has_reported_failure = self._is_finished = False
         self._early_exit = EarlyExit(self._exit_early)
         self.agreements = {topic: Agreement(topic, self._send, self._check_failure) for topic in TOPICS}
@@ -276,7 +276,7 @@ class ControlChannel:
             print_hang(description)
 
     def _terminate(self, cause: str, prints_cause: bool) -> None:
-        """Waits for the main thread to exit after a failure, and terminates this process if it does not."""
+        """Waits for the main thread to exit after a failure, then exits with code 1. Does not return."""
         self._cause = cause
         self._failure_received.set()
         if prints_cause:

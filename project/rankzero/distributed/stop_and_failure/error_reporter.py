@@ -1,4 +1,4 @@
-"""Decides which process reports an error before training starts, and prints it.
+"""Prints the error with which a process ends; before training, decides which process reports it.
 
 During training, the control channel chooses the reporting rank.
 """

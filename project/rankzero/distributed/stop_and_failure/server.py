@@ -35,7 +35,7 @@ from rankzero.messages import few, print_error, printable, printable_line
 MAX_REASON_LENGTH, MAX_CAUSE_LENGTH = 200, 20_000
 """Characters of the reason of a stop and of the cause of a failure that the ranks receive."""
 
-LAUNCHER_REPORTS = -1
+PARENT_REPORTS = -1
 """Stands for the reporting rank if the process that started the local processes reports the failure."""
 
 
@@ -171,7 +171,7 @@ class ControlServer:
             print_error(f"{name} was last seen in {place}")
         elif place:
             cause += f", last seen in {place}"
-        self._record_failure(cause, LAUNCHER_REPORTS if self.parent_reports_lost_ranks else 0)
+        self._record_failure(cause, PARENT_REPORTS if self.parent_reports_lost_ranks else 0)
 
     def _check_for_missing_ranks(self, seconds: float) -> None:
         if len(self._ranks) < self.size and seconds > TIMERS.missing_rank:

@@ -4,7 +4,7 @@ import time
 import pytest
 
 from rankzero.distributed.stop_and_failure import server
-from rankzero.distributed.stop_and_failure.server import LAUNCHER_REPORTS
+from rankzero.distributed.stop_and_failure.server import PARENT_REPORTS
 from rankzero.distributed.timers import TIMERS
 
 
@@ -84,7 +84,7 @@ def test_the_first_failure_is_sent_to_all_ranks_with_its_reporting_rank(world):
     ("parent_reports_lost_ranks", "description", "text", "reporting_rank"),
     [
         (False, "", "was lost (killed? out of memory?)", 0),
-        (True, "", "was lost (killed? out of memory?)", LAUNCHER_REPORTS),
+        (True, "", "was lost (killed? out of memory?)", PARENT_REPORTS),
         (False, "was killed by SIGKILL", "was killed by SIGKILL", 0),
     ],
 )
