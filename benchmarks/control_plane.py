@@ -19,7 +19,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-from simulated_nodes import KEY, TIMEOUT, WORLD_ID, SimulatedNodes, control_clients, rendezvous_clients, store_clients
+from simulated_nodes import KEY, TIMEOUT, WORLD_ID, Shape, control_clients, rendezvous_clients, store_clients
 
 from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.connections.line_server import raise_file_limit
@@ -34,9 +34,7 @@ from rankzero.distributed.world import World
 class Clients:
     """A process that simulates all other nodes."""
 
-    def __init__(
-        self, work: Callable[[SimulatedNodes, int, Connection], None], world: SimulatedNodes, port: int
-    ) -> None:
+    def __init__(self, work: Callable[[Shape, int, Connection], None], world: Shape, port: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, child = context.Pipe()
         self._process = context.Process(target=work, args=(world, port, child))
@@ -54,7 +52,7 @@ class Clients:
         self._process.kill()
 
 
-def measure_rendezvous(world: SimulatedNodes) -> dict[str, float]:
+def measure_rendezvous(world: Shape) -> dict[str, float]:
     """Returns CPU time of rank zero and bytes that it sends."""
     listener = network.listen("127.0.0.1", 0)
     first = world.peers()[0]
@@ -73,7 +71,7 @@ def measure_rendezvous(world: SimulatedNodes) -> dict[str, float]:
     return {"rendezvous CPU (s)": cpu, "rendezvous bytes (MB)": sent / 1e6}
 
 
-def measure_agreement(world: SimulatedNodes) -> dict[str, float]:
+def measure_agreement(world: Shape) -> dict[str, float]:
     """Returns the time of one exchange through the store, and the CPU time and operations of the store's server."""
     from torch._C._distributed_c10d import TCPStore
 
@@ -94,7 +92,7 @@ def measure_agreement(world: SimulatedNodes) -> dict[str, float]:
     return {"agreement (s)": seconds, "agreement CPU (s)": cpu, "agreement operations": 3 * world.size + 3}
 
 
-def measure_control(world: SimulatedNodes, seconds: float) -> dict[str, float]:
+def measure_control(world: Shape, seconds: float) -> dict[str, float]:
     """Returns the CPU time of rank zero during training in percent, and the seconds of a stop and of a failure."""
     from rankzero.distributed.stop_and_failure.server import ControlServer
 
@@ -154,7 +152,7 @@ def main() -> None:
     raise_file_limit()
     results = {}
     for text in arguments.worlds:
-        world = SimulatedNodes(*map(int, text.split("x")))
+        world = Shape(*map(int, text.split("x")))
         print(f"measuring {text} ...", file=sys.stderr, flush=True)
         results[text] = {
             **measure_rendezvous(world),

@@ -1,4 +1,4 @@
-"""SimulatedNodes nodes: one process holds the connections of all nodes other than rank zero itself."""
+"""Simulated nodes: one process holds the connections of all nodes other than rank zero itself."""
 
 import selectors
 import socket
@@ -27,7 +27,7 @@ CONNECTED_AT_ONCE = 64
 """Nodes that connect before the others are served again."""
 
 
-class SimulatedNodes(NamedTuple):
+class Shape(NamedTuple):
     """The shape of a run.
 
     Args:
@@ -78,7 +78,7 @@ class CountingSocket(socket.socket):
 class SimulatedNode:
     """The connection of the leader of one node."""
 
-    def __init__(self, node: int, world: SimulatedNodes, port: int, service: str) -> None:
+    def __init__(self, node: int, world: Shape, port: int, service: str) -> None:
         self.node, self.service = node, service
         self.ranks = range(max(node * world.ranks, 1), (node + 1) * world.ranks)
         self.socket = CountingSocket(socket.AF_INET, socket.SOCK_STREAM)
@@ -119,7 +119,7 @@ class SimulatedNode:
 class SimulatedNodes:
     """The connections of all nodes, including one for the other ranks of rank zero's node."""
 
-    def __init__(self, world: SimulatedNodes, port: int, service: str) -> None:
+    def __init__(self, world: Shape, port: int, service: str) -> None:
         raise_file_limit()
         self.world, self.selector = world, selectors.DefaultSelector()
         self.nodes: list[SimulatedNode] = []
@@ -165,7 +165,7 @@ class SimulatedNodes:
             self.serve(1.0, count)
 
 
-def rendezvous_clients(world: SimulatedNodes, port: int, pipe: Connection) -> None:
+def rendezvous_clients(world: Shape, port: int, pipe: Connection) -> None:
     """Connects all nodes; reports the bytes that they have received."""
     peers, nodes = world.peers(), SimulatedNodes(world, port, "rendezvous")
 
@@ -182,7 +182,7 @@ def rendezvous_clients(world: SimulatedNodes, port: int, pipe: Connection) -> No
     pipe.send(nodes.received)
 
 
-def store_clients(world: SimulatedNodes, port: int, pipe: Connection) -> None:
+def store_clients(world: Shape, port: int, pipe: Connection) -> None:
     """Takes part in one exchange for all ranks except rank zero; reports when the last rank has its answer."""
     from torch._C._distributed_c10d import TCPStore
 
@@ -207,7 +207,7 @@ def store_clients(world: SimulatedNodes, port: int, pipe: Connection) -> None:
     pipe.send("finished")
 
 
-def control_clients(world: SimulatedNodes, port: int, pipe: Connection) -> None:
+def control_clients(world: Shape, port: int, pipe: Connection) -> None:
     """Reports states for some seconds, then requests a stop, then ends the connection of the last node."""
     nodes = SimulatedNodes(world, port, "control")
 

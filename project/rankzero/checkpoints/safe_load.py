@@ -13,6 +13,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -191,22 +192,22 @@ def _read(path: Path | str, file: BinaryIO, map_location: Any, trusted: bool) ->
     try:
         return torch.load(file, map_location=map_location, weights_only=not trusted)
     except Exception as error:  # a malicious file can cause any exception
-        names = [] if trusted else required_globals(file)
+        names = []
+        with suppress(Exception):
+            names = [] if trusted else required_globals(file)
         if not names:
             raise ValueError(f"{path} cannot be read: {_short_text(error)}") from None
     raise _NeedsTrustError(names)
 
 
-def required_globals(file: BinaryIO, unknown: Sequence[str] = ()) -> list[str]:
+def required_globals(file: BinaryIO) -> list[str]:
     """Returns the classes and functions that reading a file would call, except those that torch allows by default.
 
-    If torch cannot determine them, for example because of an integer of a thousand digits, the result is `unknown`.
+    Raises:
+        UnpicklingError: torch cannot determine them. A malicious or damaged file can cause any other exception, too.
     """
     file.seek(0)
-    try:
-        return sorted(get_unsafe_globals_in_checkpoint(file))
-    except Exception:  # a malicious file can cause any exception
-        return list(unknown)
+    return sorted(get_unsafe_globals_in_checkpoint(file))
 
 
 def _check_archive(path: Path | str, file: BinaryIO) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import pickle
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -105,7 +106,10 @@ def _write_content(checkpoint: dict[str, Any], folder: Path) -> None:
     state = write_state(checkpoint, folder / STATE)
     description = {"bytes": state.bytes, "sha256": state.sha256}
     with (folder / STATE).open("rb") as file:
-        needs = required_globals(file, unknown=["what torch cannot name"])
+        try:
+            needs = required_globals(file)
+        except pickle.UnpicklingError:  # for example because of an integer of a thousand digits
+            needs = ["what torch cannot name"]
     manifest = {
         "format": FORMAT,
         "epoch": checkpoint.get("epoch"),

@@ -45,6 +45,7 @@ def fit(flags: Arguments, world: World) -> int:
         from rankzero.cli.lightning_cli import RankzeroCLI
         from rankzero.distributed.coordination.session import Session
         from rankzero.distributed.process.quiet import silence_warnings
+        from rankzero.trainer import Trainer
     silence_warnings(world.rank)
     if flags.only_prints:
         RankzeroCLI(flags)  # prints and exits
@@ -56,7 +57,7 @@ def fit(flags: Arguments, world: World) -> int:
         SIGNALS.subscribe(lambda signum: session.coordinator.control_channel.request_stop(signum.name))
         cli = session.coordinator.run_on_all_ranks(lambda: RankzeroCLI(flags), "building data and model")
         session.title = cli.title
-        trainer = build_trainer(cli)
+        trainer = build_trainer(cli, Trainer)
         try:
             trainer.fit(cli.model, datamodule=cli.datamodule)
         except Stopped:
@@ -64,11 +65,9 @@ def fit(flags: Arguments, world: World) -> int:
         return Exit.FINISHED
 
 
-def build_trainer(cli: "RankzeroCLI") -> "Trainer":
+def build_trainer(cli: "RankzeroCLI", trainer_class: "type[Trainer]") -> "Trainer":
     """Builds the Trainer that the command line specifies. All ranks must call."""
-    from rankzero.trainer import Trainer
-
-    trainer = Trainer(**cli.trainer_arguments)
+    trainer = trainer_class(**cli.trainer_arguments)
     trainer.plan.data_batch_size = cli.data_batch_size
     if cli.config.fast == "yes" and trainer.precision == "bf16-mixed":
         cli.config.trainer.precision = trainer.precision

@@ -1,5 +1,5 @@
 """The processes of a run: how they start, find one another, communicate and end.
 
-A command finds the other processes before it imports torch, which takes seconds. What it uses until then imports no
-torch either; `tests/test_imports.py` checks this.
+A command finds the other processes before it imports torch, which takes seconds. The modules that it needs for this do
+not import torch; `tests/test_imports.py` checks this.
 """

@@ -114,7 +114,7 @@ class Outcome:
 
 
 class Display(Protocol):
-    """Shows the result of an attempt; `rankzero.show` is loaded only when there is one."""
+    """Shows the result of an attempt: a protocol, because `runs` must not import `show`."""
 
     def result_text(self, summary: dict[str, Any]) -> str:
         """Returns the result for the log."""

@@ -39,7 +39,7 @@ class Owner:
 
     `born` is its start time in clock ticks after boot, see proc(5), `boot` the boot id of the host's kernel, and `pids`
     the namespace of the process id; these are empty without /proc. `job` is the id given by the scheduler or torchrun,
-    which had restarted the job `restarts` times; None without one.
+    None without one, and `restarts` how often it had restarted the job.
     """
 
     token: str

@@ -77,7 +77,7 @@ def check_same_data(
     The ranks compare the content of each data set once: after its first use, it may hold other samples on each rank, in
     a cache. They always compare the properties.
 
-    The content of None is not compared, nor that of any data set if `accepts` is set.
+    With `accepts`, or without a data set, they compare only the properties.
 
     Raises:
         RequestError: The loader or its data differs.

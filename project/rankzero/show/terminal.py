@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from rich.table import Table
 
 from rankzero.distributed.world import World
-from rankzero.messages import is_quiet, print_line, printable_line, spelled
+from rankzero.messages import is_quiet, print_error, print_line, printable_line, spelled
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.summary import threads_text
 from rankzero.show.text_table import rendered
@@ -30,12 +30,16 @@ class ResultDisplay:
 
     def show_result(self, summary: dict[str, Any]) -> None:
         """Writes the report and prints the result."""
-        from rankzero.show.report.page import write_report
-
         here = "" if self._run.path.is_absolute() else f"{Path.cwd()}/"
         paths = [str(logger.log_dir) for logger in self._trainer.loggers if getattr(logger, "log_dir", None)]
         folders = [path.removeprefix(here) for path in paths]
-        report = write_report(self._run, summary)
+        try:  # an update of the environment during the run may have removed what the page needs
+            from rankzero.show.report.page import write_report
+
+            report = write_report(self._run, summary)
+        except Exception as error:
+            report = None
+            print_error(f"report.html could not be written: {error!r}")
         # mpirun gives its processes a terminal, also if output goes to a file
         is_local = summary["launcher"] == "local"
         print_line(result_text(summary, self._run, self._world, folders, report, has_colors=is_local))
@@ -118,9 +122,9 @@ def print_evaluation(result: dict[str, Any], file: Path) -> None:
         return
     samples = result["samples"]
     sample_count = "not counted (a loader has its own sample order)" if samples is None else f"{samples:,}, each once"
-    rows = {"checkpoint": result["checkpoint"], "samples": f"{sample_count}, on {_processes(result)}"}
-    rows |= {printable_line(name): number_text(value, digits=6) for name, value in result["metrics"].items()}
-    _print(f"{result['split']} split of {result['run']}", [*rows.items(), ("written to", str(file))])
+    rows = [("checkpoint", result["checkpoint"]), ("samples", f"{sample_count}, on {_processes(result)}")]
+    rows += [(printable_line(name), number_text(value, digits=6)) for name, value in result["metrics"].items()]
+    _print(f"{result['split']} split of {result['run']}", [*rows, ("written to", str(file))])
 
 
 def print_predictions(result: dict[str, Any], folder: Path) -> None:

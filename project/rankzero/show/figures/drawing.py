@@ -184,28 +184,28 @@ _MAX_NAME = 20
 """Columns of a class name below an image."""
 
 
-def draw_inputs(publisher: RunFigures, images: Tensor, labels: Sequence[int], names: Sequence[str]) -> None:
+def draw_inputs(figures: RunFigures, images: Tensor, labels: Sequence[int], names: Sequence[str]) -> None:
     """Publishes images of a training batch."""
     texts = [shortened(_name(label, names), _MAX_NAME) for label in labels]
     title = f"Training inputs as the model receives them ({images.shape[2]} x {images.shape[3]} pixels)"
-    publisher.publish("training_inputs", png(draw_grid(title, downscaled(images), texts)))
+    figures.publish("training_inputs", png(draw_grid(title, downscaled(images), texts)))
 
 
-def draw_validation(publisher: RunFigures, validation: Validation, names: Sequence[str]) -> None:
+def draw_validation(figures: RunFigures, validation: Validation, names: Sequence[str]) -> None:
     """Publishes all figures of a validation."""
     if validation.pairs is not None:
-        publisher.publish("predicted_and_true", png(draw_pairs(validation.pairs)))
+        figures.publish("predicted_and_true", png(draw_pairs(validation.pairs)))
     counts = validation.counts
     if counts is None or not int(counts.samples.sum()):
         return
     if validation.worst:
-        publisher.publish("most_wrong", png(draw_worst(validation.worst, names)))
+        figures.publish("most_wrong", png(draw_worst(validation.worst, names)))
     if counts.matrix.numel():
-        publisher.publish("confusion_matrix", png(draw_confusion(counts.matrix, names)))
-    publisher.publish("accuracy_by_class", png(draw_accuracy(counts.samples, counts.correct, names)))
+        figures.publish("confusion_matrix", png(draw_confusion(counts.matrix, names)))
+    figures.publish("accuracy_by_class", png(draw_accuracy(counts.samples, counts.correct, names)))
     curves, micro_average = counts.curves, counts.micro_average
-    publisher.publish("precision_recall", png(draw_precision_recall(curves, micro_average, names)))
-    publisher.publish_curves([*names[: len(curves)], "micro average"], [*curves, micro_average])
+    figures.publish("precision_recall", png(draw_precision_recall(curves, micro_average, names)))
+    figures.publish_curves([*names[: len(curves)], "micro average"], [*curves, micro_average])
 
 
 def draw_worst(samples: Sequence[WorstSample], names: Sequence[str]) -> Figure:

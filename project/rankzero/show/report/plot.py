@@ -52,7 +52,7 @@ class Scale:
 def value_scale(values: Sequence[float], from_zero: bool, may_be_log: bool) -> Scale:
     """Returns a scale for all finite values of a chart, with a margin.
 
-    A scale that may be logarithmic is if the values differ by a factor of 50 or more.
+    With `may_be_log`, the scale is logarithmic if the values differ by a factor of 50 or more.
     """
     low, high = min(values), max(values)
     if may_be_log and low > 0 and high / low >= 50:

@@ -28,8 +28,7 @@ def pruned_parameters(module: nn.Module) -> dict[str, dict[str, Tensor]]:
 def without_pruning(state: Mapping[str, Any], pruned: Mapping[str, Any], masked: bool) -> dict[str, Any]:
     """Converts a pruned model's state dict to that of an unpruned model, since a new model has no masks yet.
 
-    The masks of `pruned_parameters` are separate buffers of the state dict, or with `masked`, are multiplied into the
-    parameters.
+    `pruned` is the result of `pruned_parameters`. With `masked`, the masks are multiplied into the parameters.
     """
     names = {f"{name}_{suffix}" for name in pruned for suffix in ("orig", "mask")}
     dense = {name: saved["orig"] * saved["mask"] if masked else saved["orig"] for name, saved in pruned.items()}
