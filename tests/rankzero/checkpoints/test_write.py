@@ -58,6 +58,18 @@ def test_a_state_whose_classes_torch_cannot_list_is_saved_and_read_by_the_same_u
     assert load(saved / "step-00000030")["number"] == 1 << 3000
 
 
+def test_a_state_that_cannot_be_read_back_is_a_failed_save(saved, monkeypatch):
+    def write_half(checkpoint, path):
+        result = write_state(checkpoint, path)
+        path.write_bytes(path.read_bytes()[:-60])
+        return result
+
+    monkeypatch.setattr(write, "write_state", write_half)
+    with pytest.raises(RuntimeError, match="PytorchStreamReader"):
+        save(saved, 30)
+    assert names(saved) == ["step-00000010", "step-00000020"]
+
+
 @pytest.mark.parametrize("rows", [0, 1, 70_000])
 def test_a_state_has_the_bytes_that_torch_save_writes_and_its_manifest_describes_them(tmp_path, rows):
     state = {"w": torch.arange(3.0 * rows).view(3, rows), "step": 3, "part": torch.ones(4)[1:3]}

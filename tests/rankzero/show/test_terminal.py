@@ -1,4 +1,5 @@
 import json
+import sys
 
 from reported import ENVIRONMENT, read_json
 
@@ -9,7 +10,7 @@ from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.world import World
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.summary import describe_environment
-from rankzero.show.terminal import _print, print_predictions, result_text
+from rankzero.show.terminal import _print, print_evaluation, print_predictions, result_text
 from running import evaluate_in_process, fit_in_process, world_of
 
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1", "--run", "x")
@@ -31,6 +32,21 @@ def test_the_table_lists_the_report_and_offers_tensorboard_only_for_event_files(
     fit_in_process(*TOY[:-1], "z", "--trainer.logger", "false")
     out = capsys.readouterr().out
     assert "tensorboard" not in out.lower() and "metrics.csv" not in out
+
+
+def test_a_report_whose_code_cannot_be_imported_at_the_end_does_not_fail_the_run(cwd, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rankzero.show.report.page", None)
+    assert fit_in_process(*TOY) == 0
+    printed = capsys.readouterr()
+    assert "report.html could not be written: ModuleNotFoundError" in printed.err and "run x: finished" in printed.out
+
+
+def test_metrics_with_names_of_other_rows_hide_none_of_them(capsys, tmp_path):
+    metrics = {"samples": 7.0, "checkpoint": 1.0}
+    result = {"run": "x", "split": "val", "checkpoint": "step-9", "samples": 5, "world_size": 1, "metrics": metrics}
+    print_evaluation(result, tmp_path / "x.json")
+    out = capsys.readouterr().out
+    assert "step-9" in out and "5, each once" in out and out.count("│ samples ") == out.count("│ checkpoint ") == 2
 
 
 ONE_PROCESS = world_of("cpu")

@@ -57,7 +57,7 @@ class CompiledStep:
         self._gradients: Sequence[Tensor | None] | None = None
 
     def check(self, reason: str | None) -> None:
-        """Compiles no step on any rank if one has a `reason`; only the first call has an effect. All ranks must call."""
+        """Compiles no step on any rank if one has a `reason`. Only the first call counts. All ranks must call."""
         if not self._is_checked:
             self._is_checked = True
             self._agree(reason or problem_of(self._trainer))
