@@ -22,8 +22,8 @@ from rankzero.distributed.process.user_traceback import is_user_file
 from rankzero.distributed.world import World
 from rankzero.messages import is_in_package
 from rankzero.preflight.check import FAIL, OK, WARN, Check, attempt, check_on_rank_zero, error_lines
+from rankzero.runs.secrets import HIDDEN, without_secrets
 from rankzero.sampling.fingerprint import differing
-from rankzero.text import HIDDEN, without_secrets
 
 MAX_FILES = 2000
 """How many of the user's files are compared."""

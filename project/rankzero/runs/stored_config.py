@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from rankzero.distributed.process.user_traceback import is_user_file
-from rankzero.text import without_secrets
+from rankzero.runs.secrets import without_secrets
 
 Config = dict[str, Any]
 """Maps each section (`model`, `data`, `trainer`) or flag to its value, as `--config` reads it from YAML."""

@@ -23,7 +23,8 @@ from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import World
 from rankzero.messages import Stopped, is_peer_failure, place_of, printable_line, user_message
 from rankzero.runs.directory import RunDirectory
-from rankzero.text import command_without_secrets, finite_or_none, numbers, prose_without_secrets
+from rankzero.runs.secrets import command_without_secrets, prose_without_secrets
+from rankzero.text import finite_or_none, numbers
 
 
 def summarize(

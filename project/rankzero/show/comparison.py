@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from rankzero.messages import print_line
 from rankzero.runs.metrics_file import METRICS_FILE
 from rankzero.runs.recorded_run import CONFIG_FILE, RecordedRun, Status, read_run, status_of, with_live_values
+from rankzero.runs.secrets import without_secrets
 from rankzero.runs.stored_config import SINGLE_START_ARGUMENTS, Config, flattened, read_config
 from rankzero.show.report.curves import Curve, read_curves
 from rankzero.show.text_table import Column, Row, available_width, print_table
@@ -28,7 +29,6 @@ from rankzero.text import (
     main_metric,
     number_text,
     unique_metrics,
-    without_secrets,
 )
 
 STEPS, SAMPLES, EPOCHS, SECONDS = "steps", "samples", "epochs", "seconds"

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.metrics_file import METRICS_FILE, Row, append_rows, cut_rows
-from rankzero.text import without_secrets
+from rankzero.runs.secrets import without_secrets
 
 RETRY_SECONDS = 30.0
 MAX_QUEUED_CALLS = 100_000

@@ -11,11 +11,12 @@ from lightning.pytorch.loggers import CSVLogger
 
 from rankzero.checkpoints.atomic_files import replacing
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.secrets import HIDDEN, launch_line, without_secrets
 from rankzero.runs.stored_config import Config, dump_config, flattened
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.show.report.curves import SERIES, STEP_PARTS
 from rankzero.show.tensorboard_logger import DurableTensorBoardLogger
-from rankzero.text import GROUPS, HIDDEN, launch_line, without_secrets
+from rankzero.text import GROUPS
 from rankzero.training.hooks import LoopCallback
 
 _OF_MODEL = f"(?!train/samples|{'|'.join(GROUPS)})"
