@@ -55,7 +55,7 @@ seed_value = whole_number(0, 2**32 - 1)
 port_number = whole_number(1, 2**16 - 1)
 hostname = text_matching(r"[!-~]+", "a name without spaces")
 save_interval = text_matching(
-    r"0*[1-9][0-9]*(steps?|s|min|h)?", "a number of epochs (5), of steps (200steps) or a time (15min, 2h)"
+    r"0*[1-9][0-9]{0,8}(steps?|s|min|h)?", "a number of epochs (5), of steps (200steps) or a time (15min, 2h)"
 )
 profiled_steps = text_matching(
     r"0*([1-9][0-9]{0,2}|1000)steps?(@[0-9]{1,18})?",  # a recording of many steps would fill the memory

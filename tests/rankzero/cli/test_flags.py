@@ -27,7 +27,7 @@ VALID = {
 NAMES = ("../x", "a/b", "", ".hidden", "-x", "a b", "a\nb", "a\0b", "x" * 200, "$(rm)", "[x]")
 INVALID = {
     values.positive_int: ("whole number", ("0", "-1", "x", "", "1.5", "1e3", "٣", " 2", "0x10", "9" * 5000)),
-    values.save_interval: ("steps", ("0", "0steps", "5epochs", "min", "-5", "1.5h")),
+    values.save_interval: ("steps", ("0", "0steps", "5epochs", "min", "-5", "1.5h", "9999999999h")),
     values.run_name: ("folder", NAMES),
     values.seconds_value: (
         r"^a time in seconds \(300\) or with a unit \(5min\)$",
