@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankzero.distributed.connections.key import Key
+from rankzero.distributed.connections.link import Link
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.system import cpu_quota, format_cpus, process_namespace, usable_cores
 
@@ -101,15 +102,15 @@ class Peer(NamedTuple):
 class World:
     """The processes of a run and their devices, as this process knows them.
 
-    Before torch is imported, the rendezvous finds the processes. torchrun's processes find one another through a store
-    of torch. `resolve_world` then sets the devices and the backend.
+    The rendezvous finds the processes, before torch is imported; under torchrun, after that. `resolve_world` then sets
+    the devices and the backend.
 
     Args:
         launch: What the launcher states, and the positions on which the processes have agreed.
         peers: The known processes by rank: on rank zero all, elsewhere rank zero and those of its machine. Without a
             rendezvous, only this one.
         address: The address at which rank zero answered.
-        listener: The socket on which rank zero accepted the other processes, until the store uses it; else None.
+        link: The connections to the other ranks, until a `Coordinator` uses them; None in a single process.
         key_problem: Why the processes do not share a key; empty if they do.
         accelerator: `cuda`, `mps` or `cpu`.
         backend: `nccl` or `gloo`.
@@ -121,7 +122,7 @@ class World:
     launch: Launch = field(default_factory=Launch)
     peers: dict[int, Peer] = field(default_factory=dict)
     address: str = ""
-    listener: socket.socket | None = None
+    link: Link | None = None
     key_problem: str = ""
     accelerator: str = "cpu"
     backend: str = "gloo"

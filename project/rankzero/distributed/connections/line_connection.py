@@ -20,11 +20,11 @@ from rankzero.distributed.timers import TIMERS
 
 Message = dict[str, Any]
 
-MAX_MESSAGE_BYTES = 1 << 20
-"""Bytes of the longest message that a process of the run sends."""
+MAX_MESSAGE_BYTES = 64 << 20
+"""Bytes of the longest message of a process of the run: the values of all ranks, such as their hosts."""
 
 MAX_UNSENT_BYTES = 4 << 20
-"""Bytes that wait for a client that does not read; with more, the client counts as lost."""
+"""Bytes that wait for a client that does not read; if another message follows, the client counts as lost."""
 
 _SIGNATURE_LENGTH = 32
 
@@ -114,15 +114,17 @@ class LineConnection:
             if self.connection.gettimeout() != 0:
                 self.connection.sendall(data)
                 return
-            self._unsent += data
-            while self._unsent:
-                del self._unsent[: self.connection.send(self._unsent)]
-        except BlockingIOError:
-            if len(self._unsent) > MAX_UNSENT_BYTES:
+            if data and len(self._unsent) > MAX_UNSENT_BYTES:
                 self._unsent.clear()
                 self.close_reason = " (it does not read its control connection)"
                 with contextlib.suppress(OSError):
                     self.connection.shutdown(socket.SHUT_RDWR)  # the next `receive` returns None
+                return
+            self._unsent += data
+            while self._unsent:
+                del self._unsent[: self.connection.send(self._unsent)]
+        except BlockingIOError:
+            return
         except OSError:
             self._unsent.clear()
 

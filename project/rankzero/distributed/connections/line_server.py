@@ -72,7 +72,7 @@ class LineServer:
     Args:
         listeners: The listening sockets, which the owner closes. Clients of a Unix socket have to belong to the same
             user, and need no key.
-        service: The purpose of the connections, `rendezvous` or `control`.
+        service: The purpose of the connections, for the greeting.
         world_id: Identifier of the run's start.
         secret: The key; None if there is none.
         requires_key: Whether clients that do not know the key are refused.
@@ -127,6 +127,16 @@ class LineServer:
         connection.is_identified, connection.max_line_bytes = True, max_line_bytes
         self._unidentified.pop(connection, None)
 
+    def connect_own(self) -> tuple[LineConnection, ServedConnection]:
+        """Connects this process to its own server; returns both ends."""
+        own, served = socket.socketpair()
+        served.setblocking(False)
+        connection = ServedConnection(served, Challenge("", "", ""), self._waiting_to_send)
+        connection.has_said_hello = True
+        self._add(connection)
+        self.identify(connection)
+        return LineConnection(own), connection
+
     def watch(self, connection: LineConnection) -> None:
         """Makes `poll` return when data arrives on another connection, which the owner reads."""
         self._selector.register(connection.connection, selectors.EVENT_READ)
@@ -148,6 +158,14 @@ class LineServer:
             with contextlib.suppress(OSError):
                 for _ in range(_MAX_WAITING):
                     listener.accept()[0].close()
+
+    def flush(self, seconds: float) -> None:
+        """Sends what the clients have not yet read, for up to `seconds`; receives nothing."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and any(connection.has_unsent_bytes for connection in self.connections):
+            for connection in self.connections:
+                connection.flush()
+            time.sleep(TIMERS.poll)
 
     def close(self, seconds: float = 0.0) -> None:
         """Closes all connections, after the identified clients have read everything or `seconds` have passed.
@@ -195,9 +213,12 @@ class LineServer:
         except OSError:
             client.close()
             return
-        self._connections[client] = connection
+        self._add(connection)
+
+    def _add(self, connection: ServedConnection) -> None:
+        self._connections[connection.connection] = connection
         self._unidentified[connection] = None
-        self._selector.register(client, selectors.EVENT_READ)
+        self._selector.register(connection.connection, selectors.EVENT_READ)
 
     def _receive(self, connection: ServedConnection) -> tuple[ServedConnection, list[Message] | None] | None:
         if connection.is_closed:  # closed while an earlier event of the same poll was handled

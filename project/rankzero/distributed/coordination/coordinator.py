@@ -1,34 +1,32 @@
 """Coordinates the processes of a run: they exchange objects, start only if all of them can, and exit together."""
 
+import json
 import math
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
-from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 from typing_extensions import Self
 
-from rankzero.distributed.connections.key import find_key
 from rankzero.distributed.connections.local_socket import is_supported
 from rankzero.distributed.coordination import network
 from rankzero.distributed.coordination.process_group import destroy_process_group, init_process_group
-from rankzero.distributed.coordination.refusals import Outcomes, Refusals, refusal_reported_by
-from rankzero.distributed.coordination.store import (
-    StoreExchange,
-    connect_to_store,
-    find_ranks_through_store,
-    serve_store,
-)
-from rankzero.distributed.environments.launch import RequestedWorld
+from rankzero.distributed.coordination.refusals import Outcomes, choose_reporter, refusal_reported_by
+from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.environments.validate import check_world
+from rankzero.distributed.process.stop_signals import SIGNALS
+from rankzero.distributed.rendezvous.client import listen_as_leader, rendezvous
 from rankzero.distributed.rendezvous.errors import SAME_KEY_ADVICE, UNAUTHENTICATED_ADVICE
+from rankzero.distributed.rendezvous.listening import listening_address
+from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.distributed.timers import TIMERS
-from rankzero.distributed.torch_inside import HashStore, PrefixStore, Store
+from rankzero.distributed.torch_inside import HashStore, PrefixStore, Store, TCPStore
 from rankzero.distributed.world import Peer, World
 from rankzero.messages import (
     AnotherRankFailed,
@@ -48,7 +46,7 @@ _STOPPED = "rankzero was stopped"
 
 
 class Coordinator:
-    """Exchanges objects between the processes of a run through a `torch.distributed.Store`.
+    """Exchanges objects between the processes of a run through the control channel.
 
     A context manager that all ranks must enter.
 
@@ -61,60 +59,83 @@ class Coordinator:
     """
 
     def __init__(self, world: World, requested: RequestedWorld) -> None:
-        # Once the control channel exists, a rank that is waited for is alive: only the user knows how long it may take.
+        # A rank that is waited for is alive: only the user knows how long it may take.
         self.timeout = math.inf if requested.start_timeout is None else requested.start_timeout
-        start_timeout = requested.rendezvous_timeout
-        self.world = world
+        self._start_timeout = requested.rendezvous_timeout
         self._agent_store: Store | None = None
-        self._serves_store = world.listener is not None
-        self._store = self._open_store(start_timeout)
-        if self._agent_store and self._agent_store.check([_STOPPED]):
-            raise Stopped("torchrun restarted a run that was stopped at a safe point; it stays stopped")
-        self._refusals = Refusals(self._store, world.size, self._own_name)
-        rank = world.rank if world.size > 1 else 0
-        self._exchange = StoreExchange(self._store, rank, world.size, self._name_of)
-        if world.size == 1:
-            self.control_channel = ControlChannel(world, self.broadcast_object)
-            return
-        key, launch = find_key(), world.launch
-        if launch.uses_agent_store:
-            self.world = world = find_ranks_through_store(self._exchange, world, key, start_timeout)
-            check_world(requested, world.launch)
-        key_problem = world.key_problem
-        secret = None if key_problem else key.secret
-        if launch.uses_agent_store and world.nodes == 1 and is_supported():
-            key_problem = ""  # the ranks connect over Unix sockets only, whose other end the kernel identifies
-        if key_problem and requested.auth == "required":
-            raise RequestError("--auth required", key_problem, SAME_KEY_ADVICE)
-        if key_problem and world.rank == 0:
-            print_error(f"the control channel is not authenticated: {key_problem}; {UNAUTHENTICATED_ADVICE}")
-        # Until the control channel exists, a killed rank goes unnoticed. So wait for `start_timeout` at most.
-        broadcast = partial(self.broadcast_object, seconds=start_timeout)
-        self.control_channel = ControlChannel(world, broadcast, requested.interface, secret)
-        self._exchange.left_ranks = self.control_channel.left_ranks
-        network.use_interface(requested.interface, self._find_interface())
+        self._store: Store | None = None
+        if world.launch.uses_agent_store:
+            self._agent_store = self._connect_to_agent(world.launch)
+            if self._agent_store.check([_STOPPED]):
+                raise Stopped("torchrun restarted a run that was stopped at a safe point; it stays stopped")
+            # torchrun's store outlives its workers. The prefix hides the keys of earlier attempts, except `_STOPPED`.
+            self._store = PrefixStore(f"rankzero {world.launch.world_id}", self._agent_store)
+            if world.size > 1:
+                world = self._find_ranks(self._store, world.launch, requested)
+        self.world, link = world, world.link
+        world.link = None  # a world can be copied and pickled, a socket cannot
+        self._listener = link.listener if link else None
+        self.control_channel = ControlChannel(world, link)
+        if world.key_problem and world.rank == 0:
+            print_error(f"the control channel is not authenticated: {world.key_problem}; {UNAUTHENTICATED_ADVICE}")
+        if world.size > 1:
+            network.use_interface(requested.interface, self._find_interface())
 
     @property
     def _own_name(self) -> str:
         return f"rank {self.world.rank} on {socket.gethostname()}"
 
-    def _name_of(self, rank: int) -> str:
-        return self.world.name_of(rank)  # torchrun's processes are known only after an exchange
+    def _connect_to_agent(self, launch: Launch) -> TCPStore:
+        """Connects to the store of torchrun's agent, which listens before it starts this process."""
+        limit, address = timedelta(seconds=self._start_timeout), f"{launch.address}:{launch.port}"
+        try:
+            return TCPStore(launch.address, launch.port, is_master=False, timeout=limit, wait_for_workers=False)
+        except torch.distributed.DistError:
+            raise AnotherRankFailed(f"torchrun did not answer at {address} within {self._start_timeout:g} s") from None
 
-    def _open_store(self, start_timeout: float) -> Store:
-        world, launch = self.world, self.world.launch
-        if world.listener:
-            listener, world.listener = world.listener, None  # a world can be copied and pickled, a socket cannot
-            return serve_store(world.address, listener, start_timeout)
-        if world.size == 1 and not launch.uses_agent_store:
-            return HashStore()
-        server = "torchrun" if launch.uses_agent_store else world.name_of(0)
-        store = connect_to_store(world.address, launch.port, start_timeout, server)
-        if not launch.uses_agent_store:
-            return store
-        # torchrun's store outlives its workers. The prefix hides the keys of earlier attempts, except `_STOPPED`.
-        self._agent_store = store
-        return PrefixStore(f"rankzero {launch.world_id}", store)
+    def _find_ranks(self, store: Store, launch: Launch, requested: RequestedWorld) -> World:
+        """Performs the rendezvous of torchrun's processes, which find rank zero's address in the agent's store.
+
+        On a single machine, they connect through a Unix socket, whose other end the kernel identifies.
+
+        Raises:
+            RequestError: The processes are not the requested ones, or do not share a key.
+            AnotherRankFailed: Rank zero does not listen in time.
+        """
+        is_identified = launch.is_single_machine and is_supported()
+        listener, host, port = None, "127.0.0.1", 0
+        if launch.rank == 0:
+            listener = listen_as_leader(launch) if is_identified else None
+            if listener is None:
+                ips = [ip for ip in network.resolve(launch.address) if network.is_local_address(ip)]
+                listener = network.listen(listening_address(launch, ips, requested.interface), 0)
+                host, port = listener.getsockname()[:2]
+            store.set("rank zero", json.dumps([host, port]))
+        else:
+            host, port = json.loads(self._wait_for(store, "rank zero"))
+        address = launch.address if host in ("0.0.0.0", "::") else host
+        requires_key = requested.auth == "required" and not is_identified
+        found = launch._replace(address=address, port=port)
+        world = rendezvous(found, self._start_timeout, requested.interface, requires_key, listener)
+        world.launch = world.launch._replace(address=launch.address, port=launch.port)
+        world.address, world.key_problem = launch.address, "" if is_identified else world.key_problem
+        check_world(requested, world.launch)
+        if world.key_problem and requested.auth == "required":
+            raise RequestError("--auth required", world.key_problem, SAME_KEY_ADVICE)
+        return world
+
+    def _wait_for(self, store: Store, key: str) -> bytes:
+        """Returns a value that rank zero sets in a store."""
+        deadline, progress = time.monotonic() + self._start_timeout, Progress(self._start_timeout)
+        while True:
+            try:
+                store.wait([key], timedelta(seconds=TIMERS.slow_poll))
+                return bytes(store.get(key))
+            except torch.distributed.DistStoreError:
+                SIGNALS.check_stop_request()
+            if time.monotonic() > deadline:
+                raise AnotherRankFailed(f"rank 0 was still starting after {self._start_timeout:g} s")
+            progress.print_if_due(lambda: "rank 0 is starting")
 
     def _find_interface(self) -> str | None:
         """Returns the interface that reaches the other machines; None if it is unknown. All ranks must call."""
@@ -147,7 +168,7 @@ class Coordinator:
             RequestError: On all ranks, if `choose` raised it.
             AnotherRankFailed: A rank did not provide its value in time.
         """
-        return self._exchange.decide(value, choose, self.timeout if seconds is None else seconds, work=work)
+        return self.control_channel.exchange.decide(value, choose, self.timeout if seconds is None else seconds, work)
 
     def all_gather_object(self, value: Any, seconds: float | None = None) -> list[Any]:
         """Gathers one JSON-serializable value from every rank and returns all values, by rank. All ranks must call.
@@ -225,7 +246,20 @@ class Coordinator:
         """Creates torch's process group if none exists. All ranks must call."""
         if torch.distributed.is_initialized():
             return
+        if self._store is None:
+            self._store = self._open_store() if self.world.size > 1 else HashStore()
         init_process_group(self._store, self.world, backend, device, timeout)
+
+    def _open_store(self) -> Store:
+        """Returns the store of the process groups, which rank zero serves on the socket of the rendezvous."""
+        address, port, limit = self.world.address, self.world.launch.port, timedelta(seconds=self._start_timeout)
+        store: Store | None = None
+        if self._listener:
+            port = self._listener.getsockname()[1]
+            fd, self._listener = self._listener.detach(), None
+            store = TCPStore(address, port, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=fd)
+        self.broadcast_object(None)  # rank zero serves the store
+        return store or TCPStore(address, port, is_master=False, timeout=limit, wait_for_workers=False)
 
     def __enter__(self) -> Self:
         self.control_channel.watch_for_early_exit()
@@ -238,7 +272,7 @@ class Coordinator:
         is_refused = isinstance(refusal, CannotStart)
         try:
             if isinstance(refusal, CannotStart) and refusal.reported_elsewhere is None:
-                self._refusals.choose_reporter(refusal)
+                choose_reporter(refusal, self.control_channel)
             elif name := self.refusing_rank(error):
                 is_refused = True
                 raise refusal_reported_by(name) from None
@@ -250,13 +284,14 @@ class Coordinator:
             has_left_group = destroy_process_group(after_error=error is not None)
             if error and is_refused and not has_left_group:
                 self._report_failure(error)  # the other ranks may be waiting in a collective
-            if is_refused and not self.world.launch.uses_agent_store:
-                self._refusals.wait_for_ranks_to_leave(self._serves_store)
             self.control_channel.close()
+            if self._listener:
+                self._listener.close()
 
     def refusing_rank(self, error: BaseException | None) -> str | None:
         """Returns the name of the rank whose refusal has caused an error of this rank; None without one."""
-        return self._refusals.refusing_rank() if isinstance(error, Exception) and is_peer_failure(error) else None
+        refusals = self.control_channel.refusals() if isinstance(error, Exception) and is_peer_failure(error) else {}
+        return next(iter(refusals.values()), None)
 
     def _report_failure(self, error: BaseException) -> None:
         """Reports this rank's failure, so that the other ranks exit before the process group is destroyed.

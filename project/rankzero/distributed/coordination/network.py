@@ -57,7 +57,9 @@ def listen(ip: str, port: int) -> socket.socket:
 
 
 def reachable_address(listener: socket.socket) -> str:
-    """Returns an address at which processes of this machine reach a listening socket."""
+    """Returns an address at which processes of this machine reach a listening socket; empty for a Unix socket."""
+    if listener.family == socket.AF_UNIX:
+        return ""
     ip = str(listener.getsockname()[0])
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(ip, ip)
 
@@ -90,12 +92,6 @@ def interface_of(ip: str) -> str | None:
         if any(entry.address.partition("%")[0] == ip for entry in addresses):
             return name
     return None
-
-
-def own_addresses() -> set[str]:
-    """Returns the IPv4 addresses of this machine."""
-    entries = [entry for addresses in psutil.net_if_addrs().values() for entry in addresses]
-    return {entry.address for entry in entries if entry.family == socket.AF_INET}
 
 
 def address_of(interface: str) -> str:

@@ -1,7 +1,6 @@
 """Decides which rank reports that a run cannot start."""
 
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -9,8 +8,7 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
-from rankzero.distributed.timers import TIMERS
-from rankzero.distributed.torch_inside import Store
+from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import CannotStart
 
 
@@ -87,41 +85,12 @@ class Outcomes:
         return refusal
 
 
-class Refusals:
-    """The refusals of all ranks, in the store that they share."""
-
-    def __init__(self, store: Store, size: int, name: str) -> None:
-        self._store, self._size, self._name = store, size, name
-
-    def choose_reporter(self, refusal: CannotStart) -> None:
-        """Notes in a refusal whether another rank reports the same text; the first rank that calls this reports it."""
-        try:
-            self._store.compare_set("refused", "", self._name)
-            key = f"refusal {sha256(str(refusal).encode()).hexdigest()}"
-            reporter = self._store.compare_set(key, "", self._name).decode()
-        except RuntimeError:  # the rank that serves the store has exited, and has reported its error
-            refusal.reported_elsewhere = True
-            return
-        refusal.reported_elsewhere = reporter != self._name
-        refusal.is_remote = _is_remote(reporter)
-
-    def refusing_rank(self) -> str | None:
-        """Returns the name of a rank that has refused to start; None if there is none."""
-        try:
-            return self._store.get("refused").decode() if self._store.check(["refused"]) else None
-        except RuntimeError:
-            return None
-
-    def wait_for_ranks_to_leave(self, serves_store: bool) -> None:
-        """Makes the rank that serves the store exit last, so that the other ranks can still read from it."""
-        deadline = time.monotonic() + TIMERS.refuse
-        try:
-            left_count = self._store.add("left", 1)
-            while serves_store and left_count < self._size and time.monotonic() < deadline:
-                time.sleep(TIMERS.poll)
-                left_count = self._store.add("left", 0)
-        except RuntimeError:
-            pass  # the rank that serves the store has exited
+def choose_reporter(refusal: CannotStart, channel: ControlChannel) -> None:
+    """Notes in a refusal whether another rank reports the same text; the first rank that calls this reports it."""
+    digest, own_name = sha256(str(refusal).encode()).hexdigest(), channel.world.name_of(channel.rank)
+    reporter = channel.refusals(digest).get(digest)  # None: rank zero has ended its program, and has reported its error
+    refusal.reported_elsewhere = reporter != own_name
+    refusal.is_remote = reporter is not None and _is_remote(reporter)
 
 
 def refusal_reported_here(refusal: CannotStart, rank: int) -> CannotStart:

@@ -33,7 +33,7 @@ _COMPILERS = (
 )
 """Parts of the paths of files that are on the stack only during a compilation."""
 WAITING_FUNCTIONS = {
-    str(_PACKAGE / "distributed" / "coordination" / "store.py"): "an exchange between all ranks",
+    str(_PACKAGE / "distributed" / "stop_and_failure" / "exchange.py"): "an exchange between all ranks",
     str(_PACKAGE / "distributed" / "coordination" / "process_group.py"): "the connection of the process group",
     str(_PACKAGE / "distributed" / "stop_and_failure" / "channel.py"): "the agreement on a stop",
     str(_PACKAGE / "distributed" / "stop_and_failure" / "agreement.py"): "an agreement of all ranks",

@@ -2,7 +2,8 @@
 
 The rendezvous precedes torch's own (a TCPStore on the same socket), which waits silently and cannot report which ranks
 are missing. On each machine, one process, the leader, connects to rank zero and describes all processes of the
-machine. Rank zero answers with their positions, or with the reason why the run cannot start.
+machine. Rank zero answers with their positions, or with the reason why the run cannot start. The connections stay open
+and become the control channel.
 """
 
 import contextlib
@@ -13,8 +14,9 @@ from dataclasses import dataclass
 
 from rankzero.distributed.connections.handshake import DifferentKeyError, WrongListenerError, perform_handshake
 from rankzero.distributed.connections.key import Key, find_key
-from rankzero.distributed.connections.line_connection import LineConnection, Message
+from rankzero.distributed.connections.line_connection import LineConnection, Message, keep_alive
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
+from rankzero.distributed.connections.link import Link
 from rankzero.distributed.connections.local_socket import connect_locally, is_supported, listen_locally
 from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
@@ -37,8 +39,8 @@ from rankzero.messages import RequestError
 
 
 def uses_leader(launch: Launch) -> bool:
-    """Returns whether the processes of this node connect through a leader."""
-    return is_supported() and not launch.is_single_machine and launch.local_world_size != 1
+    """Returns whether the processes of this node connect through a leader, which the kernel identifies."""
+    return is_supported() and launch.local_world_size != 1 and (launch.uses_agent_store or not launch.is_single_machine)
 
 
 def leader_name(launch: Launch) -> str:
@@ -85,12 +87,19 @@ class NodeLeader:
                 changes.append((peer, True))
         return changes
 
-    def answer(self, message: Message) -> None:
-        """Sends rank zero's answer to the other processes of the node."""
+    def answer(self, message: Message, world: World) -> Link:
+        """Sends rank zero's answer to the other processes of the node; returns the link of this process."""
+        self._server.stop_accepting()
         self._listener.close()
-        for connection in self._peers:
+        ranks = {peer.id: rank for rank, peer in world.peers.items()}
+        for connection, peer in self._peers.items():
             connection.send(message)
-        self._server.close(TIMERS.leave)
+            if peer.id not in ranks:
+                self._server.disconnect(connection)
+        served = {connection: [ranks[peer.id]] for connection, peer in self._peers.items() if peer.id in ranks}
+        self._server.flush(TIMERS.leave)
+        own, own_served = self._server.connect_own()
+        return Link(own, str(message["name"]), world.rank, self._server, {**served, own_served: [world.rank]})
 
     def refuse(self, error: RequestError, count: int | None) -> None:
         """Sends an error to the other processes of the node, for up to `TIMERS.refuse`."""
@@ -102,10 +111,6 @@ class NodeLeader:
             self._receive()
         self._listener.close()
         self._server.close(TIMERS.leave)
-
-
-MAX_ANSWER_BYTES = 64 << 20
-"""Bytes of rank zero's answer."""
 
 
 @dataclass
@@ -139,27 +144,28 @@ class RankZeroSearch:
             if listener := listen_as_leader(launch):
                 return self._result_as_leader(NodeLeader(listener, launch.world_id))
             if connection := connect_locally(leader_name(launch)):
-                with connection:
-                    answer = self._exchange_descriptions(LineConnection(connection, MAX_ANSWER_BYTES), is_local=True)
-                if answer is not None:
-                    return self._accepted(answer)
+                local = LineConnection(connection)
+                if (answer := self._exchange_descriptions(local, is_local=True)) is not None:
+                    return self._accepted(answer, local)
             SIGNALS.check_stop_request()
             time.sleep(TIMERS.poll)
-        answer, ip = self._ask_rank_zero()
-        return self._accepted({**answer, "ip": ip})
+        answer, ip, rank_zero = self._ask_rank_zero()
+        return self._accepted({**answer, "ip": ip}, rank_zero)
 
     def _result_as_leader(self, leader: NodeLeader) -> World:
         try:
-            answer, ip = self._ask_rank_zero(leader)
-            world = self._accepted({**answer, "ip": ip})
+            answer, ip, rank_zero = self._ask_rank_zero(leader)
+            answer["ip"] = ip
+            world = self._accepted(answer, rank_zero)
         except RequestError as error:
             leader.refuse(error, self.launch.local_world_size)
             raise
-        leader.answer({**answer, "ip": ip})
+        world.link = leader.answer({**answer, "leader": world.rank}, world)
+        world.link.rank_zero = rank_zero
         return world
 
-    def _ask_rank_zero(self, leader: NodeLeader | None = None) -> tuple[Message, str]:
-        """Connects to rank zero, with retries; returns its answer, and the address at which it answered."""
+    def _ask_rank_zero(self, leader: NodeLeader | None = None) -> tuple[Message, str, LineConnection]:
+        """Connects to rank zero, with retries; returns its answer, the address at which it answered, the connection."""
         launch = self.launch
         ips, started = network.resolve(launch.address), time.monotonic()
         first_host = launch.hosts[0] if launch.hosts and launch.hosts[0] != launch.address else None
@@ -168,16 +174,15 @@ class RankZeroSearch:
             was_refused = False
             for ip in ips:
                 try:
-                    connection = socket.create_connection((ip, launch.port), timeout=TIMERS.attempt)
+                    connection = LineConnection(socket.create_connection((ip, launch.port), timeout=TIMERS.attempt))
+                    keep_alive(connection.connection)
                 except ConnectionRefusedError:
                     was_refused = True
                     continue
                 except OSError:
                     continue
-                with connection:
-                    answer = self._exchange_descriptions(LineConnection(connection, MAX_ANSWER_BYTES), leader)
-                if answer is not None:
-                    return answer, ip
+                if (answer := self._exchange_descriptions(connection, leader)) is not None:
+                    return answer, ip, connection
                 was_refused = True
             SIGNALS.check_stop_request()
             now = time.monotonic()
@@ -205,8 +210,20 @@ class RankZeroSearch:
     ) -> Message | None:
         """Sends the description of this process; returns rank zero's answer, or None if the call can be retried.
 
-        A leader also sends the descriptions of the other processes of its node.
+        A leader also sends the descriptions of the other processes of its node. Without an answer, the connection is
+        closed.
         """
+        answer = None
+        try:
+            answer = self._send_descriptions(connection, leader, is_local)
+        finally:
+            if answer is None:
+                connection.close()
+        return answer
+
+    def _send_descriptions(
+        self, connection: LineConnection, leader: NodeLeader | None, is_local: bool
+    ) -> Message | None:
         launch, secret = self.launch, None if is_local else self.key.secret
         # Local processes on one machine know that the port is rank zero's, so a late greeting is no error.
         is_known_port = is_local or (launch.launcher == "local" and launch.is_single_machine)
@@ -240,11 +257,18 @@ class RankZeroSearch:
                 return messages[0]
         raise missing_processes_error(launch, [self.this_peer], self.timeout)
 
-    def _accepted(self, answer: Message) -> World:
+    def _accepted(self, answer: Message, connection: LineConnection) -> World:
         """Returns the world in rank zero's answer, with `ip`, the address at which it answered.
 
         A refusal that another process of this machine has sent or passed on has no address.
         """
+        try:
+            return self._world_of(answer, connection)
+        except RequestError:
+            connection.close()
+            raise
+
+    def _world_of(self, answer: Message, connection: LineConnection) -> World:
         ip = str(answer.get("ip", ""))
         match answer:
             case {"refused": [str() as asked, str() as found, str() as instead]}:
@@ -253,10 +277,11 @@ class RankZeroSearch:
                 refusal.reported_elsewhere = None if "is_single" in answer else True
                 refusal.is_remote = bool(ip) and not network.is_local_address(ip)
                 raise refusal
-            case {"views": [*views], "key_problem": str() as key_problem}:
+            case {"views": [*views], "key_problem": str() as key_problem, "name": str() as name}:
                 for view in views:
                     if world := read_view(self.launch, self.this_peer, view):
                         world.address, world.key_problem = ip or world.address, key_problem
+                        world.link = Link(connection, name, int(answer.get("leader", 0)))
                         return world
         raise wrong_listener_error(self.launch, "")
 
@@ -273,14 +298,21 @@ class RankZeroSearch:
         raise error
 
 
-def rendezvous(launch: Launch, start_timeout: float, interface: str | None = None, requires_key: bool = False) -> World:
+def rendezvous(
+    launch: Launch,
+    start_timeout: float,
+    interface: str | None = None,
+    requires_key: bool = False,
+    listener: socket.socket | None = None,
+) -> World:
     """Waits until all processes of the world have connected. All ranks must call.
 
     Args:
-        launch: The position of this process among all processes. Not from torchrun, which has already connected them.
+        launch: The position of this process among all processes.
         start_timeout: Seconds to wait for all processes.
         interface: `--interface`; if given, rank zero listens only on the address of this interface.
         requires_key: Whether all processes have to know the same key (`--auth required`).
+        listener: A socket of rank zero's that already listens at the address and port of `launch`.
 
     Raises:
         RequestError: A process is missing, connected twice or belongs to another world, or rank zero is unreachable.
@@ -293,9 +325,8 @@ def rendezvous(launch: Launch, start_timeout: float, interface: str | None = Non
             raise missing_key_error(key)
         if interface:
             network.address_of(interface)
-        listener = None
         may_listen = launch.rank == 0 or (launch.rank is None and launch.node_rank == 0)
-        if may_listen:
+        if may_listen and listener is None:
             listener = listen_for_ranks(launch, interface, key)
         if listener is None:
             # If this process has found the port in use, rank zero is on this machine, where it has the same key.
@@ -308,9 +339,10 @@ def rendezvous(launch: Launch, start_timeout: float, interface: str | None = Non
     listeners = [listener, *([local_listener] if local_listener else [])]
     server = RendezvousServer(launch, this_peer, listeners, deadline, start_timeout, key, requires_key)
     assigned = server.wait()
-    if local_listener:
-        local_listener.close()
+    for opened in listeners:
+        if opened.family == socket.AF_UNIX:
+            opened.close()
     world = world_of_rank_zero(launch, this_peer, assigned)
-    world.address, world.listener = network.reachable_address(listener), listener
+    world.address, world.link = network.reachable_address(listener), server.link
     world.key_problem = server.key_problem
     return world

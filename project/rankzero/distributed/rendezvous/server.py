@@ -1,16 +1,17 @@
 """Rank zero's side of the rendezvous, to which all other processes connect."""
 
 import json
+import secrets
 import socket
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rankzero.distributed.connections.address_filter import accept_only_from
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.connections.line_connection import MAX_MESSAGE_BYTES, Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
-from rankzero.distributed.coordination.network import own_addresses, reachable_address
+from rankzero.distributed.connections.link import Link
+from rankzero.distributed.coordination.network import reachable_address
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.errors import (
@@ -29,8 +30,8 @@ from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer
 from rankzero.messages import RequestError, few
 
-MAX_UNAUTHENTICATED_BYTES = 16 << 10
-"""Bytes of a message of a process without the key; a description is shorter."""
+MAX_TRUSTED_BYTES, MAX_UNAUTHENTICATED_BYTES = 1 << 20, 16 << 10
+"""Bytes of a message of a process with and without the key; a description is shorter."""
 
 
 class Claim(NamedTuple):
@@ -59,7 +60,10 @@ class RendezvousServer:
 
     Attributes:
         key_problem: Why the run is not authenticated, once `wait` has returned; empty if it is.
+        link: The connections to all other processes, once `wait` has returned.
     """
+
+    link: Link
 
     def __init__(
         self,
@@ -117,16 +121,12 @@ class RendezvousServer:
         own, peers = self.this_peer, [(claim.peer, claim.connection.is_trusted) for claim in claims]
         if others := [peer for peer, is_trusted in peers if not is_trusted or not peer.has_key_of(own)]:
             self.key_problem = describe_key_problem(self.key, self.this_peer, others)
-        # torch's store, which serves on the same socket next, accepts any connection.
-        addresses = {claim.connection.address for claim in claims if not claim.connection.is_local}
-        accept_only_from(self.listeners[0], addresses | own_addresses())
         self._server.stop_accepting()
         assigned = assign_ranks([self.this_peer, *(claim.peer for claim in claims)])
-        too_many = [f"a world of {self.launch.world_size}", "more processes than that", "fewer of them"]
-        self._answer(self._views(claims, assigned), {"refused": too_many, "is_single": True})
+        self._answer(claims, assigned)
         return assigned
 
-    def _views(self, claims: Sequence[Claim], assigned: Sequence[Peer]) -> dict[ServedConnection, bytes]:
+    def _views(self, claims: Sequence[Claim], assigned: Sequence[Peer], name: str) -> dict[ServedConnection, bytes]:
         """Returns the answer to each connection: the views of the nodes of its processes, each encoded once."""
         views = [encode_message(view) for view in node_views(assigned)]
         nodes = {peer.id: peer.node_rank or 0 for peer in assigned}
@@ -134,7 +134,7 @@ class RendezvousServer:
         for claim in claims:
             nodes_of.setdefault(claim.connection, {})[nodes[claim.peer.id]] = None
         own_ip = reachable_address(self.listeners[0])
-        end = f'], "key_problem": {json.dumps(self.key_problem)}, "ip": "{own_ip}"}}'.encode()
+        end = f'], "key_problem": {json.dumps(self.key_problem)}, "ip": "{own_ip}", "name": "{name}"}}'.encode()
         return {
             connection: b'{"views": [' + b", ".join(views[node] for node in own_nodes) + end
             for connection, own_nodes in nodes_of.items()
@@ -183,7 +183,7 @@ class RendezvousServer:
         if conflict and not connection.is_trusted:
             self._refuse(connection, conflict)
             return
-        self._server.identify(connection, MAX_MESSAGE_BYTES if connection.is_trusted else MAX_UNAUTHENTICATED_BYTES)
+        self._server.identify(connection, MAX_TRUSTED_BYTES if connection.is_trusted else MAX_UNAUTHENTICATED_BYTES)
         self._claims[peer.id] = Claim(peer, connection)
         self._by_connection.setdefault(connection, {})[peer.id] = None
         self._trusted += connection.is_trusted
@@ -263,9 +263,31 @@ class RendezvousServer:
                             processes.add(process)
         self._server.close(TIMERS.leave)
 
-    def _answer(self, answers: dict[ServedConnection, bytes], other_answer: Message) -> None:
-        """Answers all processes and disconnects them; the listening sockets stay open."""
+    def _answer(self, claims: Sequence[Claim], assigned: Sequence[Peer]) -> None:
+        """Answers all processes, and disconnects those that do not belong to the run; the listening sockets stay open.
+
+        A process whose connection is lost meanwhile is noticed later.
+        """
+        name = secrets.token_hex(16)
+        answers = self._views(claims, assigned, name)
+        too_many: Message = {
+            "refused": [f"a world of {self.launch.world_size}", "more processes than that", "fewer of them"],
+            "is_single": True,
+        }
         for connection in self._server.connections:
-            if connection.has_said_hello:  # a lost connection is ignored; its launcher reports that
-                connection.send_body(answers.get(connection) or encode_message(other_answer))
-        self._server.close(TIMERS.leave)
+            if answer := answers.get(connection):
+                connection.max_line_bytes = MAX_MESSAGE_BYTES
+                connection.send_body(answer)
+            else:
+                if connection.has_said_hello:
+                    connection.send(too_many)
+                self._server.disconnect(connection)
+        ranks_of = {peer.id: peer.rank or 0 for peer in assigned}
+        ranks: dict[ServedConnection, list[int]] = {}
+        for connection, processes in self._by_connection.items():  # the leader of a node is the first on its connection
+            if connection in answers:
+                ranks[connection] = [ranks_of[process] for process in processes if process in ranks_of]
+        self._server.flush(TIMERS.leave)
+        own, own_served = self._server.connect_own()
+        listener = next((listener for listener in self.listeners if listener.family != socket.AF_UNIX), None)
+        self.link = Link(own, name, 0, self._server, {own_served: [0], **ranks}, listener=listener)

@@ -1,10 +1,10 @@
 """The control channel: connects every rank to rank zero, in addition to the process group.
 
-The first rank of each node, the leader, connects the ranks of the node to rank zero.
+It uses the connections of the rendezvous; the leader of each node connects the ranks of the node to rank zero.
 
-Through the control channel, all ranks agree on the step to stop after. They also learn at once that another rank has
-failed, even while their main threads wait in a collective that will never finish. A step without a stop request costs
-no message.
+Through the control channel, all ranks exchange values before training and agree on the step to stop after. They also
+learn at once that another rank has failed, even while their main threads wait in a collective that will never finish. A
+step without a stop request costs no message.
 """
 
 import socket
@@ -13,22 +13,22 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
 
 from rankzero.distributed.connections.line_connection import LineConnection, Message
+from rankzero.distributed.connections.link import Link
 from rankzero.distributed.monitoring.monitor import Monitor, call_in_thread, print_hang
 from rankzero.distributed.monitoring.stacks import main_thread_stack
 from rankzero.distributed.monitoring.status import ReportSchedule, report_interval
 from rankzero.distributed.process.exit_reports import ORIGINAL_EXIT, EarlyExit, report_exit
 from rankzero.distributed.stop_and_failure.agreement import TOPICS, Agreement
-from rankzero.distributed.stop_and_failure.connect import Endpoint, connect_rank, listen_for_control
 from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock
+from rankzero.distributed.stop_and_failure.exchange import Exchange
 from rankzero.distributed.stop_and_failure.relay import NodeRelay
 from rankzero.distributed.stop_and_failure.server import MAX_CAUSE_LENGTH, PARENT_REPORTS, ControlServer
 from rankzero.distributed.stop_and_failure.watchdog import start_watchdog
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import World
-from rankzero.messages import print_error
+from rankzero.messages import AnotherRankFailed, print_error
 
 
 class ControlChannel:
@@ -36,11 +36,10 @@ class ControlChannel:
 
     Args:
         world: The known processes; on rank zero all.
-        broadcast_object: Returns rank zero's value on all ranks.
-        interface: `--interface`; if given, rank zero listens only on the address of this interface.
-        secret: The key that all ranks know; None if they do not share one.
+        link: The connections of this process; None in a single process.
 
     Attributes:
+        exchange: Lets rank zero decide on values of all ranks.
         position: Number of the newest safe point that this rank has reached, from 0; -1 before the first one. The main
             thread increments it, then reads `stop_reason`.
         stop_reason: Why all ranks stop at a safe point; None without a request.
@@ -51,15 +50,9 @@ class ControlChannel:
         describe_exit: Describes how a rank ended, as text that follows the rank's name; empty if that is unknown.
     """
 
-    def __init__(
-        self,
-        world: World,
-        broadcast_object: Callable[[Any], Any],
-        interface: str | None = None,
-        secret: bytes | None = None,
-    ) -> None:
-        self._secret, self._lock_name = secret, ""
+    def __init__(self, world: World, link: Link | None) -> None:
         self.world, self.rank = world, world.rank
+        self._lock_name = f"run {link.name}" if link else ""
         self.monitor = Monitor(lambda cause: self._terminate(cause, True))
         self.on_stop: Callable[[], None] = lambda: None
         self.on_abort: Callable[[str], None] = lambda cause: None
@@ -73,45 +66,52 @@ class ControlChannel:
         self._is_exiting = self._has_reported_failure = self._is_finished = False
         self._early_exit = EarlyExit(self._exit_early)
         self.agreements = {topic: Agreement(topic, self._send, self._check_failure) for topic in TOPICS}
+        self.exchange = Exchange(world, self._send, self._send_all, self._raise_failure)
+        self._refusals: dict[str, str] = {}
+        self._refusals_received = threading.Event()
         self._server: ControlServer | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._connection: LineConnection | None = None
         self._relay: NodeRelay | None = None
-        if world.size > 1:
-            self._connect_all_ranks(broadcast_object, interface)
-        else:
-            self.monitor.is_single_process = True
+        self.monitor.is_single_process = link is None
+        if link is not None:
+            self._use(link)
 
-    def _connect_all_ranks(self, broadcast_object: Callable[[Any], Any], interface: str | None) -> None:
-        world, launch, endpoint = self.world, self.world.launch, None
-        self._parent_reports_lost_ranks = world.nodes == 1 and launch.launcher == "local"
-        if self.rank == 0:
-            endpoint, listeners = listen_for_control(launch, interface, self._secret)
+    def _use(self, link: Link) -> None:
+        world, self._connection = self.world, link.connection
+        self._connection.connection.settimeout(TIMERS.connect)
+        self._parent_reports_lost_ranks = world.nodes == 1 and world.launch.launcher == "local"
+        if self.rank == 0 and link.server:
             self._server = ControlServer(
-                listeners,
+                link.server,
+                link.ranks,
                 world,
+                self.exchange,
                 self._parent_reports_lost_ranks,
                 lambda rank: self.describe_exit(rank),
-                launch.world_id,
-                self._secret,
                 report_interval(world.nodes),
             )
             self._server.on_hang = self.monitor.ends_run
             self.monitor.slow_ranks = self._server.slow_ranks.reports
-        endpoint = Endpoint(*broadcast_object(endpoint))
-        self._lock_name = endpoint.derived_name("lock", self._secret)
-        first_rank = min(rank for rank, peer in world.peers.items() if peer.node_rank == launch.node_rank)
-        self._connection, leader, self._relay = connect_rank(launch, endpoint, self._secret, first_rank)
-        self._send({})
+        elif link.server and link.rank_zero:
+            self._relay = NodeRelay(
+                link.server, {served: rank for served, [rank] in link.ranks.items()}, link.rank_zero
+            )
         self._start_watchdog()
         threading.Thread(
-            target=self._receive_messages, args=(self._connection, leader), name="control channel", daemon=True
+            target=self._receive_messages, args=(self._connection, link.leader), name="control channel", daemon=True
         ).start()
 
     def _send(self, message: Message) -> None:
         """Sends a message with this rank's number; does nothing in a single process."""
         if self._connection:
             self._connection.send({"rank": self.rank, **message})
+
+    def _send_all(self, message: Message) -> None:
+        """Sends a message of rank zero to all ranks; does nothing in a single process."""
+        if self._server:
+            self._server.send_all(message)
+            self._send({})  # wakes the server, so that it sends what a connection has not accepted at once
 
     def _start_watchdog(self) -> None:
         """Starts the watchdog of this machine, on its first rank."""
@@ -146,6 +146,10 @@ class ControlChannel:
         if self._failure_received.is_set():
             time.sleep(TIMERS.teardown)  # the receiving thread is about to terminate this process
 
+    def _raise_failure(self) -> None:
+        if self._failure_received.is_set():
+            raise AnotherRankFailed(self._cause)
+
     def forget_stop(self) -> None:
         """Makes a request to stop that has been served apply to no later run; only in a single process."""
         self.stop_reason = self._stop_at = None
@@ -177,9 +181,21 @@ class ControlChannel:
             self._failure_received.wait(seconds)
         return self._cause if self._failure_received.is_set() else None
 
-    def left_ranks(self) -> set[int]:
-        """Returns the ranks that have ended their program; known to rank zero only."""
-        return self._server.left_ranks if self._server else set()
+    def refusals(self, digest: str = "") -> dict[str, str]:
+        """Announces a refusal of this rank; returns digest -> name of the first rank with this refusal, of all ranks.
+
+        The announced refusal is not in the result if rank zero has ended its program.
+
+        Args:
+            digest: Digest of the text of this rank's refusal; empty to announce none.
+        """
+        if self._connection is None:
+            return {digest: self.world.name_of(self.rank)} if digest else {}
+        self._refusals_received.clear()
+        self._send({"refusal": digest})
+        if not self._is_finished:
+            self._refusals_received.wait(TIMERS.cause)
+        return self._refusals
 
     def watch_for_early_exit(self) -> None:
         """From this call on, reports `os._exit` in the user's code to all ranks as a failure."""
@@ -217,6 +233,7 @@ class ControlChannel:
             silence = self.monitor.new_silence(any(messages), interval)
             if silence and not is_leader_silent:
                 self._handle_hang(f"{self.world.name_of(0)} {silence}")
+        self._refusals_received.set()
         if not self._is_finished and leader == 0:
             self._handle_loss(self.describe_exit(0) or f"was lost{connection.close_reason}")
         elif not self._is_finished:  # rank zero reports it
@@ -244,8 +261,15 @@ class ControlChannel:
             self.monitor.record(str(message["hang"]))
         elif "rank_zero" in message:
             self.monitor.rank_zero_place = str(message["rank_zero"])
+        elif "decided" in message or "gathering" in message:
+            self.exchange.receive(message)
+        elif "refusals" in message:
+            self._refusals = message["refusals"]
+            if message["to"] == self.rank:
+                self._refusals_received.set()
         elif "done" in message:
             self._is_finished = True  # rank zero, or the leader of this node, has finished; its exit is not a failure
+            self.exchange.leave(0)
         elif "lost" in message and not self._is_finished:
             self._handle_loss(self.describe_exit(0) or f"was lost{message['lost']}")
         elif "failed" in message:

@@ -1,6 +1,5 @@
 """The leader's end of the control channels of a node: passes messages on to rank zero and back."""
 
-import socket
 import threading
 import time
 
@@ -16,12 +15,10 @@ class NodeRelay:
     It passes each message on unchanged, except the ranks' statuses, which it sends together.
     """
 
-    def __init__(self, listener: socket.socket, rank_zero: LineConnection, world_id: str, size: int) -> None:
-        self.listener, self.rank_zero, self.size = listener, rank_zero, size
-        self._server = LineServer([listener], "control", world_id, None, requires_key=False)
-        self._ranks: dict[ServedConnection, int] = {}
+    def __init__(self, server: LineServer, ranks: dict[ServedConnection, int], rank_zero: LineConnection) -> None:
+        self.rank_zero, self.size, self._server, self._ranks = rank_zero, len(ranks), server, ranks
         self._statuses: dict[int, tuple[Status | None, float]] = {}
-        self._schedules: dict[int, ReportSchedule] = {}
+        self._schedules = {rank: ReportSchedule() for rank in ranks.values()}
         self._requested: set[int] = set()
         self._left: set[int] = set()
         self._finish_at = float("inf")
@@ -58,7 +55,6 @@ class NodeRelay:
             time.sleep(TIMERS.poll)
             self.rank_zero.flush()
         self._server.close(TIMERS.leave)
-        self.listener.close()
         self.rank_zero.close()
 
     def _report(self) -> None:
@@ -74,15 +70,13 @@ class NodeRelay:
             self.rank_zero.send({"statuses": [(rank, statuses[rank]) for rank in due]})
 
     def _receive(self, connection: ServedConnection, messages: list[Message] | None) -> None:
-        rank = self._ranks.get(connection)
+        rank = self._ranks[connection]
         if messages is None:
-            if rank is not None and rank not in self._left:
+            if rank not in self._left:
                 self._leave(rank)
                 self.rank_zero.send({"rank": rank, "lost": connection.close_reason})
             return
         for message in messages:
-            if rank is None and (rank := self._admit(connection, message.get("rank"))) is None:
-                return
             if message and message.get("rank") != rank:
                 continue
             if "status" in message:
@@ -95,16 +89,6 @@ class NodeRelay:
     def _leave(self, rank: int) -> None:
         self._left.add(rank)
         self._statuses.pop(rank, None)  # otherwise it would seem to be training again
-
-    def _admit(self, connection: ServedConnection, rank: object) -> int | None:
-        """Returns the rank of a new connection; None, after it is disconnected, if it is none of this node."""
-        is_complete = len(self._ranks) >= self.size
-        if type(rank) is not int or rank < 0 or is_complete or rank in self._ranks.values():
-            self._server.disconnect(connection)
-            return None
-        self._server.identify(connection)
-        self._ranks[connection], self._schedules[rank] = rank, ReportSchedule()
-        return rank
 
     def _pass_on_from_rank_zero(self) -> bool:
         """Sends rank zero's messages to all ranks of the node; returns False if the connection is lost."""

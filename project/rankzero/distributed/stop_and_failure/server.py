@@ -2,24 +2,28 @@
 
 The messages, of which a connection transmits each as a line of JSON:
 
-    rank -> server   {"rank": r} on a new connection, and then {"rank": r, ...} with one of
+    rank -> server   {"rank": r, ...} with one of
                      "stop": reason, "position": n, "failed": cause, "leaving": true,
                      "status": the values of a `Status`, or null outside training,
                      "answer": [topic of an `Agreement`, number of its question, whether the rank is there, batch]
+                     "value": [number of an exchange, the rank's value]
+                     "refusal": digest of the text of a refusal; empty to ask for those of all ranks
     relay -> server  the messages of its ranks, and {"rank": r, "lost": how its connection ended},
                      {"statuses": [[rank, status], ...]}
     server -> rank   {"stop_requested": reason}  {"stop_at": n}  {"done": true}  {"hang": description}
                      {"question": [topic, batch]}  {"decision": [topic, batch, ranks that are there]}
                      {"failed": cause, "by": the reporting rank}
+                     {"gathering": number of the exchange in which rank zero waits for values}
+                     {"decided": [number of an exchange, {"decision": d}, {"refused": [...]} or {"missing": text}]}
+                     {"refusals": digest -> name of the first rank with this refusal, "to": the rank that asked}
                      {"rank_zero": phase and step of rank zero}, which is also the request for a status
     relay -> rank    the messages of the server, and {"lost": how the connection to rank zero ended}
 """
 
 import math
-import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rankzero.distributed.connections.line_connection import Message, encode_message
@@ -28,9 +32,10 @@ from rankzero.distributed.monitoring.hangs import HangDetector
 from rankzero.distributed.monitoring.slow_ranks import SlowRankDetector
 from rankzero.distributed.monitoring.status import Status, silence_seconds
 from rankzero.distributed.rendezvous.progress import Progress
+from rankzero.distributed.stop_and_failure.exchange import Exchange
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import World
-from rankzero.messages import few, print_error, printable, printable_line
+from rankzero.messages import print_error, printable, printable_line
 
 MAX_REASON_LENGTH, MAX_CAUSE_LENGTH = 200, 20_000
 """Characters of the reason of a stop and of the cause of a failure that the ranks receive."""
@@ -43,13 +48,13 @@ class ControlServer:
     """Rank zero's end of all control channels, which runs in a thread.
 
     Args:
-        listeners: The sockets to which relays and ranks connect.
+        server: The server to which all relays and ranks are connected.
+        ranks: The ranks of each connection, the leader of a node first.
         world: All processes.
+        exchange: Receives the values of all ranks.
         parent_reports_lost_ranks: Whether the process that started the ranks reports a lost rank, so that no rank has
             to.
         describe_exit: Describes how a rank ended; empty if that is unknown.
-        world_id: Identifier of the run's start.
-        secret: The key that all ranks know; None if they do not share one.
         interval: Seconds between two requests for the statuses of all ranks.
 
     Attributes:
@@ -59,24 +64,23 @@ class ControlServer:
 
     def __init__(
         self,
-        listeners: Sequence[socket.socket],
+        server: LineServer,
+        ranks: Mapping[ServedConnection, list[int]],
         world: World,
+        exchange: Exchange,
         parent_reports_lost_ranks: bool,
         describe_exit: Callable[[int], str],
-        world_id: str,
-        secret: bytes | None,
         interval: float,
     ) -> None:
-        self.listeners, self.world = listeners, world
+        self._server, self._connections, self.world, self._exchange = server, dict(ranks), world, exchange
         self.parent_reports_lost_ranks, self.describe_exit = parent_reports_lost_ranks, describe_exit
         self.on_hang: Callable[[str], bool] = lambda description: False
         self.interval, self.size, hosts = interval, world.size, world.hosts
         self._hangs = HangDetector(hosts, silence_seconds(interval), leader_of=self._leader_of)
         self._start_progress: Progress | None = None
         self.slow_ranks = SlowRankDetector(hosts)
-        self._server = LineServer(listeners, "control", world_id, secret, requires_key=secret is not None)
-        self._connections: dict[ServedConnection, list[int]] = {}
-        self._ranks: dict[int, ServedConnection] = {}
+        self._ranks = {rank: connection for connection, numbers in ranks.items() for rank in numbers}
+        self._refusals: dict[str, str] = {}
         self._exited_ranks: set[int] = set()
         self._accounted_ranks: set[int] = set()
         self._latest_position, self._has_position = -1, False
@@ -88,23 +92,13 @@ class ControlServer:
         self._thread = threading.Thread(target=self._serve, name="control server", daemon=True)
         self._thread.start()
 
-    @property
-    def connected(self) -> int:
-        """Number of ranks that have connected."""
-        return len(self._ranks)
-
-    @property
-    def left_ranks(self) -> set[int]:
-        """The ranks that have ended their program."""
-        return self._exited_ranks.copy()
-
     def finish(self) -> None:
         """Announces that rank zero exits, and waits up to `TIMERS.leave` for the other ranks to leave."""
-        self._send_all({"done": True})
+        self.send_all({"done": True})
         self._thread.join(TIMERS.leave)
 
     def _serve(self) -> None:
-        checked_at = requested_at = started = time.monotonic()
+        checked_at = requested_at = time.monotonic()
         while len(self._exited_ranks) < self.size:
             for connection, messages in self._server.poll(TIMERS.heartbeat):
                 self._receive(connection, messages)
@@ -114,56 +108,33 @@ class ControlServer:
                 self._check_for_hang()
             if now - requested_at >= self.interval:
                 requested_at = now
-                self._send_all({"rank_zero": self._hangs.last_place(0)})
-                self._check_for_missing_ranks(now - started)
+                self.send_all({"rank_zero": self._hangs.last_place(0)})
                 for report in self.slow_ranks.new_reports():
                     print_error(report)
         self._server.close(TIMERS.leave)
-        for listener in self.listeners:
-            listener.close()
 
     def _receive(self, connection: ServedConnection, messages: list[Message] | None) -> None:
         if messages is None:
-            for rank in sorted(self._connections.pop(connection, ())):  # the leader first
+            for rank in self._connections.pop(connection, ()):
                 self._handle_loss(rank, connection.close_reason)
             return
         for message in messages:
-            if connection.is_closed:
-                return
             sender: Any = message.get("rank")
-            if type(sender) is int and 0 <= sender < self.size and sender not in self._ranks:
-                self._admit(connection, sender)
-            elif type(sender) is int and message.keys() == {"rank"} and self._ranks.get(sender) is connection:
-                self._send_state(connection)  # a leader, announced by its relay, has connected to the relay
             if type(sender) is int and self._ranks.get(sender) is connection:
                 self._handle_message(sender, message)
             elif "statuses" in message:
                 self._handle_statuses(connection, message["statuses"])
-            elif message and connection not in self._connections:
-                self._server.disconnect(connection)  # not a rank of this run, or one that is connected already
-
-    def _admit(self, connection: ServedConnection, rank: int) -> None:
-        self._server.identify(connection)
-        self._ranks[rank] = connection
-        self._connections.setdefault(connection, []).append(rank)
-        self._send_state(connection)
-
-    def _send_state(self, connection: ServedConnection) -> None:
-        """Sends the failure or the stop request that a new rank has missed."""
-        if self._failure:
-            connection.send(self._failure)
-        elif self._stop_reason:
-            connection.send({"stop_requested": self._stop_reason})
 
     def _leader_of(self, rank: int) -> int:
-        """Returns the first rank on the connection of a rank; the rank itself if it has no connection."""
-        return min(self._connections.get(self._ranks[rank], [rank])) if rank in self._ranks else rank
+        """Returns the first rank on the connection of a rank; the rank itself if its connection is lost."""
+        return self._connections.get(self._ranks[rank], [rank])[0]
 
     def _handle_loss(self, rank: int, close_reason: str) -> None:
         """Handles a closed connection; unless the rank has announced its exit, the run has failed."""
         if rank in self._exited_ranks:
             return
         self._exited_ranks.add(rank)
+        self._exchange.leave(rank)
         name, place = self.world.name_of(rank), self._hangs.last_place(rank)
         self._hangs.update(rank, None)
         cause = f"{name} {self.describe_exit(rank) or f'was lost{close_reason}'}"
@@ -173,12 +144,6 @@ class ControlServer:
             cause += f", last seen in {place}"
         self._record_failure(cause, PARENT_REPORTS if self.parent_reports_lost_ranks else 0)
 
-    def _check_for_missing_ranks(self, seconds: float) -> None:
-        if len(self._ranks) < self.size and seconds > TIMERS.missing_rank:
-            missing = [self.world.name_of(rank) for rank in range(self.size) if rank not in self._ranks]
-            connections = "its control connection" if len(missing) == 1 else "their control connections"
-            self._record_failure(f"{few(missing)} did not open {connections}", 0)
-
     def _check_for_hang(self) -> None:
         if late := self._hangs.late_start():
             self._start_progress = self._start_progress or Progress(math.inf)
@@ -186,7 +151,7 @@ class ControlServer:
         else:
             self._start_progress = None
         if description := self._hangs.new_hang():
-            self._send_all({"hang": description})
+            self.send_all({"hang": description})
             if self.on_hang(description):
                 self._record_failure(description, 0)
 
@@ -194,7 +159,7 @@ class ControlServer:
         match message:
             case {"stop": str() as reason} if self._stop_reason is None:
                 self._stop_reason = printable_line(reason[:MAX_REASON_LENGTH])
-                self._send_all({"stop_requested": self._stop_reason})
+                self.send_all({"stop_requested": self._stop_reason})
             case {"position": int() as position}:
                 self._latest_position = max(position, self._latest_position)
                 self._has_position = True
@@ -202,8 +167,15 @@ class ControlServer:
             case {"answer": [str() as topic, int() as number, bool() as is_there, int() as batch]}:
                 if number == self._decisions.get(topic, 0):
                     self._record_answer(topic, rank, is_there, batch)
+            case {"value": [int() as number, value]}:
+                self._exchange.receive_value(rank, number, value)
+            case {"refusal": str() as digest}:
+                if digest:
+                    self._refusals.setdefault(digest, self.world.name_of(rank))
+                self._ranks[rank].send({"refusals": self._refusals, "to": rank})
             case {"leaving": True}:
                 self._exited_ranks.add(rank)
+                self._exchange.leave(rank)
                 self._hangs.update(rank, None)
                 self._account_for(rank)
                 for topic in list(self._answers):
@@ -234,13 +206,13 @@ class ControlServer:
         is_known = len(self._accounted_ranks) == self.size and self._has_position
         if self._stop_reason is not None and self._stop_at is None and is_known:
             self._stop_at = self._latest_position + 1
-            self._send_all({"stop_at": self._stop_at})
+            self.send_all({"stop_at": self._stop_at})
 
     def _record_answer(self, topic: str, rank: int, is_there: bool, batch: int) -> None:
         """Asks all ranks after the first answer, and decides after the last one."""
         answers = self._answers.setdefault(topic, {})
         if not answers:
-            self._send_all({"question": [topic, batch]})
+            self.send_all({"question": [topic, batch]})
         answers[rank] = is_there, batch
         self._decide(topic)
 
@@ -253,16 +225,16 @@ class ControlServer:
             ranks = [rank for rank in sorted(answers) if answers[rank][0]]
             last_batch = max(batch for _, batch in answers.values())
             is_unanimous = len(answers) == self.size and set(answers.values()) == {(True, last_batch)}
-            self._send_all({"decision": [topic, last_batch if is_unanimous else last_batch + 1, ranks]})
+            self.send_all({"decision": [topic, last_batch if is_unanimous else last_batch + 1, ranks]})
 
     def _record_failure(self, cause: str, reporting_rank: int) -> None:
         """Records the first failure, which ends the run, and sends it to all ranks."""
         if self._failure is None:
             self._failure = {"failed": cause, "by": reporting_rank}
-            self._send_all(self._failure)
+            self.send_all(self._failure)
 
-    def _send_all(self, message: Message | None) -> None:
-        """Sends a message to all ranks, encoded once."""
+    def send_all(self, message: Message | None) -> None:
+        """Sends a message to all ranks, encoded once. Any thread may call."""
         body = encode_message(message)
-        for connection in list(self._connections):  # any thread may send while the server admits ranks
+        for connection in list(self._connections):
             connection.send_body(body)

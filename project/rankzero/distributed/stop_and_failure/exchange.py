@@ -1,0 +1,162 @@
+"""Exchanges through the control channel: all ranks send a value, and rank zero decides.
+
+Rank zero's main thread decides; the thread of the control server receives the values.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from rankzero.distributed.connections.line_connection import Message
+from rankzero.distributed.rendezvous.progress import Progress
+from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import World
+from rankzero.messages import AnotherRankFailed, RequestError
+
+
+class Exchange:
+    """Lets rank zero decide on something that depends on values of all ranks.
+
+    Args:
+        world: The known processes; on rank zero all.
+        send: Sends a message of this rank to rank zero.
+        send_all: Sends a message of rank zero to all ranks.
+        check_failure: Called while this rank waits. Raises AnotherRankFailed after a failure.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        send: Callable[[Message], None],
+        send_all: Callable[[Message], None],
+        check_failure: Callable[[], None],
+    ) -> None:
+        self.world, self._send, self._send_all, self._check_failure = world, send, send_all, check_failure
+        self._changed = threading.Condition()
+        self._count = self._gathering = 0
+        self._values: dict[int, dict[int, Any]] = {}
+        self._outcomes: dict[int, Message] = {}
+        self._left: set[int] = set()
+
+    def decide(self, value: Any, choose: Callable[[list[Any]], Any], seconds: float, work: str) -> Any:
+        """Sends a value to rank zero, which decides; returns the decision on all ranks. All ranks must call.
+
+        Rank zero prints which rank is late, and rank 1 that rank zero is.
+
+        Args:
+            value: The JSON-serializable value of this rank.
+            choose: Called on rank zero with the values of all ranks, by rank; returns a JSON-serializable decision.
+            seconds: How long to wait for all ranks; infinite for no limit.
+            work: What a late rank is doing, for messages.
+
+        Raises:
+            RequestError: On all ranks, if `choose` raised it.
+            AnotherRankFailed: A rank did not provide its value in time, has ended its program, or is rank zero and
+                raises any other exception of `choose` itself.
+        """
+        self._count += 1
+        if self.world.rank != 0 and self.world.size > 1:
+            self._send({"value": [self._count, value]})
+            return self._wait_for_decision(self._count, seconds + TIMERS.late_answer, work)
+        try:
+            values = self._gather(self._count, json.loads(json.dumps(value)), seconds, work)
+            decision = json.loads(json.dumps(choose(values)))
+        except RequestError as error:
+            self._send_outcome({"refused": [*error.args]})
+            raise
+        except AnotherRankFailed as error:
+            self._send_outcome({"missing": str(error)})
+            raise
+        except Exception as error:
+            self._send_outcome({"missing": f"{self.world.name_of(0)} failed: {error!r}"})
+            raise
+        self._send_outcome({"decision": decision})
+        return decision
+
+    def _send_outcome(self, outcome: Message) -> None:
+        self._send_all({"decided": [self._count, outcome]})
+
+    def _gather(self, number: int, own_value: Any, seconds: float, work: str) -> list[Any]:
+        """Returns the values of all ranks, by rank, on rank zero."""
+        started, progress, size = time.monotonic(), Progress(seconds), self.world.size
+        with self._changed:
+            values = self._values.setdefault(number, {})
+            values[0] = own_value
+        while len(values) < size:
+            with self._changed:
+                has_changed = len(values) == size or self._changed.wait(TIMERS.slow_poll)
+                late = next((rank for rank in range(size) if rank not in values), None)
+                left = next((rank for rank in sorted(self._left) if rank not in values), None)
+            if late is None:
+                break
+            if left is not None:
+                raise AnotherRankFailed(f"{self.world.name_of(left)} has ended its program")
+            self._check_failure()
+            if time.monotonic() - started > seconds:
+                raise AnotherRankFailed(self._describe_timeout(late, work, seconds))
+            if not has_changed and self._gathering != number:
+                self._gathering = number
+                self._send_all({"gathering": number})
+            progress.print_if_due(partial(self._describe_late, late, work))
+        del self._values[number]
+        return [values[rank] for rank in range(size)]
+
+    def _wait_for_decision(self, number: int, seconds: float, work: str) -> Any:
+        """Returns rank zero's decision, on the other ranks."""
+        deadline, progress = time.monotonic() + seconds, Progress(seconds - TIMERS.late_answer)
+        while True:
+            with self._changed:
+                if number not in self._outcomes:
+                    self._changed.wait(TIMERS.slow_poll)
+                outcome = self._outcomes.pop(number, None)
+            if outcome is not None:
+                break
+            if self._left:
+                raise AnotherRankFailed(f"{self.world.name_of(0)} has ended its program")
+            self._check_failure()
+            if time.monotonic() > deadline:
+                raise AnotherRankFailed(self._describe_timeout(0, work, seconds - TIMERS.late_answer))
+            if self.world.rank == 1 and self._gathering != number:
+                progress.print_if_due(partial(self._describe_late, 0, work))
+        match outcome:
+            case {"refused": [*arguments]}:
+                raise RequestError(*arguments)
+            case {"missing": str() as cause}:
+                raise AnotherRankFailed(cause)
+        return outcome["decision"]
+
+    def _describe_late(self, rank: int, work: str) -> str:
+        return f"{self.world.name_of(rank)} is {work}"
+
+    def _describe_timeout(self, rank: int, work: str, seconds: float) -> str:
+        advice = f"to wait longer, add --start_timeout {max(int(seconds), 1) * 4}"
+        return f"{self.world.name_of(rank)} was still {work} after {seconds:g} s; {advice}"
+
+    # Called in the threads that receive messages
+
+    def receive_value(self, rank: int, number: int, value: Any) -> None:
+        """Stores the value of a rank, on rank zero."""
+        with self._changed:
+            self._values.setdefault(number, {})[rank] = value
+            self._changed.notify()
+
+    def receive(self, message: Message) -> None:
+        """Stores rank zero's decision, or that it waits for the other ranks; does nothing on rank zero."""
+        if self.world.rank == 0:
+            return
+        with self._changed:
+            if "decided" in message:
+                number, outcome = message["decided"]
+                self._outcomes[number] = outcome
+            else:
+                self._gathering = message["gathering"]
+            self._changed.notify()
+
+    def leave(self, rank: int) -> None:
+        """Notes that a rank has ended its program: on rank zero any rank, on the others rank zero."""
+        with self._changed:
+            self._left.add(rank)
+            self._changed.notify()
