@@ -25,7 +25,6 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from PIL import Image
-from torch._C._distributed_c10d import TCPStore
 
 from rankzero.cli.arguments import parse_arguments
 from rankzero.cli.command import Command
@@ -289,14 +288,6 @@ def wait_until(condition: Callable[[], Any], event: str = "the event", seconds: 
         assert time.monotonic() < deadline, f"{event} did not happen within {seconds} s"
         time.sleep(pause)
         pause = min(2 * pause, 0.2)
-
-
-def store_clients(size: int) -> list[TCPStore]:
-    """Starts a store; returns all ranks' connections, which the test has to delete before a process is forked."""
-    with reserved_port() as port:
-        pass
-    options: dict[str, Any] = {"timeout": timedelta(seconds=10), "wait_for_workers": False}
-    return [TCPStore("127.0.0.1", port, is_master=rank == 0, **options) for rank in range(size)]
 
 
 def fit_in_process(*arguments: str, launch: Launch | None = None) -> int:

@@ -39,12 +39,8 @@ class Timers:
     """After a stop request, a rank waits this long for missing ranks, so that all ranks stop together."""
     shared_file = 10.0
     """A network file system has this long to show a file that another machine has just written."""
-    store_attempt = 10.0
-    """torch's store first has this long to answer until a rank checks that its process exists; later six times that."""
-    connect = 30.0
-    """A rank tries this long to connect to the control server."""
-    missing_rank = 60.0
-    """Rank zero waits this long for all ranks to connect to the control server."""
+    send = 30.0
+    """Rank zero, or the leader of a node, has this long to accept a message of a rank."""
 
     # Monitoring
     heartbeat = 2.0

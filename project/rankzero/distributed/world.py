@@ -6,12 +6,14 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankzero.distributed.connections.key import Key
-from rankzero.distributed.connections.link import Link
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.system import cpu_quota, format_cpus, process_namespace, usable_cores
+
+if TYPE_CHECKING:
+    from rankzero.distributed.connections.link import Link
 
 
 class Peer(NamedTuple):
@@ -122,7 +124,7 @@ class World:
     launch: Launch = field(default_factory=Launch)
     peers: dict[int, Peer] = field(default_factory=dict)
     address: str = ""
-    link: Link | None = None
+    link: "Link | None" = None
     key_problem: str = ""
     accelerator: str = "cpu"
     backend: str = "gloo"

@@ -2,7 +2,6 @@ import re
 
 import pytest
 
-from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.timers import TIMERS, Timers
 from running import REPOSITORY
 
@@ -16,16 +15,10 @@ def test_waits_of_which_one_must_exceed_the_other_are_in_order():
         (TIMERS.first_answer / 3 + TIMERS.attempt, TIMERS.first_answer, "all ranks try rank zero's host in time"),
         (TIMERS.make_room, TIMERS.identify, "unidentified connections are closed sooner if there are too many"),
         (TIMERS.heartbeat, TIMERS.unreachable, "a connection in use is not idle"),
-        (TIMERS.attempt, TIMERS.connect, "the control server is tried again"),
-        (TIMERS.leader + TIMERS.connect, TIMERS.missing_rank, "a rank may connect without its leader"),
+        (TIMERS.unreachable, TIMERS.send, "the kernel notices a lost machine first"),
         (TIMERS.refuse, TIMERS.late_answer, "a refusal arrives before the other ranks give up"),
         (TIMERS.refuse + TIMERS.exit_of_reporter, TIMERS.exit_of_others, "rank zero reports a refusal and exits first"),
         (TIMERS.exit_of_others + TIMERS.leave, TIMERS.grace, "local processes that are refused exit by themselves"),
-        (
-            6 * TIMERS.store_attempt,
-            RequestedWorld().rendezvous_timeout,
-            "a rank that imports torch slowly is tried again",
-        ),
         (TIMERS.heartbeat + TIMERS.worker, TIMERS.suspended, "a rank that reads stacks does not seem suspended"),
         (2 * TIMERS.slow_poll, TIMERS.suspended, "the watchdog notices that it was suspended too"),
         (TIMERS.heartbeat, TIMERS.longest_report_interval, "large runs report less often"),

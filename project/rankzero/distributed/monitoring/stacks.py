@@ -70,7 +70,8 @@ def waiting_function(frames: list[FrameType]) -> str:
     for frame in frames:
         file = frame.f_code.co_filename
         if file in WAITING_FUNCTIONS:
-            return WAITING_FUNCTIONS[file]
+            work = f" ({frame.f_locals['work']})" if "work" in frame.f_locals else ""  # of an exchange
+            return WAITING_FUNCTIONS[file] + work
         if "torch/distributed/" in file:
             in_torch = in_torch or frame.f_code.co_name
         elif not file.startswith((_STDLIB, "<")):

@@ -79,7 +79,7 @@ class ControlChannel:
 
     def _use(self, link: Link) -> None:
         world, self._connection = self.world, link.connection
-        self._connection.connection.settimeout(TIMERS.connect)
+        self._connection.connection.settimeout(TIMERS.send)
         self._parent_reports_lost_ranks = world.nodes == 1 and world.launch.launcher == "local"
         if self.rank == 0 and link.server:
             self._server = ControlServer(

@@ -7,7 +7,7 @@ from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.world import World
 from rankzero.messages import AnotherRankFailed, CannotStart, RequestError, is_peer_failure
-from running import on_each_rank
+from running import on_each_rank, wait_until
 
 
 def refused_by(coordinators, *ranks, found="no such file here"):
@@ -86,8 +86,7 @@ def test_a_rank_that_loses_contact_to_a_refusing_rank_reports_nothing(coordinato
         with member:
             if member.world.rank == 1:
                 raise CannotStart("only here")
-            while not member._refusals.refusing_rank():
-                pass
+            wait_until(member.control_channel.refusals)
             raise RuntimeError("Connection closed by peer")
 
     errors = on_each_rank(coordinators, work)

@@ -4,9 +4,8 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from torch.distributed import HashStore
 
-from rankzero.distributed.coordination.store import StoreExchange
+from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring import activity
 from rankzero.distributed.monitoring import monitor as monitor_module
 from rankzero.distributed.monitoring.activity import (
@@ -29,7 +28,9 @@ from rankzero.distributed.monitoring.status import (
     report_interval,
     silence_seconds,
 )
+from rankzero.distributed.stop_and_failure.exchange import Exchange
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import World
 from running import wait_until
 
 QUICK = Status(5, "backward", 0.1, 300.0)
@@ -161,15 +162,16 @@ def test_a_status_is_reported_on_request_or_at_once_with_the_next_one_if_it_may_
 
 def test_a_rank_in_an_exchange_waits_for_other_ranks():
     assert all(Path(file).exists() for file in WAITING_FUNCTIONS)
-    ranks, found = [StoreExchange(store, rank, 2, str) for store in [HashStore()] for rank in range(2)], []
+    world, found = World(Launch(rank=1, world_size=2)), []
+    exchange = Exchange(world, lambda message: None, lambda message: None, lambda: None)
 
     def decide_on_rank_zero():
         found.append(waiting_function(main_thread_frames()))
-        ranks[0].decide(0, list, 10)
+        exchange.receive({"decided": [1, {"decision": 7}]})
 
     threading.Timer(0.1, decide_on_rank_zero).start()
-    assert ranks[1].decide(1, list, 10) == [0, 1]
-    assert found == ["an exchange between all ranks"]
+    assert exchange.decide(1, list, 10, "building data and model") == 7
+    assert found == ["an exchange between all ranks (building data and model)"]
 
 
 def test_the_interval_grows_with_the_nodes_up_to_a_limit_and_a_rank_may_miss_some_seconds_of_reports():

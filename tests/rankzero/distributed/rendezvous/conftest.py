@@ -73,7 +73,8 @@ class Rendezvous:
 
     def close(self):
         self.server.deadline = 0
-        self.members.exception(10)
+        if self.members.exception(10) is None:
+            self.server.link.close()
         for connection in (*self.clients, self.listener):
             connection.close()
 
@@ -111,17 +112,18 @@ def launches():
 @pytest.fixture
 def join():
     """Returns a function that performs the rendezvous of one process, and returns the result or the refusal."""
+    joined = []
 
     def perform(launch, seconds=8):
         try:
-            result = client.rendezvous(launch, seconds)
+            joined.append(client.rendezvous(launch, seconds))
         except RequestError as error:
             return error
-        if result.listener:
-            result.listener.close()
-        return result
+        return joined[-1]
 
-    return perform
+    yield perform
+    for result in joined:
+        result.link.close()
 
 
 @pytest.fixture

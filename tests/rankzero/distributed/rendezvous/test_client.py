@@ -52,7 +52,7 @@ def test_every_process_receives_all_members_over_one_network_connection_per_othe
     assert [result.launch.local_rank for result in results] == [0, 1, 2, 0, 1, 2]
     assert [result.launch.processes_per_node for result in results] == [(3, 3)] * 6
     assert [[*result.peers] for result in results] == [[*range(6)]] * 6
-    assert [bool(result.listener) for result in results] == [True, False, False, False, False, False]
+    assert [bool(result.link.listener) for result in results] == [True, False, False, False, False, False]
     assert accepted == {"network": 1, "local": 4}
     assert {result.address for result in results} == {"127.0.0.1"}
 
@@ -142,7 +142,7 @@ def test_the_pbs_task_that_listens_is_rank_zero_in_any_order_of_arrival(launches
     requested = RequestedWorld(address="127.0.0.1", port=launches()[0].port)
     results = on_each_rank(range(3), join_in_order)
     listening = next(task for task in arrivals if TASKS[task][0] == "0")
-    assert [bool(result.listener) for result in results] == [task == listening for task in range(3)]
+    assert [bool(result.link.listener) for result in results] == [task == listening for task in range(3)]
     assert [result.launch.rank for result in results] == [listening != 0, listening == 0, 2]
     assert {result.launch.processes_per_node for result in results} == {(2, 1)}
     assert len(results[listening].peers) == 3

@@ -200,7 +200,7 @@ def test_a_process_without_the_key_that_describes_no_process_any_more_is_disconn
 
 
 def test_connections_that_wait_at_the_end_are_closed(rendezvous, monkeypatch):
-    """torch's store would accept them, because its filter does not concern connections that exist already."""
+    """torch's store, which uses the socket next, would accept them."""
     monkeypatch.setattr(line_server, "MAX_UNIDENTIFIED", 2)
     monkeypatch.setattr(TIMERS, "make_room", 100)
     world = rendezvous(2)

@@ -1,24 +1,17 @@
 """Provides a real control server and the relay of another node; their ranks are sockets of the test."""
 
-import json
-import socket
 import time
 from contextlib import ExitStack, closing
 
 import pytest
 
-from rankzero.distributed.connections.handshake import perform_handshake
-from rankzero.distributed.connections.line_connection import LineConnection
-from rankzero.distributed.connections.local_socket import connect_locally, listen_locally
-from rankzero.distributed.coordination import network
+from rankzero.distributed.connections.line_server import LineServer
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.stop_and_failure.exchange import Exchange
 from rankzero.distributed.stop_and_failure.relay import NodeRelay
 from rankzero.distributed.stop_and_failure.server import ControlServer
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer, World
-from running import wait_until
-
-SECRET = b"s" * 32
 
 
 class RankOfTest:
@@ -27,13 +20,6 @@ class RankOfTest:
     def __init__(self, rank, connection):
         self.rank, self.connection = rank, connection
         self.receive, self.close = connection.receive, connection.close
-
-    @classmethod
-    def connected_locally(cls, rank, name):
-        found = cls(rank, LineConnection(connect_locally(name)))
-        assert perform_handshake(found.connection, "control", "w", None, False, 10)
-        found.send({})
-        return found
 
     def send(self, message):
         self.connection.send({"rank": self.rank, **message})
@@ -47,22 +33,33 @@ class RankOfTest:
         return None
 
 
+def connected(server, *ranks):
+    """Returns the connection of a new client, and that of the server with the ranks of the client."""
+    client, served = server.connect_own()
+    client.connection.settimeout(10)
+    return client, {served: [*ranks]}
+
+
+def control_server(server, ranks, peers, interval, parent_reports_lost_ranks=False, describe_exit=lambda rank: ""):
+    """Returns the control server of rank zero, which receives values for an exchange."""
+    world = World(Launch(world_size=len(peers)), peers)
+    exchange = Exchange(world, lambda message: None, lambda message: None, lambda: None)
+    return ControlServer(server, ranks, world, exchange, parent_reports_lost_ranks, describe_exit, interval)
+
+
 class TwoNodes:
     """Ranks 0 and 1 on rank zero's node, ranks 2 and 3 on a node with a relay."""
 
-    def __init__(self, name):
-        listener = network.listen("127.0.0.1", 0)
+    def __init__(self):
         peers = {rank: Peer(rank, rank % 2, rank // 2, 4, "aabb"[rank], rank) for rank in range(4)}
-        sockets = [listen_locally(f"{name} first"), listener]
-        world = World(Launch(world_size=4), peers)
-        self.server = ControlServer(sockets, world, False, lambda rank: "", "w", SECRET, 0.05)
-        rank_zero = LineConnection(socket.create_connection(listener.getsockname(), timeout=10))
-        assert perform_handshake(rank_zero, "control", "w", SECRET, True, 10)
-        self.relay_name = f"{name} second"
-        self.relay = NodeRelay(listen_locally(self.relay_name), rank_zero, "w", 2)
-        names = [f"{name} first"] * 2 + [self.relay_name] * 2
-        self.ranks = [RankOfTest.connected_locally(rank, names[rank]) for rank in range(4)]
-        wait_until(lambda: len(self.server._ranks) == 4)
+        first, second = (LineServer([], "rendezvous", "w", None, requires_key=False) for _ in range(2))
+        (zero, ranks_0), (one, ranks_1), (rank_zero, ranks_23) = (
+            connected(first, *ranks) for ranks in ([0], [1], [2, 3])
+        )
+        self.server = control_server(first, ranks_0 | ranks_1 | ranks_23, peers, 0.05)
+        (two, ranks_2), (three, ranks_3) = connected(second, 2), connected(second, 3)
+        self.relay = NodeRelay(second, {served: rank for served, [rank] in (ranks_2 | ranks_3).items()}, rank_zero)
+        self.ranks = [RankOfTest(rank, connection) for rank, connection in enumerate((zero, one, two, three))]
 
     def close(self):
         for rank in self.ranks:
@@ -76,48 +73,31 @@ class TwoNodes:
 class ServerWithRanks:
     """A control server and the connections to it."""
 
-    def __init__(self, size, parent_reports_lost_ranks=False, describe_exit=lambda rank: ""):
-        listener = network.listen("127.0.0.1", 0)
-        self.address, self.opened, self.size = listener.getsockname(), [], size
+    def __init__(self, size, **options):
         peers = {rank: Peer(rank, rank, 0, size, "ab"[rank % 2], 1) for rank in range(size)}
-        settings = parent_reports_lost_ranks, describe_exit, "k", SECRET, TIMERS.heartbeat
-        self.server = ControlServer([listener], World(Launch(world_size=size), peers), *settings)
-
-    def connect(self, *lines):
-        connection = LineConnection(socket.create_connection(self.address, timeout=10))
-        self.opened.append(connection)
-        assert perform_handshake(connection, "control", "k", SECRET, True, 10)
-        for line in lines:
-            connection.send_body(line if isinstance(line, bytes) else json.dumps(line).encode())
-        return connection
-
-    def rank(self, rank):
-        connection = RankOfTest(rank, self.connect({"rank": rank}))
-        wait_until(lambda: rank in self.server._ranks)
-        return connection
-
-    def all_ranks(self):
-        return [self.rank(rank) for rank in range(self.size)]
+        server = LineServer([], "rendezvous", "k", None, requires_key=False)
+        clients = [connected(server, rank) for rank in range(size)]
+        self.ranks = [RankOfTest(rank, client) for rank, (client, _) in enumerate(clients)]
+        served = {connection: ranks for _, own in clients for connection, ranks in own.items()}
+        self.server = control_server(server, served, peers, TIMERS.heartbeat, **options)
 
     def close(self):
-        """Makes the server exit: absent ranks connect and leave, and all connections close."""
-        for rank in set(range(self.size)) - self.server._ranks.keys():
-            self.connect({"rank": rank}).send({"rank": rank, "leaving": True})
-        for connection in self.opened:
-            connection.close()
+        """Makes the server exit, as all connections are closed."""
+        for rank in self.ranks:
+            rank.close()
         self.server._thread.join(10)
-        assert not self.server._thread.is_alive() and self.server.listeners[0].fileno() == -1
+        assert not self.server._thread.is_alive()
 
 
 @pytest.fixture
 def world():
-    """Returns a function that starts a control server for a given number of ranks."""
+    """Returns a function that starts a control server, and returns it with its ranks."""
     with ExitStack() as started:
         yield lambda size, **options: started.enter_context(closing(ServerWithRanks(size, **options)))
 
 
 @pytest.fixture
-def nodes(request, scale_timers):
+def nodes(scale_timers):
     scale_timers(0.2)
-    with closing(TwoNodes(request.node.name)) as created:
+    with closing(TwoNodes()) as created:
         yield created

@@ -74,7 +74,7 @@ def test_a_failure_is_reported_once_and_the_other_ranks_exit(coordinators, scale
 
 
 def test_a_single_process_needs_no_agreement_to_stop(capsys):
-    control_channel = ControlChannel(World(), lambda value: value)
+    control_channel = ControlChannel(World(), None)
     assert reach_safe_point(control_channel) is None
     control_channel.request_stop("SIGINT")
     control_channel.request_stop("SIGTERM")

@@ -2,9 +2,6 @@ import time
 
 import pytest
 
-from rankzero.distributed.connections.handshake import perform_handshake
-from rankzero.distributed.connections.line_connection import LineConnection
-from rankzero.distributed.connections.local_socket import connect_locally
 from rankzero.distributed.timers import TIMERS
 from running import wait_until
 
@@ -16,7 +13,7 @@ def status(step):
 def request_once(nodes):
     """Requests the statuses of all ranks a single time."""
     nodes.server.interval = 1000.0
-    nodes.server._send_all({"rank_zero": ""})
+    nodes.server.send_all({"rank_zero": ""})
     time.sleep(0.3)
 
 
@@ -33,8 +30,6 @@ def test_all_ranks_agree_on_a_stop_over_one_connection_per_node(nodes):
     ranks[3].send({"stop": "SIGTERM"})
     for rank in ranks:
         assert rank.next("stop_requested") == {"stop_requested": "SIGTERM"}
-    nodes.relay.rank_zero.send({"rank": 2})  # as if rank 2 connected to its relay only now
-    assert ranks[2].next("stop_requested") == {"stop_requested": "SIGTERM"}
     for rank in ranks:
         rank.send({"position": 10 + rank.rank})
     assert [rank.next("stop_at") for rank in ranks] == [{"stop_at": 14}] * 4
@@ -108,13 +103,27 @@ def test_rank_zeros_exit_is_announced_to_all_ranks(nodes, monkeypatch):
     assert [rank.next("done") for rank in nodes.ranks] == [{"done": True}] * 4
 
 
-def test_messages_of_a_process_that_is_no_rank_of_the_node_or_names_another_rank_are_ignored(nodes):
-    for message in ({"rank": 2}, {"rank": 7}, {"rank": "2"}, {"rank": None}, {"rank": [2]}, {"x": 1}):
-        attacker = LineConnection(connect_locally(nodes.relay_name))
-        assert perform_handshake(attacker, "control", "w", None, False, 10)
-        attacker.send({**message, "stop": "an attacker"})
-        attacker.connection.settimeout(10)
-        assert attacker.receive(10) is None
-    nodes.ranks[3].connection.send({"rank": 2, "failed": "an error of another rank"})
+def test_messages_that_name_another_rank_are_ignored(nodes):
+    for name in (2, 7, "3", None, [3]):
+        nodes.ranks[3].connection.send({"rank": name, "failed": "an error of another rank"})
     nodes.ranks[3].send({"stop": "SIGTERM"})
     assert [rank.next("stop_requested") for rank in nodes.ranks] == [{"stop_requested": "SIGTERM"}] * 4
+
+
+def test_values_and_decisions_pass_through_the_relay(nodes):
+    exchange = nodes.server._exchange
+    exchange._send_all = nodes.server.send_all
+    for rank in nodes.ranks[1:]:
+        rank.send({"value": [1, rank.rank * 10]})
+    assert exchange.decide(0, sum, 10, "starting") == 60
+    assert [rank.next("decided") for rank in nodes.ranks[1:]] == [{"decided": [1, {"decision": 60}]}] * 3
+
+
+def test_the_first_rank_with_a_refusal_is_named(nodes):
+    nodes.ranks[3].send({"refusal": "a digest"})
+    answer = {"refusals": {"a digest": "rank 3 on b"}, "to": 3}
+    assert nodes.ranks[3].next("refusals") == answer
+    nodes.ranks[1].send({"refusal": "a digest"})
+    assert nodes.ranks[1].next("refusals") == {**answer, "to": 1}
+    nodes.ranks[0].send({"refusal": ""})
+    assert nodes.ranks[0].next("refusals") == {**answer, "to": 0}

@@ -50,7 +50,7 @@ for _hook in ("on_train_batch_start", "on_train_batch_end", "on_validation_end",
 
 @pytest.fixture
 def channel():
-    return ControlChannel(World(), lambda value: [value])
+    return ControlChannel(World(), None)
 
 
 @pytest.fixture
