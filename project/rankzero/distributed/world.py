@@ -6,14 +6,11 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.system import cpu_quota, format_cpus, process_namespace, usable_cores
-
-if TYPE_CHECKING:
-    from rankzero.distributed.connections.link import Link
 
 
 class Peer(NamedTuple):
@@ -112,7 +109,7 @@ class World:
         peers: The known processes by rank: on rank zero all, elsewhere rank zero and those of its machine. Without a
             rendezvous, only this one.
         address: The address at which rank zero answered.
-        link: The connections to the other ranks, until a `Coordinator` uses them; None in a single process.
+        link: The connections to the other ranks (a `Link`), until a `Coordinator` uses them; None in a single process.
         key_problem: Why the processes do not share a key; empty if they do.
         accelerator: `cuda`, `mps` or `cpu`.
         backend: `nccl` or `gloo`.
@@ -124,7 +121,7 @@ class World:
     launch: Launch = field(default_factory=Launch)
     peers: dict[int, Peer] = field(default_factory=dict)
     address: str = ""
-    link: "Link | None" = None
+    link: Any = None
     key_problem: str = ""
     accelerator: str = "cpu"
     backend: str = "gloo"

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from typing_extensions import Self
 
+from rankzero.distributed.connections.link import Link
 from rankzero.distributed.connections.local_socket import is_supported
 from rankzero.distributed.coordination import network
 from rankzero.distributed.coordination.process_group import destroy_process_group, init_process_group
@@ -72,7 +73,8 @@ class Coordinator:
             self._store = PrefixStore(f"rankzero {world.launch.world_id}", self._agent_store)
             if world.size > 1:
                 world = self._find_ranks(self._store, world.launch, requested)
-        self.world, link = world, world.link
+        self.world = world
+        link: Link | None = world.link
         world.link = None  # a world can be copied and pickled, a socket cannot
         self._listener = link.listener if link else None
         self.control_channel = ControlChannel(world, link)
