@@ -10,23 +10,20 @@ agreement, of the stop and of the failure ends when the last rank has received i
 import argparse
 import json
 import multiprocessing
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-from simulated_nodes import KEY, TIMEOUT, WORLD_ID, Shape, control_clients, rendezvous_clients, store_clients
+from simulated_nodes import KEY, TIMEOUT, WORLD_ID, Shape, simulate
 
 from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.connections.line_server import raise_file_limit
 from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.status import report_interval
-from rankzero.distributed.rendezvous.ranks import assign_ranks
 from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.distributed.world import World
 
@@ -52,85 +49,52 @@ class Clients:
         self._process.kill()
 
 
-def measure_rendezvous(world: Shape) -> dict[str, float]:
-    """Returns CPU time of rank zero and bytes that it sends."""
+def measure(world: Shape, seconds: float) -> dict[str, float]:
+    """Returns CPU time, bytes and durations of each phase of a run, on rank zero."""
+    from rankzero.distributed.stop_and_failure.exchange import Exchange
+    from rankzero.distributed.stop_and_failure.server import ControlServer
+
     listener = network.listen("127.0.0.1", 0)
-    first = world.peers()[0]
     launch = Launch(
         launcher="env", rank=0, world_size=world.size, num_nodes=world.nodes, world_id=WORLD_ID,
         local_world_size=world.ranks,
     )  # fmt: skip
-    clients = Clients(rendezvous_clients, world, listener.getsockname()[1])
-    started, deadline = time.process_time(), time.monotonic() + TIMEOUT
-    assigned = RendezvousServer(launch, first, [listener], deadline, TIMEOUT, KEY).wait()
-    cpu = time.process_time() - started
-    assert len(assigned) == world.size
-    sent = clients.receive()
-    clients.close()
-    listener.close()
-    return {"rendezvous CPU (s)": cpu, "rendezvous bytes (MB)": sent / 1e6}
+    clients = Clients(simulate, world, listener.getsockname()[1])
+    cpu, deadline = time.process_time(), time.monotonic() + TIMEOUT
+    rendezvous = RendezvousServer(launch, world.peers()[0], [listener], deadline, TIMEOUT, KEY)
+    peers = dict(enumerate(rendezvous.wait()))
+    results = {"rendezvous CPU (s)": time.process_time() - cpu}
+    assert len(peers) == world.size
+    results["rendezvous bytes (MB)"] = clients.receive() / 1e6
 
-
-def measure_agreement(world: Shape) -> dict[str, float]:
-    """Returns the time of one exchange through the store, and the CPU time and operations of the store's server."""
-    from torch._C._distributed_c10d import TCPStore
-
-    from rankzero.distributed.coordination.store import StoreExchange
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    store = TCPStore("127.0.0.1", port, is_master=True, timeout=timedelta(seconds=TIMEOUT), wait_for_workers=False)
-    clients = Clients(store_clients, world, port)
-    exchange = StoreExchange(store, 0, world.size, "rank {}".format)
-    clients.receive()
-    started, cpu = time.monotonic(), time.process_time()
-    assert exchange.decide(None, len, TIMEOUT) == world.size
-    clients.receive()
-    seconds, cpu = time.monotonic() - started, time.process_time() - cpu
-    clients.close()
-    return {"agreement (s)": seconds, "agreement CPU (s)": cpu, "agreement operations": 3 * world.size + 3}
-
-
-def measure_control(world: Shape, seconds: float) -> dict[str, float]:
-    """Returns the CPU time of rank zero during training in percent, and the seconds of a stop and of a failure."""
-    from rankzero.distributed.stop_and_failure.server import ControlServer
-
-    listener = network.listen("127.0.0.1", 0)
-    peers = dict(enumerate(assign_ranks(world.peers())))
-    known = World(Launch(world_size=world.size), peers)
+    link, known = rendezvous.link, World(launch, peers)
+    exchange = Exchange(known, lambda message: None, lambda message: server.send_all(message), lambda: None)
     server = ControlServer(
-        [listener], known, False, lambda rank: "", WORLD_ID, KEY.secret, report_interval(world.nodes)
+        link.server, link.ranks, known, exchange, False, lambda rank: "", report_interval(world.nodes)
     )
-    clients = Clients(control_clients, world, listener.getsockname()[1])
-    own = LineConnection(socket.create_connection(listener.getsockname()))
-    join_as_rank_zero(own)
+    answer_as_rank_zero(link.connection)
+    started, cpu = time.monotonic(), time.process_time()
+    clients.pipe.send("start")
+    assert exchange.decide(None, len, TIMEOUT, "starting") == world.size
     clients.receive()
-    while server.connected < world.size:
-        time.sleep(0.1)
+    results["agreement (s)"] = time.monotonic() - started
+    results["agreement CPU (s)"] = time.process_time() - cpu
+
     started, cpu = time.monotonic(), time.process_time()
     clients.pipe.send(max(seconds, 3 * server.interval + 1))
     sent, reports = clients.receive()
-    percent = 100 * (time.process_time() - cpu) / (time.monotonic() - started)
-    stop, failure = clients.receive(), clients.receive()
+    results["control CPU (%)"] = 100 * (time.process_time() - cpu) / (time.monotonic() - started)
+    results["control bytes (MB)"], results["control reports"] = sent / 1e6, reports
+    results["stop (s)"], results["failure (s)"] = clients.receive(), clients.receive()
     clients.pipe.send("end")
     clients.close()
-    own.send({"rank": 0, "leaving": True})  # ends the server, which would add to the load of the next world
-    return {
-        "control CPU (%)": percent,
-        "control bytes (MB)": sent / 1e6,
-        "control reports": reports,
-        "stop (s)": stop,
-        "failure (s)": failure,
-    }
+    link.connection.send({"rank": 0, "leaving": True})  # ends the server, which would add to the load of the next world
+    listener.close()
+    return results
 
 
-def join_as_rank_zero(connection: LineConnection) -> None:
-    """Connects rank zero itself, which answers stop requests in a thread."""
-    from rankzero.distributed.connections.handshake import perform_handshake
-
-    assert perform_handshake(connection, "control", WORLD_ID, KEY.secret, True, 10)
-    connection.send({"rank": 0})
+def answer_as_rank_zero(connection: LineConnection) -> None:
+    """Answers stop requests as rank zero itself, in a thread."""
 
     def answer() -> None:
         while (messages := connection.receive(60)) is not None:
@@ -154,11 +118,7 @@ def main() -> None:
     for text in arguments.worlds:
         world = Shape(*map(int, text.split("x")))
         print(f"measuring {text} ...", file=sys.stderr, flush=True)
-        results[text] = {
-            **measure_rendezvous(world),
-            **measure_agreement(world),
-            **measure_control(world, arguments.seconds),
-        }
+        results[text] = measure(world, arguments.seconds)
     if arguments.json:
         print(json.dumps(results))
         return

@@ -2,11 +2,8 @@
 
 import selectors
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
@@ -21,8 +18,6 @@ KEY = Key(b"k" * 32, "the benchmark", is_explicit=True)
 WORLD_ID = "benchmark"
 TIMEOUT = 600.0
 STATUS = list(Status(812, "backward", 0.3, 300.0, False, "", 0, "", 0.1))
-MAX_STORE_CLIENTS = 8
-
 CONNECTED_AT_ONCE = 64
 """Nodes that connect before the others are served again."""
 
@@ -78,8 +73,8 @@ class CountingSocket(socket.socket):
 class SimulatedNode:
     """The connection of the leader of one node."""
 
-    def __init__(self, node: int, world: Shape, port: int, service: str) -> None:
-        self.node, self.service = node, service
+    def __init__(self, node: int, world: Shape, port: int) -> None:
+        self.node = node
         self.ranks = range(max(node * world.ranks, 1), (node + 1) * world.ranks)
         self.socket = CountingSocket(socket.AF_INET, socket.SOCK_STREAM)
         self.socket.connect(("127.0.0.1", port))
@@ -105,7 +100,7 @@ class SimulatedNode:
         if (line := self.connection.pop_line()) is None:
             return None
         if self._challenge is None:
-            self._challenge = parse_greeting(line, self.service, WORLD_ID)
+            self._challenge = parse_greeting(line, "rendezvous", WORLD_ID)
             assert self._challenge
             self._nonce, answer = hello(self._challenge, KEY.secret)
             self.connection.send_line(answer)
@@ -119,17 +114,17 @@ class SimulatedNode:
 class SimulatedNodes:
     """The connections of all nodes, including one for the other ranks of rank zero's node."""
 
-    def __init__(self, world: Shape, port: int, service: str) -> None:
+    def __init__(self, world: Shape, port: int) -> None:
         raise_file_limit()
         self.world, self.selector = world, selectors.DefaultSelector()
         self.nodes: list[SimulatedNode] = []
         self._numbers = [node for node in range(world.nodes) if node or world.ranks > 1]
-        self._port, self._service = port, service
+        self._port = port
 
     def _connect(self, count: int) -> None:
         """Connects some more nodes."""
         for number in self._numbers[len(self.nodes) : len(self.nodes) + count]:
-            node = SimulatedNode(number, self.world, self._port, self._service)
+            node = SimulatedNode(number, self.world, self._port)
             self.nodes.append(node)
             self.selector.register(node.socket, selectors.EVENT_READ, node)
 
@@ -165,60 +160,30 @@ class SimulatedNodes:
             self.serve(1.0, count)
 
 
-def rendezvous_clients(world: Shape, port: int, pipe: Connection) -> None:
-    """Connects all nodes; reports the bytes that they have received."""
-    peers, nodes = world.peers(), SimulatedNodes(world, port, "rendezvous")
+def simulate(world: Shape, port: int, pipe: Connection) -> None:
+    """Simulates a run of all nodes: rendezvous, an exchange, states for some seconds, a stop, the loss of a node.
 
-    def handle(node: SimulatedNode, messages: list[Message]) -> bool:
+    Reports the received bytes of the rendezvous, the end of the exchange, bytes and number of the reports, and the
+    seconds until all nodes have received the stop and the failure.
+    """
+    peers, nodes = world.peers(), SimulatedNodes(world, port)
+
+    def describe(node: SimulatedNode, messages: list[Message]) -> bool:
         if not messages:
             for rank in node.ranks:
                 node.connection.send({"peer": peers[rank]._asdict()})
-        has_answer = any("views" in message for message in messages)
-        if has_answer:
-            nodes.selector.unregister(node.socket)  # the server closes the connection
-        return has_answer
+        return any("views" in message for message in messages)
 
-    nodes.serve_until_all(handle)
+    nodes.serve_until_all(describe)
     pipe.send(nodes.received)
 
+    pipe.recv()
+    for node in nodes.nodes:
+        for rank in node.ranks:
+            node.connection.send({"rank": rank, "value": [1, None]})
+    nodes.serve_until_all(lambda node, messages: any("decided" in message for message in messages))
+    pipe.send("decided")
 
-def store_clients(world: Shape, port: int, pipe: Connection) -> None:
-    """Takes part in one exchange for all ranks except rank zero; reports when the last rank has its answer."""
-    from torch._C._distributed_c10d import TCPStore
-
-    count = min(MAX_STORE_CLIENTS, world.size - 1)
-
-    def take_part(ranks: Iterable[int]) -> None:
-        store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=TIMEOUT), wait_for_workers=False)
-        ready.wait()
-        for rank in ranks:
-            store.set(f"exchange 1 {rank}", "null")
-        for _ in ranks:
-            store.wait(["exchange 1"], timedelta(seconds=TIMEOUT))
-            store.get("exchange 1")
-
-    ready = threading.Barrier(count + 1)
-    with ThreadPoolExecutor(count) as pool:
-        futures = [pool.submit(take_part, range(1 + part, world.size, count)) for part in range(count)]
-        ready.wait()
-        pipe.send("started")
-        for future in futures:
-            future.result()
-    pipe.send("finished")
-
-
-def control_clients(world: Shape, port: int, pipe: Connection) -> None:
-    """Reports states for some seconds, then requests a stop, then ends the connection of the last node."""
-    nodes = SimulatedNodes(world, port, "control")
-
-    def introduce(node: SimulatedNode, messages: list[Message]) -> bool:
-        if not messages:
-            for rank in node.ranks:
-                node.connection.send({"rank": rank})
-        return True
-
-    nodes.serve_until_all(introduce)
-    pipe.send("connected")
     reports = report_states(nodes, pipe.recv())
     pipe.send((nodes.received, reports))
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rankzero.distributed.monitoring.monitor import InFlight
+from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.torch_inside import HashStore, PrefixStore, Store, active_collectives
 from rankzero.distributed.world import World
 
@@ -21,9 +22,6 @@ _numbers = itertools.count()
 """Numbers of the process groups, equal on all ranks. A later group must not find the keys of an earlier one."""
 
 THREADS = Path("/proc/self/task")
-
-THREAD_WAIT_SECONDS = 0.5
-"""Time limit of the wait for gloo's threads before a fork."""
 
 
 def wait_for_gloo_threads() -> None:
@@ -34,7 +32,7 @@ def wait_for_gloo_threads() -> None:
     lock locked in the child, which then never runs (github.com/python/cpython/issues/112275). On a busy machine, 2 of
     33 runs on two ranks with loader workers waited forever.
     """
-    end = time.monotonic() + THREAD_WAIT_SECONDS
+    end = time.monotonic() + TIMERS.gloo_threads
     while any(map(_runs_gloo, THREADS.glob("*/stat"))) and time.monotonic() < end:
         time.sleep(0.0005)
 

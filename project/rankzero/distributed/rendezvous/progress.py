@@ -4,9 +4,8 @@ import math
 import time
 from collections.abc import Callable
 
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import print_error
-
-PROGRESS_SECONDS = 10.0
 
 
 class Progress:
@@ -17,9 +16,9 @@ class Progress:
         self.timeout = timeout
 
     def print_if_due(self, describe: Callable[[], str]) -> None:
-        """Prints a line if `PROGRESS_SECONDS` have passed since the last one; `describe` returns its text, or none."""
+        """Prints a line if `TIMERS.progress` has passed since the last one; `describe` returns its text, or none."""
         now = time.monotonic()
-        if now - self.printed_at > PROGRESS_SECONDS and (text := describe()):
+        if now - self.printed_at > TIMERS.progress and (text := describe()):
             self.printed_at = now
             remaining = self.started + self.timeout - now
             limit = f"; giving up in {remaining:.0f} s" if remaining < math.inf else ""

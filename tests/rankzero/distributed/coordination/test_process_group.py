@@ -25,6 +25,7 @@ from rankzero.distributed.coordination.process_group import (
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.monitor import InFlight
 from rankzero.distributed.monitoring.stacks import main_thread_frames, waiting_function
+from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import World
 
 
@@ -81,12 +82,12 @@ def test_a_fork_waits_for_running_threads_of_gloo(monkeypatch, tmp_path):
             (tmp_path / "2" / "stat").write_text("8 (pt_gloo_runloop) S 1")
 
     monkeypatch.setattr(process_group, "THREADS", tmp_path)
-    monkeypatch.setattr(process_group, "THREAD_WAIT_SECONDS", 1000)
+    monkeypatch.setattr(TIMERS, "gloo_threads", 1000.0)
     monkeypatch.setattr(process_group.time, "sleep", sleep)
     wait_for_gloo_threads()
     assert len(waits) == 3
     (tmp_path / "2" / "stat").write_text("8 (pt_gloo_runloop) R 1")
-    monkeypatch.setattr(process_group, "THREAD_WAIT_SECONDS", 0)
+    monkeypatch.setattr(TIMERS, "gloo_threads", 0.0)
     wait_for_gloo_threads()
     assert len(waits) <= 4
 

@@ -82,7 +82,7 @@ def test_the_failure_of_another_rank_ends_the_wait(ranks):
 
 def test_rank_zero_prints_which_rank_is_late_and_rank_1_that_rank_zero_is(ranks, monkeypatch, capsys):
     """Not both: while rank zero waits for another rank, rank 1 prints nothing."""
-    monkeypatch.setattr("rankzero.distributed.rendezvous.progress.PROGRESS_SECONDS", 0.3)
+    monkeypatch.setattr(TIMERS, "progress", 0.3)
 
     def late(member):
         time.sleep({0: 0.9, 4: 1.8}.get(member.world.rank, 0))
