@@ -25,7 +25,7 @@ class Channel(ControlChannel):
     """Unconnected channel that records its reports; a connected channel would terminate this process."""
 
     def __init__(self):
-        super().__init__(World(), lambda value: [value])
+        super().__init__(World(), None)
         self.reported = []
 
     def report_failure(self, cause):
