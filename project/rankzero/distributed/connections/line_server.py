@@ -107,7 +107,7 @@ class LineServer:
         self._close_late_connections()
         for connection in [self._waiting_to_send.pop() for _ in range(len(self._waiting_to_send))]:
             connection.flush()
-        is_waiting = bool(self._waiting_to_send) or not self._is_accepting
+        is_waiting = bool(self._waiting_to_send) or self._is_accepting is False
         events = []
         for key, _ in self._selector.select(min(seconds, TIMERS.poll) if is_waiting else seconds):
             ready: Any = key.fileobj
