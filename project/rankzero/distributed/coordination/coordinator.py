@@ -105,7 +105,7 @@ class Coordinator:
             AnotherRankFailed: Rank zero does not listen in time.
         """
         is_identified = launch.is_single_machine and is_supported()
-        listener, host, port = None, "127.0.0.1", 0
+        listener, host, port = None, launch.address, launch.port  # the name of the Unix socket depends on both
         if launch.rank == 0:
             listener = listen_as_leader(launch) if is_identified else None
             if listener is None:

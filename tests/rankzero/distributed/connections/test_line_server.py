@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -148,6 +149,19 @@ def test_a_client_that_never_reads_does_not_delay_the_others(service):
     received = 0
     while received < 100:
         received += len(fast.receive(10))
+
+
+def test_a_server_that_accepts_no_more_connections_sleeps_until_a_message_arrives():
+    with network.listen("127.0.0.1", 0) as listener:
+        server = LineServer([listener], "rendezvous", "w", None, requires_key=False)
+        server.stop_accepting()
+        client, _ = server.connect_own()
+        server._selector = Mock(wraps=server._selector)
+        client.send({"rank": 0})
+        assert [messages for _, messages in server.poll(2.0)] == [[{"rank": 0}]]
+        server._selector.select.assert_called_once_with(2.0)
+        client.close()
+        server.close()
 
 
 def test_a_process_forked_during_accept_does_not_keep_the_connection_open(service, monkeypatch):
