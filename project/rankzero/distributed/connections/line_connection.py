@@ -130,7 +130,7 @@ class LineConnection:
 
     # Receiving
 
-    def receive(self, seconds: float) -> list[Message] | None:
+    def receive(self, seconds: float, only_first: bool = False) -> list[Message] | None:
         """Waits up to `seconds` for data and returns the messages in it; None if the connection is lost.
 
         A heartbeat is returned as an empty message. Malformed messages are skipped; a wrong signature ends the
@@ -138,6 +138,7 @@ class LineConnection:
 
         Args:
             seconds: 0 if data is known to be available.
+            only_first: Whether to return one message, and the others at the next call.
         """
         if not self._lines:
             is_open = self._wait_for_data(seconds) is not True or self.read_available()
@@ -151,6 +152,8 @@ class LineConnection:
             message = parse_message(body)
             if message is not None:
                 messages.append(message)
+                if only_first:
+                    break
         return messages
 
     def receive_line(self, seconds: float) -> bytes | None:

@@ -250,7 +250,7 @@ class RankZeroSearch:
                 leader.serve(connection)
                 connection.flush()
                 SIGNALS.check_stop_request()
-            messages = connection.receive(0 if leader else seconds)
+            messages = connection.receive(0 if leader else seconds, only_first=True)
             if messages is None:
                 return None
             if messages:

@@ -34,7 +34,7 @@ class NodeRelay:
 
     def _serve(self) -> None:
         checked_at = time.monotonic()
-        is_connected = True
+        is_connected = self._pass_on_from_rank_zero()  # what arrived with the answer of the rendezvous
         while is_connected and len(self._left) < self.size and time.monotonic() < self._finish_at:
             for connection, messages in self._server.poll(min(TIMERS.heartbeat, self._finish_at - time.monotonic())):
                 self._receive(connection, messages)

@@ -18,6 +18,7 @@ from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import pbs
 from rankzero.distributed.rendezvous import client
 from rankzero.distributed.rendezvous.client import leader_name, listen_as_leader, uses_leader
+from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer
 from running import on_each_rank
@@ -123,6 +124,28 @@ def test_containers_of_one_machine_with_different_keys_are_not_authenticated(two
     results = on_each_rank(two_nodes, join)
     assert all(f"than rank {rank} on " in result.key_problem for result in results)
     assert all(peer.key_fingerprint == "" for result in results for peer in result.peers.values())
+
+
+@pytest.mark.parametrize("nodes", [1, 2], ids=["rank zero", "leader"])
+def test_messages_that_follow_the_answer_at_once_are_kept(launches, join, monkeypatch, nodes):
+    answer = RendezvousServer._answer
+
+    def answer_and_send(server, *arguments):
+        answer(server, *arguments)
+        for connection, ranks in server.link.ranks.items():
+            if ranks != [0]:
+                connection.send({"stop_requested": "SIGTERM"})
+
+    def send(server, message):
+        sent = server.send_body
+        monkeypatch.setattr(server, "send_body", lambda body: sent(body))
+
+    monkeypatch.setattr(RendezvousServer, "_answer", answer_and_send)
+    results = on_each_rank(launches(4, nodes=nodes), join)
+    for result in results[1:]:
+        source = result.link.rank_zero or (result.link.connection if result.link.leader == 0 else None)
+        if source:
+            assert source.receive(10) == [{"stop_requested": "SIGTERM"}]
 
 
 TASKS = [("0", "00000002"), ("0", "00000003"), ("1", "20000001")]
