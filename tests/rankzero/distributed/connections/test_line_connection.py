@@ -54,6 +54,14 @@ def test_messages_of_several_threads_are_not_interleaved(pair):
     assert found == {f"{n}{text}" for n in range(count)}
 
 
+def test_the_messages_after_the_first_can_be_received_later(pair):
+    for position in range(3):
+        pair[0].send({"position": position})
+    assert pair[1].receive(10, only_first=True) == [{"position": 0}]
+    pair[0].close()
+    assert pair[1].receive(10) == [{"position": 1}, {"position": 2}]
+
+
 def test_receive_returns_none_and_records_a_reason_when_the_connection_ends(pair):
     pair[0].connection.close()
     assert pair[1].receive(10) is None and pair[1].close_reason == " (killed? out of memory?)"

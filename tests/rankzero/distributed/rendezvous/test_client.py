@@ -136,10 +136,6 @@ def test_messages_that_follow_the_answer_at_once_are_kept(launches, join, monkey
             if ranks != [0]:
                 connection.send({"stop_requested": "SIGTERM"})
 
-    def send(server, message):
-        sent = server.send_body
-        monkeypatch.setattr(server, "send_body", lambda body: sent(body))
-
     monkeypatch.setattr(RendezvousServer, "_answer", answer_and_send)
     results = on_each_rank(launches(4, nodes=nodes), join)
     for result in results[1:]:
