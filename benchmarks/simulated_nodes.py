@@ -100,7 +100,7 @@ class SimulatedNode:
         if (line := self.connection.pop_line()) is None:
             return None
         if self._challenge is None:
-            self._challenge = parse_greeting(line, "rendezvous", WORLD_ID)
+            self._challenge = parse_greeting(line, WORLD_ID)
             assert self._challenge
             self._nonce, answer = hello(self._challenge, KEY.secret)
             self.connection.send_line(answer)

@@ -53,11 +53,13 @@ class CannotStart(ValueError):  # noqa: N818 - users read this name
         reported_elsewhere: Whether another process prints the message; None means that the reporting rank prints it.
         is_remote: Whether that other process runs on another machine, whose output may go to another terminal.
         local_only: Whether possibly only this process found the error, so that rank zero's message may not state it.
+        in_rendezvous: Whether the ranks did not find one another.
     """
 
     reported_elsewhere: bool | None = None
     is_remote = False
     local_only = False
+    in_rendezvous = False
 
     @property
     def summary(self) -> str:

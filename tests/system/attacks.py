@@ -120,26 +120,28 @@ def http_request(connection: socket.socket, generator: random.Random) -> None:
 
 def impostor(connection: socket.socket, generator: random.Random) -> None:
     """Follows the protocol, without the key, as a rank that wants to stop or to end the run."""
-    greeting = connection.makefile("rb").readline(4096).decode(errors="replace").split(" ", 3)
+    connection.makefile("rb").readline(4096)
     proof = generator.choice(("-", generator.randbytes(32).hex()))
     connection.sendall(f"{generator.randbytes(16).hex()} {proof}\n".encode())
     time.sleep(generator.choice((0, 0.05)))
     rank = generator.choice((0, 1, 1, 1, 2, -1))
-    for message in messages(greeting, rank, generator):
+    for message in messages(rank, generator):
         connection.sendall(json.dumps(message).encode() + b"\n")
     time.sleep(generator.choice((0, 0.05, 6)))
 
 
-def messages(greeting: list[str], rank: int, generator: random.Random) -> list[object]:
+def messages(rank: int, generator: random.Random) -> list[object]:
     size = generator.choice((2, 2, 2, 8))
     numbers = {"rank": rank, "local_rank": 0, "node_rank": rank, "world_size": size, "pid": 7}
     texts = {"host": "attacker", "boot": "b", "pids": "", "cores": "0", "quota": None, "cgroup": "", "id": str(rank)}
+    peer = {"peer": {**numbers, **texts, "key_fingerprint": generator.choice(("", "0" * 64))}}
     return generator.choice(
         (
-            [{"peer": {**numbers, **texts}}],
-            [{"rank": rank}, {"rank": rank, "stop": "an attacker"}, {"rank": rank, "position": 0}],
-            [{"rank": rank}, {"rank": rank, "failed": "by an attacker"}],
-            [{"rank": rank}, {"rank": rank, "lost": "an attacker"}, {"rank": rank, "leaving": True}],
+            [peer],
+            [peer, {"rank": rank, "stop": "an attacker"}, {"rank": rank, "position": 0}],
+            [peer, {"rank": rank, "failed": "by an attacker"}],
+            [peer, {"rank": rank, "value": [generator.randrange(9), "an attacker's"]}, {"rank": rank, "refusal": "0"}],
+            [{"rank": rank, "lost": "an attacker"}, {"rank": rank, "leaving": True}],
             [{"rank": rank, "status": [0] * 10}, {"statuses": [[rank, None]]}, [], 7, None, {"gone": "1"}],
         )
     )

@@ -76,12 +76,7 @@ def start(
             return print_only(flags, launch, work)
         count = processes_to_start(requested, launch)
         has_announced = _announce_imports(flags, launch)
-        try:
-            world = join_ranks(requested, launch, count)
-        except CannotStart as error:
-            if rendezvous_failed is None:
-                raise
-            return rendezvous_failed(error, flags, launch)
+        world = join_ranks(requested, launch, count)
         launch = world.launch
         if not has_announced:
             _announce_imports(flags, launch)
@@ -94,6 +89,8 @@ def start(
             print_error(str(stopped))
         return Exit.STOPPED
     except CannotStart as error:
+        if error.in_rendezvous and rendezvous_failed and launch:
+            return rendezvous_failed(error, flags, launch)
         return refuse(error, launch)
     except Exception as error:
         return report_error(error, launch or Launch())

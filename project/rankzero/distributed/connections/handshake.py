@@ -1,11 +1,11 @@
 """Mutual authentication of the two ends of a connection by HMAC challenge and response.
 
-    server -> client   RANKZERO/2 <service> <server's nonce> <world id as JSON>
+    server -> client   RANKZERO/3 <server's nonce> <world id as JSON>
     client -> server   <client's nonce> <proof>, or <client's nonce> - without a key
     server -> client   <proof>; `-` if the keys differ or one is missing; `required` if the server then refuses
 
-Neither end parses other data before the handshake is complete. Each proof depends on both nonces, on the service, the
-world and the role of its sender. So a recorded proof is of no use in another connection.
+Neither end parses other data before the handshake is complete. Each proof depends on both nonces, the world and the
+role of its sender. So a recorded proof is of no use in another connection.
 """
 
 import hmac
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from rankzero.distributed.connections.line_connection import LineConnection
 
-GREETING = "RANKZERO/2"
+GREETING = "RANKZERO/3"
 """First word that a server sends on each new connection."""
 
 NO_PROOF, KEY_REQUIRED = "-", "required"
@@ -28,7 +28,7 @@ _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 class WrongListenerError(Exception):
-    """Raised if a listener is not the requested service of this run.
+    """Raised if a listener is not rank zero, or a leader, of this run.
 
     Args:
         greeting: The first line that it sent; empty if it sent none.
@@ -53,26 +53,25 @@ class SessionKeys(NamedTuple):
 class Challenge(NamedTuple):
     """What a server sends first."""
 
-    service: str
     world_id: str
     nonce: str
 
     @classmethod
-    def new(cls, service: str, world_id: str) -> "Challenge":
+    def new(cls, world_id: str) -> "Challenge":
         """Returns a challenge with a new nonce."""
-        return cls(service, world_id, secrets.token_hex(16))
+        return cls(world_id, secrets.token_hex(16))
 
     def line(self) -> bytes:
         """Returns the greeting."""
-        return f"{GREETING} {self.service} {self.nonce} {json.dumps(self.world_id)}".encode()
+        return f"{GREETING} {self.nonce} {json.dumps(self.world_id)}".encode()
 
 
-def parse_greeting(line: bytes, service: str, world_id: str) -> Challenge | None:
-    """Returns the challenge in a greeting; None if the line is not the greeting of this service of this world."""
-    words = line.decode(errors="replace").split(" ", 3)
-    if len(words) != 4 or words[0] != GREETING or words[1] != service or not _NONCE.fullmatch(words[2]):
+def parse_greeting(line: bytes, world_id: str) -> Challenge | None:
+    """Returns the challenge in a greeting; None if the line is not the greeting of this world."""
+    words = line.decode(errors="replace").split(" ", 2)
+    if len(words) != 3 or words[0] != GREETING or not _NONCE.fullmatch(words[1]):
         return None
-    return Challenge(service, world_id, words[2]) if words[3] == json.dumps(world_id) else None
+    return Challenge(world_id, words[1]) if words[2] == json.dumps(world_id) else None
 
 
 def hello(challenge: Challenge, secret: bytes | None) -> tuple[str, bytes]:
@@ -83,7 +82,7 @@ def hello(challenge: Challenge, secret: bytes | None) -> tuple[str, bytes]:
 
 
 def perform_handshake(
-    connection: LineConnection, service: str, world_id: str, secret: bytes | None, requires_key: bool, seconds: float
+    connection: LineConnection, world_id: str, secret: bytes | None, requires_key: bool, seconds: float
 ) -> bool:
     """Performs a client's part of the handshake; returns False if the connection ends.
 
@@ -91,14 +90,13 @@ def perform_handshake(
 
     Args:
         connection: A new connection.
-        service: The requested service.
         world_id: Identifier of the run's start.
         secret: The key; None if there is none.
         requires_key: Whether to refuse a server that does not know the key.
         seconds: How long the server may take to send a line.
 
     Raises:
-        WrongListenerError: The listener is not the requested service of this run, or sends nothing.
+        WrongListenerError: The listener does not belong to this run, or sends nothing.
         DifferentKeyError: One end requires a key that the other end does not know.
     """
     try:
@@ -107,7 +105,7 @@ def perform_handshake(
         raise WrongListenerError("") from None
     if greeting is None:
         return False
-    challenge = parse_greeting(greeting, service, world_id)
+    challenge = parse_greeting(greeting, world_id)
     if challenge is None:
         raise WrongListenerError(greeting.decode(errors="replace").strip())
     nonce, line = hello(challenge, secret)

@@ -115,18 +115,24 @@ class LineConnection:
                 self.connection.sendall(data)
                 return
             if data and len(self._unsent) > MAX_UNSENT_BYTES:
-                self._unsent.clear()
-                self.close_reason = " (it does not read its control connection)"
-                with contextlib.suppress(OSError):
-                    self.connection.shutdown(socket.SHUT_RDWR)  # the next `receive` returns None
+                self._end(" (it does not read its control connection)")
                 return
             self._unsent += data
             while self._unsent:
                 del self._unsent[: self.connection.send(self._unsent)]
         except BlockingIOError:
             return
+        except TimeoutError:  # a part of the line may have been sent
+            self._end(" (it does not accept messages)")
         except OSError:
             self._unsent.clear()
+
+    def _end(self, close_reason: str) -> None:
+        """Makes the next `receive` return None."""
+        self._unsent.clear()
+        self.close_reason = close_reason
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     # Receiving
 

@@ -72,7 +72,6 @@ class LineServer:
     Args:
         listeners: The listening sockets, which the owner closes. Clients of a Unix socket have to belong to the same
             user, and need no key.
-        service: The purpose of the connections, for the greeting.
         world_id: Identifier of the run's start.
         secret: The key; None if there is none.
         requires_key: Whether clients that do not know the key are refused.
@@ -82,9 +81,9 @@ class LineServer:
     """
 
     def __init__(
-        self, listeners: Sequence[socket.socket], service: str, world_id: str, secret: bytes | None, requires_key: bool
+        self, listeners: Sequence[socket.socket], world_id: str, secret: bytes | None, requires_key: bool
     ) -> None:
-        self.listeners, self.service, self.world_id = listeners, service, world_id
+        self.listeners, self.world_id = listeners, world_id
         self.secret, self.requires_key = secret, requires_key
         self.wrong_keys: set[str] = set()
         self.max_unidentified = min(MAX_UNIDENTIFIED, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
@@ -131,7 +130,7 @@ class LineServer:
         """Connects this process to its own server; returns both ends."""
         own, served = socket.socketpair()
         served.setblocking(False)
-        connection = ServedConnection(served, Challenge("", "", ""), self._waiting_to_send)
+        connection = ServedConnection(served, Challenge("", ""), self._waiting_to_send)
         connection.has_said_hello = True
         self._add(connection)
         self.identify(connection)
@@ -208,7 +207,7 @@ class LineServer:
                     return
             else:
                 keep_alive(client)
-            connection = ServedConnection(client, Challenge.new(self.service, self.world_id), self._waiting_to_send)
+            connection = ServedConnection(client, Challenge.new(self.world_id), self._waiting_to_send)
             connection.send_line(connection.challenge.line())
         except OSError:
             client.close()

@@ -14,15 +14,14 @@ import torch
 from typing_extensions import Self
 
 from rankzero.distributed.connections.link import Link
-from rankzero.distributed.connections.local_socket import is_supported
 from rankzero.distributed.coordination import network
+from rankzero.distributed.coordination.join import find_requested_ranks
 from rankzero.distributed.coordination.process_group import destroy_process_group, init_process_group
 from rankzero.distributed.coordination.refusals import Outcomes, choose_reporter, refusal_reported_by
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.distributed.rendezvous.client import listen_as_leader, rendezvous
-from rankzero.distributed.rendezvous.errors import SAME_KEY_ADVICE, UNAUTHENTICATED_ADVICE
+from rankzero.distributed.rendezvous.client import listen_as_leader
+from rankzero.distributed.rendezvous.errors import UNAUTHENTICATED_ADVICE
 from rankzero.distributed.rendezvous.listening import listening_address
 from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
@@ -33,7 +32,6 @@ from rankzero.messages import (
     AnotherRankFailed,
     CannotStart,
     LeftEarlyError,
-    RequestError,
     Stopped,
     as_refusal,
     is_peer_failure,
@@ -77,6 +75,9 @@ class Coordinator:
         link: Link | None = world.link
         world.link = None  # a world can be copied and pickled, a socket cannot
         self._listener = link.listener if link else None
+        if self._agent_store and self._listener:
+            self._listener.close()
+            self._listener = None
         self.control_channel = ControlChannel(world, link)
         if world.key_problem and world.rank == 0:
             print_error(f"the control channel is not authenticated: {world.key_problem}; {UNAUTHENTICATED_ADVICE}")
@@ -98,32 +99,33 @@ class Coordinator:
     def _find_ranks(self, store: Store, launch: Launch, requested: RequestedWorld) -> World:
         """Performs the rendezvous of torchrun's processes, which find rank zero's address in the agent's store.
 
-        On a single machine, they connect through a Unix socket, whose other end the kernel identifies.
+        On a single machine, they connect through a Unix socket (port 0), whose other end the kernel identifies. The store
+        has no authentication; a process that is led to another address requires the key as on several machines.
 
         Raises:
-            RequestError: The processes are not the requested ones, or do not share a key.
+            RequestError: The processes are not the requested ones, or do not share a required key.
             AnotherRankFailed: Rank zero does not listen in time.
         """
-        is_identified = launch.is_single_machine and is_supported()
-        listener, host, port = None, launch.address, launch.port  # the name of the Unix socket depends on both
+        found, listener = launch._replace(port=0), None
         if launch.rank == 0:
-            listener = listen_as_leader(launch) if is_identified else None
+            listener = listen_as_leader(found) if launch.is_single_machine else None
             if listener is None:
                 ips = [ip for ip in network.resolve(launch.address) if network.is_local_address(ip)]
-                listener = network.listen(listening_address(launch, ips, requested.interface), 0)
-                host, port = listener.getsockname()[:2]
-            store.set("rank zero", json.dumps([host, port]))
+                address = (
+                    "127.0.0.1" if launch.is_single_machine else listening_address(launch, ips, requested.interface)
+                )
+                listener = network.listen(address, 0)
+                address, port = listener.getsockname()[:2]
+                found = found._replace(port=port, address=launch.address if address in ("0.0.0.0", "::") else address)
+            store.set("rank zero", json.dumps([found.address, found.port]))
         else:
-            host, port = json.loads(self._wait_for(store, "rank zero"))
-        address = launch.address if host in ("0.0.0.0", "::") else host
+            address, port = json.loads(self._wait_for(store, "rank zero"))
+            found = found._replace(address=address, port=port)
+        is_identified = found.port == 0
         requires_key = requested.auth == "required" and not is_identified
-        found = launch._replace(address=address, port=port)
-        world = rendezvous(found, self._start_timeout, requested.interface, requires_key, listener)
+        world = find_requested_ranks(requested, found, requires_key, listener)
         world.launch = world.launch._replace(address=launch.address, port=launch.port)
         world.address, world.key_problem = launch.address, "" if is_identified else world.key_problem
-        check_world(requested, world.launch)
-        if world.key_problem and requested.auth == "required":
-            raise RequestError("--auth required", world.key_problem, SAME_KEY_ADVICE)
         return world
 
     def _wait_for(self, store: Store, key: str) -> bytes:
@@ -188,9 +190,16 @@ class Coordinator:
         return self.decide(value if self.world.rank == 0 else None, lambda values: values[0], seconds, work)
 
     def share_peers(self) -> None:
-        """Makes all processes known to every process. All ranks must call."""
-        values = self.broadcast_object([peer._asdict() for peer in self.world.peers.values()])
-        self.world.peers = {rank: Peer(**fields) for rank, fields in enumerate(values)}
+        """Makes rank, host and process id of all processes known to every process. All ranks must call."""
+        by_host: dict[str, list[list[int | None]]] = {}
+        for rank, peer in self.world.peers.items():
+            by_host.setdefault(peer.host, []).append([rank, peer.local_rank, peer.node_rank, peer.pid])
+        peers = {
+            rank: Peer(rank, local_rank, node_rank, self.world.size, host, pid)
+            for host, members in self.broadcast_object(by_host).items()
+            for rank, local_rank, node_rank, pid in members
+        }
+        self.world.peers = {rank: self.world.peers.get(rank, peers[rank]) for rank in sorted(peers)}
 
     def run_on_all_ranks(self, work: Callable[[], T], description: str = "starting") -> T:
         """Runs `work` on every rank and returns its result, or raises on every rank if one fails. All ranks must call.

@@ -1,8 +1,10 @@
 """Starts local processes or performs the rendezvous, for a detected launch."""
 
 import signal
+import socket
 
 from rankzero.distributed.connections.line_server import raise_file_limit
+from rankzero.distributed.connections.link import Link
 from rankzero.distributed.coordination.network import silence_socket_warnings
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.environments.validate import check_world
@@ -10,6 +12,7 @@ from rankzero.distributed.process.spawn import die_with_parent, is_local_process
 from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.distributed.rendezvous.client import rendezvous
 from rankzero.distributed.world import World
+from rankzero.messages import RequestError
 
 
 def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> World:
@@ -32,9 +35,29 @@ def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> World:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     world = World(launch)
     if launch.world_size > 1 and launch.externally_created and not launch.uses_agent_store:
-        world = rendezvous(launch, requested.rendezvous_timeout, requested.interface, requested.auth == "required")
-        check_world(requested, world.launch)
+        world = find_requested_ranks(requested, launch, requested.auth == "required")
     set_threads(choose_threads(world))  # takes full effect only before torch is imported
+    return world
+
+
+def find_requested_ranks(
+    requested: RequestedWorld, launch: Launch, requires_key: bool, listener: socket.socket | None = None
+) -> World:
+    """Performs the rendezvous, and checks that its result is the requested world. See `rendezvous`.
+
+    Raises:
+        RequestError: A rank is missing, or the ranks are not the requested ones. Its `in_rendezvous` is True.
+    """
+    link: Link | None = None
+    try:
+        world = rendezvous(launch, requested.rendezvous_timeout, requested.interface, requires_key, listener)
+        link = world.link
+        check_world(requested, world.launch)
+    except RequestError as error:
+        error.in_rendezvous = True
+        if link:
+            link.close()
+        raise
     return world
 
 

@@ -1,4 +1,4 @@
-"""Creates torch's process group on the store that the processes of a run already share, and destroys it."""
+"""Creates and destroys torch's process group."""
 
 import itertools
 import math

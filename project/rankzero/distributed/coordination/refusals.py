@@ -88,9 +88,9 @@ class Outcomes:
 def choose_reporter(refusal: CannotStart, channel: ControlChannel) -> None:
     """Notes in a refusal whether another rank reports the same text; the first rank that calls this reports it."""
     digest, own_name = sha256(str(refusal).encode()).hexdigest(), channel.world.name_of(channel.rank)
-    reporter = channel.refusals(digest).get(digest)  # None: rank zero has ended its program, and has reported its error
+    reporter = channel.refusals(digest).get(digest, own_name)
     refusal.reported_elsewhere = reporter != own_name
-    refusal.is_remote = reporter is not None and _is_remote(reporter)
+    refusal.is_remote = _is_remote(reporter)
 
 
 def refusal_reported_here(refusal: CannotStart, rank: int) -> CannotStart:

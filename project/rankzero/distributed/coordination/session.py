@@ -143,11 +143,11 @@ def _open_script_session(requested: RequestedWorld) -> Session:
         print_notice(f"starting {count} process{'es' * (count > 1)} of {Path(sys.argv[0]).name or 'this program'}")
     try:
         world = join_ranks(requested, launch, count)
+        silence_warnings(world.rank)
+        coordinator = Coordinator(world, requested).__enter__()
     except Stopped as stopped:
         print_error(str(stopped))
         raise
-    silence_warnings(world.rank)
-    coordinator = Coordinator(world, requested).__enter__()
     _coordinators.append(coordinator)
     atexit.register(_close_at_exit)
     resolve_world(requested, coordinator)

@@ -29,7 +29,7 @@ class Launch(NamedTuple):
         job_id: The scheduler's or torchrun's id of the job; unchanged after a requeue or a restart.
         restarts: How often the scheduler or torchrun has restarted this job.
         externally_created: Whether the launcher has already started one process per device.
-        uses_agent_store: Whether torchrun's agent provides the store through which the ranks connect.
+        uses_agent_store: Whether torchrun's agent provides a store, in which the ranks find the address of rank zero.
         elastic: The setting by which torchrun may change the number of machines; None if the number is fixed.
         variables: The environment variables from which the launch was read.
     """

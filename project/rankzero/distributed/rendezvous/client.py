@@ -35,7 +35,7 @@ from rankzero.distributed.rendezvous.ranks import read_view, world_of_rank_zero
 from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer, World
-from rankzero.messages import RequestError
+from rankzero.messages import AnotherRankFailed, RequestError
 
 
 def uses_leader(launch: Launch) -> bool:
@@ -59,7 +59,7 @@ class NodeLeader:
 
     def __init__(self, listener: socket.socket, world_id: str) -> None:
         self._listener = listener
-        self._server = LineServer([listener], "rendezvous", world_id, None, requires_key=False)
+        self._server = LineServer([listener], world_id, None, requires_key=False)
         self._peers: dict[ServedConnection, Peer] = {}
 
     def introduce_all(self, rank_zero: LineConnection) -> None:
@@ -91,13 +91,14 @@ class NodeLeader:
         """Sends rank zero's answer to the other processes of the node; returns the link of this process."""
         self._server.stop_accepting()
         self._listener.close()
-        ranks = {peer.id: rank for rank, peer in world.peers.items()}
-        for connection, peer in self._peers.items():
+        ranks = {peer["id"]: peer["rank"] for view in message["views"] for peer in view["peers"]}
+        for connection in self._peers:
             connection.send(message)
-            if peer.id not in ranks:
-                self._server.disconnect(connection)
-        served = {connection: [ranks[peer.id]] for connection, peer in self._peers.items() if peer.id in ranks}
         self._server.flush(TIMERS.leave)
+        served = {connection: [ranks[peer.id]] for connection, peer in self._peers.items() if peer.id in ranks}
+        for connection in self._server.connections:
+            if connection not in served:
+                self._server.disconnect(connection)
         own, own_served = self._server.connect_own()
         return Link(own, str(message["name"]), world.rank, self._server, {**served, own_served: [world.rank]})
 
@@ -140,6 +141,8 @@ class RankZeroSearch:
             RequestError: Rank zero is unreachable, or it answers that the run cannot start.
         """
         launch, give_up = self.launch, time.monotonic() + TIMERS.leader
+        if launch.port == 0:  # rank zero listens on this machine, on a Unix socket only
+            give_up = self.deadline
         while uses_leader(launch) and time.monotonic() < give_up:
             if listener := listen_as_leader(launch):
                 return self._result_as_leader(NodeLeader(listener, launch.world_id))
@@ -149,6 +152,8 @@ class RankZeroSearch:
                     return self._accepted(answer, local)
             SIGNALS.check_stop_request()
             time.sleep(TIMERS.poll)
+        if launch.port == 0:
+            raise missing_processes_error(launch, [self.this_peer], self.timeout)
         answer, ip, rank_zero = self._ask_rank_zero()
         return self._accepted({**answer, "ip": ip}, rank_zero)
 
@@ -171,13 +176,13 @@ class RankZeroSearch:
         first_host = launch.hosts[0] if launch.hosts and launch.hosts[0] != launch.address else None
         progress, silent_since = Progress(self.timeout), None
         while True:
-            was_refused = False
+            was_refused, refusals = False, 0
             for ip in ips:
                 try:
                     connection = LineConnection(socket.create_connection((ip, launch.port), timeout=TIMERS.attempt))
                     keep_alive(connection.connection)
                 except ConnectionRefusedError:
-                    was_refused = True
+                    was_refused, refusals = True, refusals + 1
                     continue
                 except OSError:
                     continue
@@ -185,6 +190,8 @@ class RankZeroSearch:
                     return answer, ip, connection
                 was_refused = True
             SIGNALS.check_stop_request()
+            if launch.uses_agent_store and refusals == len(ips):  # rank zero listened before it published its address
+                raise AnotherRankFailed(f"rank 0 has ended: nothing listens at {launch.address}:{launch.port} any more")
             now = time.monotonic()
             if first_host and now - started > TIMERS.first_answer / 3:
                 # Rank zero runs on the first host even if the given address is wrong, and answers with the error.
@@ -230,7 +237,7 @@ class RankZeroSearch:
         seconds = max(self.deadline - time.monotonic() if is_known_port else TIMERS.first_answer, 0.1)
         requires_key = self.requires_key and not is_local
         try:
-            if not perform_handshake(connection, "rendezvous", launch.world_id, secret, requires_key, seconds):
+            if not perform_handshake(connection, launch.world_id, secret, requires_key, seconds):
                 return None
         except WrongListenerError as error:
             if is_local:

@@ -78,7 +78,7 @@ class RendezvousServer:
         self.launch, self.this_peer, self.deadline, self.timeout, self.key = launch, this_peer, deadline, timeout, key
         self.listeners, self.key_problem = listeners, ""
         requires_key = requires_key or key.is_explicit
-        self._server = LineServer(listeners, "rendezvous", launch.world_id, key.secret, requires_key)
+        self._server = LineServer(listeners, launch.world_id, key.secret, requires_key)
         self._claims: dict[str, Claim] = {}
         self._by_rank: dict[int, str] = {}
         self._by_connection: dict[ServedConnection, dict[str, None]] = {}
@@ -276,7 +276,7 @@ class RendezvousServer:
         }
         for connection in self._server.connections:
             if answer := answers.get(connection):
-                connection.max_line_bytes = MAX_MESSAGE_BYTES
+                connection.max_line_bytes = MAX_MESSAGE_BYTES if connection.is_trusted else MAX_TRUSTED_BYTES
                 connection.send_body(answer)
             else:
                 if connection.has_said_hello:

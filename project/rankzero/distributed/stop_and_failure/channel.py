@@ -98,9 +98,10 @@ class ControlChannel:
                 link.server, {served: rank for served, [rank] in link.ranks.items()}, link.rank_zero
             )
         self._start_watchdog()
-        threading.Thread(
+        self._receiver = threading.Thread(
             target=self._receive_messages, args=(self._connection, link.leader), name="control channel", daemon=True
-        ).start()
+        )
+        self._receiver.start()
 
     def _send(self, message: Message) -> None:
         """Sends a message with this rank's number; does nothing in a single process."""
@@ -184,7 +185,7 @@ class ControlChannel:
     def refusals(self, digest: str = "") -> dict[str, str]:
         """Announces a refusal of this rank; returns digest -> name of the first rank with this refusal, of all ranks.
 
-        The announced refusal is not in the result if rank zero has ended its program.
+        The announced refusal is not in the result if rank zero does not answer within `TIMERS.cause`.
 
         Args:
             digest: Digest of the text of this rank's refusal; empty to announce none.
@@ -193,8 +194,10 @@ class ControlChannel:
             return {digest: self.world.name_of(self.rank)} if digest else {}
         self._refusals_received.clear()
         self._send({"refusal": digest})
-        if not self._is_finished:
-            self._refusals_received.wait(TIMERS.cause)
+        deadline = time.monotonic() + TIMERS.cause
+        while not self._refusals_received.wait(TIMERS.poll):
+            if not self._receiver.is_alive() or time.monotonic() > deadline:
+                break
         return self._refusals
 
     def watch_for_early_exit(self) -> None:
@@ -233,7 +236,6 @@ class ControlChannel:
             silence = self.monitor.new_silence(any(messages), interval)
             if silence and not is_leader_silent:
                 self._handle_hang(f"{self.world.name_of(0)} {silence}")
-        self._refusals_received.set()
         if not self._is_finished and leader == 0:
             self._handle_loss(self.describe_exit(0) or f"was lost{connection.close_reason}")
         elif not self._is_finished:  # rank zero reports it

@@ -140,8 +140,9 @@ class Exchange:
     def receive_value(self, rank: int, number: int, value: Any) -> None:
         """Stores the value of a rank, on rank zero."""
         with self._changed:
-            self._values.setdefault(number, {})[rank] = value
-            self._changed.notify()
+            if number in (self._count, self._count + 1):  # a rank begins no exchange before the last one is decided
+                self._values.setdefault(number, {})[rank] = value
+                self._changed.notify()
 
     def receive(self, message: Message) -> None:
         """Stores rank zero's decision, or that it waits for the other ranks; does nothing on rank zero."""

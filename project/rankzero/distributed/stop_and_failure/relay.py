@@ -36,7 +36,8 @@ class NodeRelay:
         checked_at = time.monotonic()
         is_connected = self._pass_on_from_rank_zero()  # what arrived with the answer of the rendezvous
         while is_connected and len(self._left) < self.size and time.monotonic() < self._finish_at:
-            for connection, messages in self._server.poll(min(TIMERS.heartbeat, self._finish_at - time.monotonic())):
+            pause = TIMERS.poll if self.rank_zero.has_unsent_bytes else TIMERS.heartbeat
+            for connection, messages in self._server.poll(min(pause, self._finish_at - time.monotonic())):
                 self._receive(connection, messages)
             is_connected = self._pass_on_from_rank_zero()
             if time.monotonic() - checked_at >= TIMERS.heartbeat:

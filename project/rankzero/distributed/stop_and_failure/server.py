@@ -9,7 +9,7 @@ The messages, of which a connection transmits each as a line of JSON:
                      "value": [number of an exchange, the rank's value]
                      "refusal": digest of the text of a refusal; empty to ask for those of all ranks
     relay -> server  the messages of its ranks, and {"rank": r, "lost": how its connection ended},
-                     {"statuses": [[rank, status], ...]}
+                     {"statuses": [[rank, status], ...]}, {"gone": id of a process, see `rendezvous.server`}
     server -> rank   {"stop_requested": reason}  {"stop_at": n}  {"done": true}  {"hang": description}
                      {"question": [topic, batch]}  {"decision": [topic, batch, ranks that are there]}
                      {"failed": cause, "by": the reporting rank}
@@ -124,6 +124,10 @@ class ControlServer:
                 self._handle_message(sender, message)
             elif "statuses" in message:
                 self._handle_statuses(connection, message["statuses"])
+            elif "gone" in message:  # a rank that left its leader while rank zero answered
+                for rank in self._connections.get(connection, ()):
+                    if self.world.peers[rank].id == message["gone"]:
+                        self._handle_loss(rank, " (killed? out of memory?)")
 
     def _leader_of(self, rank: int) -> int:
         """Returns the first rank on the connection of a rank; the rank itself if its connection is lost."""
@@ -134,7 +138,6 @@ class ControlServer:
         if rank in self._exited_ranks:
             return
         self._exited_ranks.add(rank)
-        self._exchange.leave(rank)
         name, place = self.world.name_of(rank), self._hangs.last_place(rank)
         self._hangs.update(rank, None)
         cause = f"{name} {self.describe_exit(rank) or f'was lost{close_reason}'}"
@@ -170,7 +173,7 @@ class ControlServer:
             case {"value": [int() as number, value]}:
                 self._exchange.receive_value(rank, number, value)
             case {"refusal": str() as digest}:
-                if digest:
+                if digest and len(self._refusals) < self.size:
                     self._refusals.setdefault(digest, self.world.name_of(rank))
                 self._ranks[rank].send({"refusals": self._refusals, "to": rank})
             case {"leaving": True}:

@@ -26,7 +26,7 @@ class Service:
 
     def __init__(self, secret=KEY, requires_key=True, max_unidentified=None):
         self.listener = network.listen("127.0.0.1", 0)
-        self.server = LineServer([self.listener], "control", "w", secret, requires_key)
+        self.server = LineServer([self.listener], "w", secret, requires_key)
         self.server.max_unidentified = max_unidentified or self.server.max_unidentified
         self.received, self.lost, self.is_over, self.opened = [], 0, False, []
         self.thread = threading.Thread(target=self._serve)
@@ -48,7 +48,7 @@ class Service:
 
     def client(self, secret=KEY):
         client = LineConnection(self.connect())
-        assert perform_handshake(client, "control", "w", secret, False, 10)
+        assert perform_handshake(client, "w", secret, False, 10)
         return client
 
     def close(self):
@@ -116,7 +116,7 @@ def test_unidentified_connections_are_closed_after_some_seconds(service, monkeyp
     wait_until(lambda: running.received)
     attackers = [running.connect() for _ in range(5)]
     for attacker in attackers:
-        assert attacker.recv(1000).startswith(b"RANKZERO/2 control ")
+        assert attacker.recv(1000).startswith(b"RANKZERO/3 ")
         assert attacker.recv(1000) == b""
     attacker = running.connect()
     with pytest.raises(OSError):
@@ -153,7 +153,7 @@ def test_a_client_that_never_reads_does_not_delay_the_others(service):
 
 def test_a_server_that_accepts_no_more_connections_sleeps_until_a_message_arrives():
     with network.listen("127.0.0.1", 0) as listener:
-        server = LineServer([listener], "rendezvous", "w", None, requires_key=False)
+        server = LineServer([listener], "w", None, requires_key=False)
         server.stop_accepting()
         client, _ = server.connect_own()
         server._selector = Mock(wraps=server._selector)

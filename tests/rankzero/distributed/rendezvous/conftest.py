@@ -29,7 +29,7 @@ class Client:
 
     def __init__(self, port, secret=KEY.secret):
         self.connection = LineConnection(socket.create_connection(("127.0.0.1", port), timeout=10))
-        perform_handshake(self.connection, "rendezvous", "k", secret, False, 10)
+        perform_handshake(self.connection, "k", secret, False, 10)
 
     def send(self, message):
         (self.connection.send_body if isinstance(message, bytes) else self.connection.send)(message)

@@ -52,7 +52,7 @@ class TwoNodes:
 
     def __init__(self):
         peers = {rank: Peer(rank, rank % 2, rank // 2, 4, "aabb"[rank], rank) for rank in range(4)}
-        first, second = (LineServer([], "rendezvous", "w", None, requires_key=False) for _ in range(2))
+        first, second = (LineServer([], "w", None, requires_key=False) for _ in range(2))
         (zero, ranks_0), (one, ranks_1), (rank_zero, ranks_23) = (
             connected(first, *ranks) for ranks in ([0], [1], [2, 3])
         )
@@ -75,7 +75,7 @@ class ServerWithRanks:
 
     def __init__(self, size, **options):
         peers = {rank: Peer(rank, rank, 0, size, "ab"[rank % 2], 1) for rank in range(size)}
-        server = LineServer([], "rendezvous", "k", None, requires_key=False)
+        server = LineServer([], "k", None, requires_key=False)
         clients = [connected(server, rank) for rank in range(size)]
         self.ranks = [RankOfTest(rank, client) for rank, (client, _) in enumerate(clients)]
         served = {connection: ranks for _, own in clients for connection, ranks in own.items()}
