@@ -99,8 +99,8 @@ class Coordinator:
     def _find_ranks(self, store: Store, launch: Launch, requested: RequestedWorld) -> World:
         """Performs the rendezvous of torchrun's processes, which find rank zero's address in the agent's store.
 
-        On a single machine, they connect through a Unix socket (port 0), whose other end the kernel identifies. The store
-        has no authentication; a process that is led to another address requires the key as on several machines.
+        On a single machine, they connect through a Unix socket (port 0), whose other end the kernel identifies. As the
+        store has no authentication, a process that is led to another address requires the key as on several machines.
 
         Raises:
             RequestError: The processes are not the requested ones, or do not share a required key.
