@@ -68,3 +68,4 @@ def test_a_rank_that_is_killed_while_it_imports_torch_ends_the_run_at_once(tmp_p
         with subprocess.Popen([*command, "1"], cwd=tmp_path, env=variables, stderr=subprocess.PIPE):
             result = run(*command, "0", folder=tmp_path, code=1)
     assert f"rank 1 on {socket.gethostname()} was lost (killed? out of memory?); stopping all ranks" in result.err
+    assert "has ended its program" not in result.err

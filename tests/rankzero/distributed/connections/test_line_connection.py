@@ -62,6 +62,12 @@ def test_the_messages_after_the_first_can_be_received_later(pair):
     assert pair[1].receive(10) == [{"position": 1}, {"position": 2}]
 
 
+def test_a_message_that_the_other_end_does_not_accept_in_time_ends_the_connection(pair):
+    pair[0].connection.settimeout(0.1)
+    pair[0].send({"value": "x" * (8 << 20)})
+    assert pair[0].receive(10) is None and pair[0].close_reason == " (it does not accept messages)"
+
+
 def test_receive_returns_none_and_records_a_reason_when_the_connection_ends(pair):
     pair[0].connection.close()
     assert pair[1].receive(10) is None and pair[1].close_reason == " (killed? out of memory?)"

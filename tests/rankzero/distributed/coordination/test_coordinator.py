@@ -1,10 +1,13 @@
 import socket
+from unittest.mock import Mock
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
+from rankzero.distributed.coordination import coordinator
 from rankzero.distributed.coordination.coordinator import Coordinator
-from rankzero.distributed.environments.launch import RequestedWorld
+from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.world import World
 from rankzero.messages import AnotherRankFailed, CannotStart, RequestError, is_peer_failure
 from running import on_each_rank, wait_until
@@ -79,6 +82,38 @@ def test_a_refusal_of_all_ranks_in_the_with_block_is_reported_once(coordinators)
 
     errors = on_each_rank(coordinators, refuse)
     assert sorted(error.reported_elsewhere for error in errors) == [False, True, True]
+
+
+def test_ranks_that_lose_contact_after_rank_zero_has_refused_and_left_report_nothing(coordinators):
+    def work(member):
+        with member:
+            if member.world.rank == 0:
+                raise CannotStart("only here")
+            wait_until(lambda: member.control_channel._is_finished)
+            raise RuntimeError("Connection closed by peer")
+
+    errors = on_each_rank(coordinators, work)
+    assert all(isinstance(error, CannotStart) for error in errors)
+    assert [error.reported_elsewhere for error in errors] == [False, True, True]
+
+
+def test_processes_are_shared_with_host_and_process_id(coordinators):
+    on_each_rank(coordinators, lambda member: member.share_peers())
+    zero, *others = [{rank: (peer.host, peer.pid) for rank, peer in c.world.peers.items()} for c in coordinators]
+    assert [*zero] == [0, 1, 2] and others == [zero] * 2
+
+
+@pytest.mark.parametrize(("auth", "requires_key"), [("required", True), ("auto", False)])
+def test_a_rank_of_one_machine_that_torchruns_store_leads_elsewhere_needs_the_key(monkeypatch, auth, requires_key):
+    store = HashStore()
+    store.set("rank zero", '["192.0.2.1", 4444]')
+    launch = Launch(launcher="torchrun", rank=1, local_rank=1, world_size=2, local_world_size=2, uses_agent_store=True)
+    find, member = Mock(side_effect=AnotherRankFailed), object.__new__(Coordinator)
+    member._start_timeout = 10
+    monkeypatch.setattr(coordinator, "find_requested_ranks", find)
+    with pytest.raises(AnotherRankFailed):
+        member._find_ranks(store, launch, RequestedWorld(auth=auth))
+    assert find.call_args.args[1:] == (launch._replace(address="192.0.2.1", port=4444), requires_key, None)
 
 
 def test_a_rank_that_loses_contact_to_a_refusing_rank_reports_nothing(coordinators):

@@ -21,7 +21,8 @@ from rankzero.distributed.rendezvous.client import leader_name, listen_as_leader
 from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer
-from running import on_each_rank
+from rankzero.messages import AnotherRankFailed
+from running import on_each_rank, wait_until
 
 
 @pytest.fixture
@@ -124,6 +125,42 @@ def test_containers_of_one_machine_with_different_keys_are_not_authenticated(two
     results = on_each_rank(two_nodes, join)
     assert all(f"than rank {rank} on " in result.key_problem for result in results)
     assert all(peer.key_fingerprint == "" for result in results for peer in result.peers.values())
+
+
+def test_a_leader_keeps_only_the_connections_of_its_ranks(two_nodes, join):
+    with ThreadPoolExecutor(6) as pool, contextlib.ExitStack() as opened:
+        waiting = [pool.submit(join, launch) for launch in two_nodes[3:]]
+        wait_until(lambda: (stray := connect_locally(leader_name(two_nodes[4]))) and opened.enter_context(stray))
+        time.sleep(0.1)  # the leader accepts it
+        results = [*on_each_rank(two_nodes[:3], join), *(future.result() for future in waiting)]
+        links = [result.link for result in results if result.link.server]
+        assert [sorted(rank for ranks in link.ranks.values() for rank in ranks) for link in links] == [
+            [*range(6)],
+            [3, 4, 5],
+        ]
+        assert all(set(link.server.connections) == set(link.ranks) for link in links)
+
+
+def test_a_leader_serves_the_processes_of_several_containers(launches, join, monkeypatch):
+    """Containers that share a network namespace share a leader, but count as machines of their own."""
+    this, names = Peer.this, ["c0", "c1", "c2", "c2"]
+
+    def of_container(cls, launch, key=None):
+        return this(launch, key)._replace(host=names[launch.rank])
+
+    monkeypatch.setattr(Peer, "this", classmethod(of_container))
+    unnumbered = {"node_rank": None, "num_nodes": None, "local_world_size": None, "local_rank": None}
+    first, *others = launches()
+    results = on_each_rank([first, *(launch._replace(**unnumbered) for launch in others)], join)
+    assert [result.launch.node_rank for result in results] == [0, 1, 2, 2]
+    (leader,) = [result.link for result in results[1:] if result.link.server]
+    assert sorted(leader.ranks.values()) == [[1], [2], [3]]
+
+
+def test_a_closed_port_means_that_torchruns_rank_zero_has_ended(launches, join):
+    rank = launches(2, nodes=2)[1]._replace(launcher="torchrun", uses_agent_store=True, local_world_size=1)
+    with pytest.raises(AnotherRankFailed, match="rank 0 has ended: nothing listens at 127.0.0.1:"):
+        join(rank)
 
 
 @pytest.mark.parametrize("nodes", [1, 2], ids=["rank zero", "leader"])

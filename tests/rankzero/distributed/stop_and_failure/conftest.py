@@ -51,7 +51,7 @@ class TwoNodes:
     """Ranks 0 and 1 on rank zero's node, ranks 2 and 3 on a node with a relay."""
 
     def __init__(self):
-        peers = {rank: Peer(rank, rank % 2, rank // 2, 4, "aabb"[rank], rank) for rank in range(4)}
+        peers = {rank: Peer(rank, rank % 2, rank // 2, 4, "aabb"[rank], rank, id=f"id {rank}") for rank in range(4)}
         first, second = (LineServer([], "w", None, requires_key=False) for _ in range(2))
         (zero, ranks_0), (one, ranks_1), (rank_zero, ranks_23) = (
             connected(first, *ranks) for ranks in ([0], [1], [2, 3])

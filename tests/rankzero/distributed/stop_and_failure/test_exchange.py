@@ -46,6 +46,13 @@ def test_rank_zero_decides_on_the_values_of_all_ranks(ranks):
     assert ranks[0]._values == ranks[1]._outcomes == {}
 
 
+def test_values_for_an_exchange_that_cannot_have_begun_are_ignored(ranks):
+    for number in (-1, 2, 10**9):
+        ranks[0].receive_value(1, number, "an attacker's")
+    assert ranks[0]._values == {}
+    assert on_each_rank(ranks, decide(len)) == [SIZE] * SIZE
+
+
 @pytest.mark.parametrize("missing", range(1, SIZE))
 def test_the_first_missing_rank_is_named_on_all_ranks(ranks, missing):
     present = [member for member in ranks if member.world.rank not in (missing, SIZE - 1)]

@@ -110,6 +110,12 @@ def test_messages_that_name_another_rank_are_ignored(nodes):
     assert [rank.next("stop_requested") for rank in nodes.ranks] == [{"stop_requested": "SIGTERM"}] * 4
 
 
+def test_a_rank_that_left_its_leader_while_rank_zero_answered_is_lost(nodes):
+    nodes.relay.rank_zero.send({"gone": "id 1"})  # not a rank of this node
+    nodes.relay.rank_zero.send({"gone": "id 3"})
+    assert nodes.ranks[0].next("failed")["failed"].startswith("rank 3 on b was lost")
+
+
 def test_values_and_decisions_pass_through_the_relay(nodes):
     exchange = nodes.server._exchange
     exchange._send_all = nodes.server.send_all
