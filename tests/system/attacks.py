@@ -18,6 +18,8 @@ import threading
 import time
 from pathlib import Path
 
+from rankzero.distributed.stop_and_failure.protocol import FROM_RANK, FROM_RELAY, FROM_SERVER
+
 IDLE_CONNECTIONS = 600
 """Idle connections to each port at a time."""
 
@@ -138,13 +140,24 @@ def messages(rank: int, generator: random.Random) -> list[object]:
     return generator.choice(
         (
             [peer],
-            [peer, {"rank": rank, "stop": "an attacker"}, {"rank": rank, "position": 0}],
-            [peer, {"rank": rank, "failed": "by an attacker"}],
-            [peer, {"rank": rank, "value": [generator.randrange(9), "an attacker's"]}, {"rank": rank, "refusal": "0"}],
-            [{"rank": rank, "lost": "an attacker"}, {"rank": rank, "leaving": True}],
+            [peer, *({"rank": rank, **entry(FROM_RANK, generator)} for _ in range(5))],
+            [{"rank": rank, "stop": "an attacker"}, {"rank": rank, "failed": "by an attacker"}],
+            [peer, *(entry(FROM_RELAY, generator) for _ in range(3)), entry(FROM_SERVER, generator)],
             [{"rank": rank, "status": [0] * 10}, {"statuses": [[rank, None]]}, [], 7, None, {"gone": "1"}],
         )
     )
+
+
+def entry(types: dict[str, tuple[object, str]], generator: random.Random) -> dict[str, object]:
+    """Returns a message of one of some types, with content that may be valid."""
+    name = generator.choice(sorted(types))
+    return {name: content(types[name][0], generator)}
+
+
+def content(expected: object, generator: random.Random) -> object:
+    if isinstance(expected, list) and generator.random() < 0.8:
+        return [content(element, generator) for element in expected]
+    return generator.choice(("stop", "an attacker's", "0" * 64, 0, 1, 1 << 70, -1, True, None, [], {}, [[1, None]]))
 
 
 def replay(connection: socket.socket, generator: random.Random) -> None:

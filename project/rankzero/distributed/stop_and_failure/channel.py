@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 from rankzero.distributed.connections.line_connection import LineConnection, Message
 from rankzero.distributed.connections.link import Link
@@ -23,8 +24,9 @@ from rankzero.distributed.process.exit_reports import ORIGINAL_EXIT, EarlyExit, 
 from rankzero.distributed.stop_and_failure.agreement import TOPICS, Agreement
 from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock
 from rankzero.distributed.stop_and_failure.exchange import Exchange
+from rankzero.distributed.stop_and_failure.protocol import CAUSE, FROM_SERVER, read
 from rankzero.distributed.stop_and_failure.relay import NodeRelay
-from rankzero.distributed.stop_and_failure.server import MAX_CAUSE_LENGTH, PARENT_REPORTS, ControlServer
+from rankzero.distributed.stop_and_failure.server import PARENT_REPORTS, ControlServer
 from rankzero.distributed.stop_and_failure.watchdog import start_watchdog
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import World
@@ -170,7 +172,7 @@ class ControlChannel:
         if self._connection is None:
             return True
         if not self._failure_received.is_set():
-            self._send({"failed": cause[:MAX_CAUSE_LENGTH]})
+            self._send({"failed": cause[: CAUSE.limit]})
         if not self._failure_received.wait(TIMERS.cause):
             return acquire_host_lock(self._lock_name)
         return self._reporting_rank == self.rank
@@ -226,7 +228,8 @@ class ControlChannel:
             if messages:
                 heard_leader_at = time.monotonic()
             for message in messages:
-                self._handle_message(message)
+                for name, content in read(message, FROM_SERVER):
+                    self._handle_entry(name, content)
             has_relay = leader != 0  # which decides what to pass on
             is_requested = any("rank_zero" in message for message in messages)
             if schedule.is_due(status := self.monitor.status(), is_requested or has_relay):
@@ -241,44 +244,43 @@ class ControlChannel:
         elif not self._is_finished:  # rank zero reports it
             self._terminate(f"{self.world.name_of(leader)} was lost{connection.close_reason}", False)
 
-    def _handle_message(self, message: Message) -> None:
-        if "stop_requested" in message and self.stop_reason is None:
-            # The main thread first counts a safe point, then reads the stop reason. This thread first sets the stop
-            # reason, then reads the count. So no safe point is missed: either the main thread sees the request at this
-            # safe point, or the position sent here includes it.
-            self.stop_reason = str(message["stop_requested"])
-            self._send({"position": self.position})
-            if self.rank == 0:
-                self._confirm_stop(self.stop_reason)
-        elif "stop_at" in message:
-            self._stop_at = int(message["stop_at"])
-            self._stop_decided.set()
-        elif "question" in message:
-            topic, batch = message["question"]
-            self.agreements[topic].handle_question(batch)
-        elif "decision" in message:
-            topic, batch, ranks = message["decision"]
-            self.agreements[topic].handle_decision(batch, ranks)
-        elif "hang" in message:
-            self.monitor.record(str(message["hang"]))
-        elif "rank_zero" in message:
-            self.monitor.rank_zero_place = str(message["rank_zero"])
-        elif "decided" in message or "gathering" in message:
-            self.exchange.receive(message)
-        elif "refusals" in message:
-            self._refusals = message["refusals"]
-            if message["to"] == self.rank:
-                self._refusals_received.set()
-        elif "done" in message:
-            self._is_finished = True  # rank zero, or the leader of this node, has finished; its exit is not a failure
-            self.exchange.leave(0)
-        elif "lost" in message and not self._is_finished:
-            self._handle_loss(self.describe_exit(0) or f"was lost{message['lost']}")
-        elif "failed" in message:
-            self._reporting_rank = int(message["by"])
-            self._terminate(
-                str(message["failed"]), self._reporting_rank == self.rank and not self._has_reported_failure
-            )
+    def _handle_entry(self, name: str, content: Any) -> None:
+        match name, content:
+            case "stop_requested", reason if self.stop_reason is None:
+                # The main thread first counts a safe point, then reads the stop reason. This thread first sets the stop
+                # reason, then reads the count. So no safe point is missed: either the main thread sees the request at
+                # this safe point, or the position sent here includes it.
+                self.stop_reason = reason
+                self._send({"position": self.position})
+                if self.rank == 0:
+                    self._confirm_stop(reason)
+            case "stop_at", position:
+                self._stop_at = position
+                self._stop_decided.set()
+            case "question", [topic, batch]:
+                self.agreements[topic].handle_question(batch)
+            case "decision", [topic, batch, ranks]:
+                self.agreements[topic].handle_decision(batch, ranks)
+            case "gathering", number:
+                self.exchange.wait_longer(number)
+            case "decided", [number, outcome]:
+                self.exchange.receive(number, outcome)
+            case "refusals", [refusals, asking_rank]:
+                self._refusals = refusals
+                if asking_rank == self.rank:
+                    self._refusals_received.set()
+            case "hang", description:
+                self.monitor.record(description)
+            case "rank_zero", place:
+                self.monitor.rank_zero_place = place
+            case "done", True:  # rank zero, or the leader of this node, has finished; its exit is not a failure
+                self._is_finished = True
+                self.exchange.leave(0)
+            case "lost", close_reason if not self._is_finished:
+                self._handle_loss(self.describe_exit(0) or f"was lost{close_reason}")
+            case "failed", [cause, reporting_rank]:
+                self._reporting_rank = reporting_rank
+                self._terminate(cause, reporting_rank == self.rank and not self._has_reported_failure)
 
     def _handle_loss(self, description: str) -> None:
         """Handles the loss of rank zero. One rank per machine reports it, unless the parent process does."""

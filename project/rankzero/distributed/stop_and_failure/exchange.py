@@ -144,17 +144,16 @@ class Exchange:
                 self._values.setdefault(number, {})[rank] = value
                 self._changed.notify()
 
-    def receive(self, message: Message) -> None:
-        """Stores rank zero's decision, or that it waits for the other ranks; does nothing on rank zero."""
-        if self.world.rank == 0:
-            return
-        with self._changed:
-            if "decided" in message:
-                number, outcome = message["decided"]
+    def receive(self, number: int, outcome: Message) -> None:
+        """Stores rank zero's decision, on the other ranks."""
+        if self.world.rank != 0:
+            with self._changed:
                 self._outcomes[number] = outcome
-            else:
-                self._gathering = message["gathering"]
-            self._changed.notify()
+                self._changed.notify()
+
+    def wait_longer(self, number: int) -> None:
+        """Notes that rank zero waits for other ranks in an exchange."""
+        self._gathering = number
 
     def leave(self, rank: int) -> None:
         """Notes that a rank has ended its program: on rank zero any rank, on the others rank zero."""

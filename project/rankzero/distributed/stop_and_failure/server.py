@@ -1,24 +1,4 @@
-"""Rank zero's end of all control channels: stop requests, failures and lost ranks.
-
-The messages, of which a connection transmits each as a line of JSON:
-
-    rank -> server   {"rank": r, ...} with one of
-                     "stop": reason, "position": n, "failed": cause, "leaving": true,
-                     "status": the values of a `Status`, or null outside training,
-                     "answer": [topic of an `Agreement`, number of its question, whether the rank is there, batch]
-                     "value": [number of an exchange, the rank's value]
-                     "refusal": digest of the text of a refusal; empty to ask for those of all ranks
-    relay -> server  the messages of its ranks, and {"rank": r, "lost": how its connection ended},
-                     {"statuses": [[rank, status], ...]}, {"gone": id of a process, see `rendezvous.server`}
-    server -> rank   {"stop_requested": reason}  {"stop_at": n}  {"done": true}  {"hang": description}
-                     {"question": [topic, batch]}  {"decision": [topic, batch, ranks that are there]}
-                     {"failed": cause, "by": the reporting rank}
-                     {"gathering": number of the exchange in which rank zero waits for values}
-                     {"decided": [number of an exchange, {"decision": d}, {"refused": [...]} or {"missing": text}]}
-                     {"refusals": digest -> name of the first rank with this refusal, "to": the rank that asked}
-                     {"rank_zero": phase and step of rank zero}, which is also the request for a status
-    relay -> rank    the messages of the server, and {"lost": how the connection to rank zero ended}
-"""
+"""Rank zero's end of all control channels: exchanges, stop requests, failures and lost ranks."""
 
 import math
 import threading
@@ -33,12 +13,10 @@ from rankzero.distributed.monitoring.slow_ranks import SlowRankDetector
 from rankzero.distributed.monitoring.status import Status, silence_seconds
 from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.stop_and_failure.exchange import Exchange
+from rankzero.distributed.stop_and_failure.protocol import FROM_RANK, FROM_RELAY, read
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import World
-from rankzero.messages import print_error, printable, printable_line
-
-MAX_REASON_LENGTH, MAX_CAUSE_LENGTH = 200, 20_000
-"""Characters of the reason of a stop and of the cause of a failure that the ranks receive."""
+from rankzero.messages import print_error
 
 PARENT_REPORTS = -1
 """Stands for the reporting rank if the process that started the local processes reports the failure."""
@@ -121,13 +99,10 @@ class ControlServer:
         for message in messages:
             sender: Any = message.get("rank")
             if type(sender) is int and self._ranks.get(sender) is connection:
-                self._handle_message(sender, message)
-            elif "statuses" in message:
-                self._handle_statuses(connection, message["statuses"])
-            elif "gone" in message:  # a rank that left its leader while rank zero answered
-                for rank in self._connections.get(connection, ()):
-                    if self.world.peers[rank].id == message["gone"]:
-                        self._handle_loss(rank, " (killed? out of memory?)")
+                for name, content in read(message, FROM_RANK):
+                    self._handle_entry(sender, name, content)
+            for name, content in read(message, FROM_RELAY):
+                self._handle_entry_of_relay(connection, name, content)
 
     def _leader_of(self, rank: int) -> int:
         """Returns the first rank on the connection of a rank; the rank itself if its connection is lost."""
@@ -158,42 +133,46 @@ class ControlServer:
             if self.on_hang(description):
                 self._record_failure(description, 0)
 
-    def _handle_message(self, rank: int, message: Message) -> None:
-        match message:
-            case {"stop": str() as reason} if self._stop_reason is None:
-                self._stop_reason = printable_line(reason[:MAX_REASON_LENGTH])
-                self.send_all({"stop_requested": self._stop_reason})
-            case {"position": int() as position}:
+    def _handle_entry(self, rank: int, name: str, content: Any) -> None:
+        match name, content:
+            case "stop", reason if self._stop_reason is None:
+                self._stop_reason = reason
+                self.send_all({"stop_requested": reason})
+            case "position", position:
                 self._latest_position = max(position, self._latest_position)
                 self._has_position = True
                 self._account_for(rank)
-            case {"answer": [str() as topic, int() as number, bool() as is_there, int() as batch]}:
-                if number == self._decisions.get(topic, 0):
-                    self._record_answer(topic, rank, is_there, batch)
-            case {"value": [int() as number, value]}:
+            case "answer", [topic, number, is_there, batch] if number == self._decisions.get(topic, 0):
+                self._record_answer(topic, rank, is_there, batch)
+            case "value", [number, value]:
                 self._exchange.receive_value(rank, number, value)
-            case {"refusal": str() as digest}:
+            case "refusal", digest:
                 if digest and len(self._refusals) < self.size:
                     self._refusals.setdefault(digest, self.world.name_of(rank))
-                self._ranks[rank].send({"refusals": self._refusals, "to": rank})
-            case {"leaving": True}:
+                self._ranks[rank].send({"refusals": [self._refusals, rank]})
+            case "leaving", True:
                 self._exited_ranks.add(rank)
                 self._exchange.leave(rank)
                 self._hangs.update(rank, None)
                 self._account_for(rank)
                 for topic in list(self._answers):
                     self._decide(topic)
-            case {"status": values}:
+            case "status", values:
                 self._update(rank, values)
-            case {"failed": str() as cause}:
-                self._record_failure(printable(cause[:MAX_CAUSE_LENGTH]), rank)
-            case {"lost": str() as close_reason}:
-                self._handle_loss(rank, printable_line(close_reason[:MAX_REASON_LENGTH]))
+            case "failed", cause:
+                self._record_failure(cause, rank)
+            case "lost", close_reason:
+                self._handle_loss(rank, close_reason)
 
-    def _handle_statuses(self, connection: ServedConnection, statuses: object) -> None:
-        for entry in statuses if isinstance(statuses, list) else ():
+    def _handle_entry_of_relay(self, connection: ServedConnection, name: str, content: Any) -> None:
+        ranks = self._connections.get(connection, [])
+        if name == "gone":  # a process that left its leader while rank zero answered
+            for rank in [rank for rank in ranks if self.world.peers[rank].id == content]:
+                self._handle_loss(rank, " (killed? out of memory?)")
+            return
+        for entry in content:
             match entry:
-                case [int() as rank, values] if self._ranks.get(rank) is connection:
+                case [int() as rank, values] if rank in ranks:
                     self._update(rank, values)
 
     def _update(self, rank: int, values: object) -> None:
@@ -233,7 +212,7 @@ class ControlServer:
     def _record_failure(self, cause: str, reporting_rank: int) -> None:
         """Records the first failure, which ends the run, and sends it to all ranks."""
         if self._failure is None:
-            self._failure = {"failed": cause, "by": reporting_rank}
+            self._failure = {"failed": [cause, reporting_rank]}
             self.send_all(self._failure)
 
     def send_all(self, message: Message | None) -> None:

@@ -167,7 +167,7 @@ def test_a_rank_in_an_exchange_waits_for_other_ranks():
 
     def decide_on_rank_zero():
         found.append(waiting_function(main_thread_frames()))
-        exchange.receive({"decided": [1, {"decision": 7}]})
+        exchange.receive(1, {"decision": 7})
 
     threading.Timer(0.1, decide_on_rank_zero).start()
     assert exchange.decide(1, list, 10, "building data and model") == 7

@@ -22,7 +22,10 @@ def ranks(monkeypatch):
 
     def send_all(message):
         for member in created:
-            member.receive(message)
+            if "decided" in message:
+                member.receive(*message["decided"])
+            else:
+                member.wait_longer(message["gathering"])
 
     def send(rank, message):
         created[0].receive_value(rank, *message["value"])

@@ -38,7 +38,7 @@ def test_all_ranks_agree_on_a_stop_over_one_connection_per_node(nodes):
 @pytest.mark.parametrize("failing", [1, 2, 3])
 def test_a_failure_is_sent_to_all_ranks_with_its_reporting_rank(nodes, failing):
     nodes.ranks[failing].send({"failed": "out of memory"})
-    assert [rank.next("failed") for rank in nodes.ranks] == [{"failed": "out of memory", "by": failing}] * 4
+    assert [rank.next("failed") for rank in nodes.ranks] == [{"failed": ["out of memory", failing]}] * 4
 
 
 @pytest.mark.parametrize("lost", [1, 3])
@@ -47,7 +47,8 @@ def test_a_lost_rank_is_named_on_all_other_ranks(nodes, lost):
     for rank in nodes.ranks:
         if rank.rank != lost:
             message = rank.next("failed")
-            assert message["failed"].startswith(f"rank {lost} on {'aabb'[lost]} was lost (") and message["by"] == 0
+            cause, reporting_rank = message["failed"]
+            assert cause.startswith(f"rank {lost} on {'aabb'[lost]} was lost (") and reporting_rank == 0
 
 
 def test_the_states_of_all_ranks_reach_rank_zero_and_are_not_repeated(nodes):
@@ -80,7 +81,7 @@ def test_a_rank_that_has_left_does_not_seem_to_train_again(nodes):
 
 def test_the_loss_of_the_leaders_connection_names_the_leader(nodes):
     nodes.relay.rank_zero.connection.shutdown(2)
-    expected = {"failed": "rank 2 on b was lost (killed? out of memory?)", "by": 0}
+    expected = {"failed": ["rank 2 on b was lost (killed? out of memory?)", 0]}
     assert [rank.next("failed") for rank in nodes.ranks[:2]] == [expected] * 2
     assert [rank.next("lost") for rank in nodes.ranks[2:]] == [{"lost": " (killed? out of memory?)"}] * 2
 
@@ -113,7 +114,7 @@ def test_messages_that_name_another_rank_are_ignored(nodes):
 def test_a_rank_that_left_its_leader_while_rank_zero_answered_is_lost(nodes):
     nodes.relay.rank_zero.send({"gone": "id 1"})  # not a rank of this node
     nodes.relay.rank_zero.send({"gone": "id 3"})
-    assert nodes.ranks[0].next("failed")["failed"].startswith("rank 3 on b was lost")
+    assert nodes.ranks[0].next("failed")["failed"][0].startswith("rank 3 on b was lost")
 
 
 def test_values_and_decisions_pass_through_the_relay(nodes):
@@ -127,9 +128,9 @@ def test_values_and_decisions_pass_through_the_relay(nodes):
 
 def test_the_first_rank_with_a_refusal_is_named(nodes):
     nodes.ranks[3].send({"refusal": "a digest"})
-    answer = {"refusals": {"a digest": "rank 3 on b"}, "to": 3}
-    assert nodes.ranks[3].next("refusals") == answer
+    refusals = {"a digest": "rank 3 on b"}
+    assert nodes.ranks[3].next("refusals") == {"refusals": [refusals, 3]}
     nodes.ranks[1].send({"refusal": "a digest"})
-    assert nodes.ranks[1].next("refusals") == {**answer, "to": 1}
+    assert nodes.ranks[1].next("refusals") == {"refusals": [refusals, 1]}
     nodes.ranks[0].send({"refusal": ""})
-    assert nodes.ranks[0].next("refusals") == {**answer, "to": 0}
+    assert nodes.ranks[0].next("refusals") == {"refusals": [refusals, 0]}

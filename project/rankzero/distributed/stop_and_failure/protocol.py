@@ -1,0 +1,92 @@
+"""The messages of the control channel: who sends them, what they contain, and which message answers them.
+
+A connection transmits each as a line of JSON, with one entry for its content. A rank adds the entry "rank" with its
+number. An empty message is a heartbeat.
+"""
+
+from typing import Any, NamedTuple
+
+from rankzero.distributed.connections.line_connection import Message
+from rankzero.distributed.stop_and_failure.agreement import TOPICS
+from rankzero.messages import printable, printable_line
+
+
+class Text(NamedTuple):
+    """Printable text, which is cut after `limit` characters; in one line unless `has_lines`."""
+
+    limit: int
+    has_lines: bool = False
+
+
+REASON, CAUSE, DIGEST = Text(200), Text(20_000, has_lines=True), Text(64)
+MAX_NUMBER = 1 << 63
+ANY = object()
+
+Content = type | Text | frozenset[str] | list[Any] | object
+"""A type, a text, one of some texts, or a list with the content of each element; `ANY` is checked by the receiver."""
+
+TOPIC = frozenset(TOPICS)
+
+FROM_RANK: dict[str, tuple[Content, str]] = {
+    "stop": (REASON, "stop_requested"),
+    "position": (int, "stop_at"),
+    "answer": ([TOPIC, int, bool, int], "decision"),  # number of the question, whether the rank is there, batch
+    "value": ([int, ANY], "decided"),  # number of the exchange
+    "refusal": (DIGEST, "refusals"),  # of the text of this rank's refusal; empty to ask for those of all ranks
+    "status": (ANY, ""),  # the values of a `Status`; null outside training
+    "failed": (CAUSE, "failed"),
+    "leaving": (bool, ""),
+    "lost": (REASON, "failed"),  # sent by the rank's relay: how its connection ended
+}
+
+FROM_RELAY: dict[str, tuple[Content, str]] = {
+    "statuses": (list, ""),  # [rank, status] of some ranks of the node
+    "gone": (DIGEST, "failed"),  # id of a process, see `rendezvous.server`
+}
+
+FROM_SERVER: dict[str, tuple[Content, str]] = {
+    "stop_requested": (REASON, "position"),
+    "stop_at": (int, ""),
+    "question": ([TOPIC, int], "answer"),  # batch
+    "decision": ([TOPIC, int, list], ""),  # batch, ranks that are there
+    "gathering": (int, "value"),  # number of the exchange in which rank zero waits
+    "decided": ([int, dict], ""),  # number of the exchange; `decision`, `refused` or `missing`
+    "refusals": ([dict, int], ""),  # digest -> name of the first rank with this refusal; the rank that asked
+    "rank_zero": (REASON, "status"),  # phase and step of rank zero
+    "hang": (CAUSE, ""),
+    "failed": ([CAUSE, int], ""),  # the reporting rank
+    "done": (bool, ""),
+    "lost": (REASON, ""),  # sent by the relay: how the connection to rank zero ended
+}
+
+
+def read(message: Message, types: dict[str, tuple[Content, str]]) -> list[tuple[str, Any]]:
+    """Returns name and content of the valid entries of a message.
+
+    Args:
+        message: The message.
+        types: Name -> content and answer of the messages of its sender.
+    """
+    entries = []
+    for name, value in message.items():
+        if name in types:
+            try:
+                entries.append((name, _checked(value, types[name][0])))
+            except ValueError:
+                continue
+    return entries
+
+
+def _checked(value: Any, content: Content) -> Any:
+    """Returns the value of an entry; raises ValueError if it is not the expected content."""
+    if content is int and not (type(value) is int and abs(value) < MAX_NUMBER):
+        raise ValueError(f"{value!r} is not a number")
+    if content is ANY or type(value) is content:
+        return value
+    if isinstance(content, frozenset) and isinstance(value, str) and value in content:
+        return value
+    if isinstance(content, Text) and isinstance(value, str):
+        return (printable if content.has_lines else printable_line)(value[: content.limit])
+    if isinstance(content, list) and isinstance(value, list):
+        return [_checked(element, expected) for element, expected in zip(value, content, strict=True)]
+    raise ValueError(f"{value!r} is not {content!r}")
