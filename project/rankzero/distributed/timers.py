@@ -51,17 +51,10 @@ class Timers:
     """Rank zero requests reports at least this often, also in very large runs."""
     suspended = 8.0
     """The watchdog lets a rank be suspended this long; a process without heartbeats for as long was suspended too."""
-    details = 4.0
-    """A report of a longer phase contains details (1 ms); with a short `--hang_timeout`, half of it counts."""
-    slow_rank = 10.0
-    """A rank has to be slow this long before it is reported."""
     silence = 14.0
     """A connected rank has this long to send a report before it counts as blocked; longer in large runs."""
     worker = 2.0
     """A loader process has this long to write its stacks, or to exit."""
-
-    gloo_threads = 0.5
-    """gloo's threads have this long to end a call before this process forks."""
 
     # Failure and exit
     cause = 4.0

@@ -101,8 +101,7 @@ class Peer(NamedTuple):
 class World:
     """The processes of a run and their devices, as this process knows them.
 
-    The rendezvous finds the processes, before torch is imported; under torchrun, after that. `resolve_world` then sets
-    the devices and the backend.
+    The rendezvous finds the processes, and `resolve_world` then sets the devices and the backend.
 
     Args:
         launch: What the launcher states, and the positions on which the processes have agreed.

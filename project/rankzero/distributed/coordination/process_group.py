@@ -32,7 +32,7 @@ def wait_for_gloo_threads() -> None:
     lock locked in the child, which then never runs (github.com/python/cpython/issues/112275). On a busy machine, 2 of
     33 runs on two ranks with loader workers waited forever.
     """
-    end = time.monotonic() + TIMERS.gloo_threads
+    end = time.monotonic() + TIMERS.slow_poll
     while any(map(_runs_gloo, THREADS.glob("*/stat"))) and time.monotonic() < end:
         time.sleep(0.0005)
 

@@ -31,6 +31,12 @@ from rankzero.distributed.monitoring.status import PauseDetector, Status, silenc
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import print_error
 
+DETAIL_SECONDS = 4.0
+"""Age of a phase after which a report contains details; determining them takes about a millisecond.
+
+With a short `--hang_timeout`, half of it applies.
+"""
+
 
 class InFlight(NamedTuple):
     """What this rank has begun and not completed.
@@ -81,9 +87,9 @@ class Heartbeat:
         self._last_visit, self._last_age = since, max(0.0, now - max(since, resumed_at))
         if phase in (START, END):
             age, self._last_age = self._last_age, 0.0
-            return self._while_starting(now) if phase == START and age >= TIMERS.details else None
+            return self._while_starting(now) if phase == START and age >= DETAIL_SECONDS else None
         may_take_longer = activity.batches < 2 or phase in (SANITY_CHECK, VALIDATION)
-        needs_details = self._last_age >= min(TIMERS.details, self.timeout / 2)
+        needs_details = self._last_age >= min(DETAIL_SECONDS, self.timeout / 2)
         gradient = activity.first_gradient
         status = Status(activity.step, phase, self._last_age, self.limit, may_take_longer, first_gradient=gradient)
         if not needs_details:

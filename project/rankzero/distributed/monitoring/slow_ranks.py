@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median_low
 from time import monotonic
 
-from rankzero.distributed.timers import TIMERS
-
 SLOW_FACTOR = 1.5
 """A rank is slow if it takes at least this multiple of the median of all ranks."""
 
@@ -18,6 +16,9 @@ SLOW_SECONDS = 1e-3
 
 MAX_REPORTS = 4
 """How many ranks that have become slow at the same time are described; the others are counted."""
+
+PERSISTENCE_SECONDS = 10.0
+"""How long a rank has to be slow before it is reported."""
 
 
 class SlowRankDetector:
@@ -51,7 +52,7 @@ class SlowRankDetector:
         new_ranks = [
             rank
             for rank, since in self._slow_since.items()
-            if now - since >= TIMERS.slow_rank and rank not in self.reports
+            if now - since >= PERSISTENCE_SECONDS and rank not in self.reports
         ]
         for rank in new_ranks:
             self.reports[rank] = self._describe(rank)

@@ -82,12 +82,12 @@ def test_a_fork_waits_for_running_threads_of_gloo(monkeypatch, tmp_path):
             (tmp_path / "2" / "stat").write_text("8 (pt_gloo_runloop) S 1")
 
     monkeypatch.setattr(process_group, "THREADS", tmp_path)
-    monkeypatch.setattr(TIMERS, "gloo_threads", 1000.0)
+    monkeypatch.setattr(TIMERS, "slow_poll", 1000.0)
     monkeypatch.setattr(process_group.time, "sleep", sleep)
     wait_for_gloo_threads()
     assert len(waits) == 3
     (tmp_path / "2" / "stat").write_text("8 (pt_gloo_runloop) R 1")
-    monkeypatch.setattr(TIMERS, "gloo_threads", 0.0)
+    monkeypatch.setattr(TIMERS, "slow_poll", 0.0)
     wait_for_gloo_threads()
     assert len(waits) <= 4
 
