@@ -58,14 +58,12 @@ def test_a_failing_rank_does_not_wait_in_on_exception_checkpoint(user_folder):
 
 
 def test_a_rank_that_is_killed_while_it_imports_torch_ends_the_run_at_once(tmp_path):
-    """The connections of the rendezvous stay open, so rank zero notices it before any exchange."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     with reserved_port() as port:
         address = ("--nodes", "2", "--devices", "1", "--master_addr", "127.0.0.1", "--master_port", f"{port}")
         command = [f"{INTERPRETER_BIN}/python", f"{REPOSITORY}/launch/fit.py", *TOY, *address, "--node_rank"]
-        variables = {**os.environ, "PYTHONPATH": f"{tmp_path}"}
-        with subprocess.Popen([*command, "1"], cwd=tmp_path, env=variables, stderr=subprocess.PIPE):
+        with subprocess.Popen([*command, "1"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}"}):
             result = run(*command, "0", folder=tmp_path, code=1)
     assert f"rank 1 on {socket.gethostname()} was lost (killed? out of memory?); stopping all ranks" in result.err
     assert "has ended its program" not in result.err

@@ -161,7 +161,6 @@ def test_a_server_that_accepts_no_more_connections_sleeps_until_a_message_arrive
         assert [messages for _, messages in server.poll(2.0)] == [[{"rank": 0}]]
         server._selector.select.assert_called_once_with(2.0)
         client.close()
-        server.close()
 
 
 def test_a_process_forked_during_accept_does_not_keep_the_connection_open(service, monkeypatch):

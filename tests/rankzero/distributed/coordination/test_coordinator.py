@@ -99,8 +99,8 @@ def test_ranks_that_lose_contact_after_rank_zero_has_refused_and_left_report_not
 
 def test_processes_are_shared_with_host_and_process_id(coordinators):
     on_each_rank(coordinators, lambda member: member.share_peers())
-    zero, *others = [{rank: (peer.host, peer.pid) for rank, peer in c.world.peers.items()} for c in coordinators]
-    assert [*zero] == [0, 1, 2] and others == [zero] * 2
+    found = [{rank: (peer.host, peer.pid) for rank, peer in c.world.peers.items()} for c in coordinators]
+    assert [*found[0]] == [0, 1, 2] and found == found[:1] * 3
 
 
 @pytest.mark.parametrize(("auth", "requires_key"), [("required", True), ("auto", False)])

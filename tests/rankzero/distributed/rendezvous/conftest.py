@@ -73,9 +73,8 @@ class Rendezvous:
 
     def close(self):
         self.server.deadline = 0
-        if self.members.exception(10) is None:
-            self.server.link.close()
-        for connection in (*self.clients, self.listener):
+        link = self.server.link if self.members.exception(10) is None else self.listener
+        for connection in (*self.clients, link, self.listener):
             connection.close()
 
 

@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import permutations
+from itertools import chain, permutations
 
 import pytest
 
@@ -134,10 +134,7 @@ def test_a_leader_keeps_only_the_connections_of_its_ranks(two_nodes, join):
         time.sleep(0.1)  # the leader accepts it
         results = [*on_each_rank(two_nodes[:3], join), *(future.result() for future in waiting)]
         links = [result.link for result in results if result.link.server]
-        assert [sorted(rank for ranks in link.ranks.values() for rank in ranks) for link in links] == [
-            [*range(6)],
-            [3, 4, 5],
-        ]
+        assert [sorted(chain(*link.ranks.values())) for link in links] == [[*range(6)], [3, 4, 5]]
         assert all(set(link.server.connections) == set(link.ranks) for link in links)
 
 
@@ -165,20 +162,16 @@ def test_a_closed_port_means_that_torchruns_rank_zero_has_ended(launches, join):
 
 @pytest.mark.parametrize("nodes", [1, 2], ids=["rank zero", "leader"])
 def test_messages_that_follow_the_answer_at_once_are_kept(launches, join, monkeypatch, nodes):
-    answer = RendezvousServer._answer
-
     def answer_and_send(server, *arguments):
         answer(server, *arguments)
-        for connection, ranks in server.link.ranks.items():
-            if ranks != [0]:
-                connection.send({"stop_requested": "SIGTERM"})
+        for connection in server.link.ranks:
+            connection.send({"stop_requested": "SIGTERM"})
 
+    answer = RendezvousServer._answer
     monkeypatch.setattr(RendezvousServer, "_answer", answer_and_send)
-    results = on_each_rank(launches(4, nodes=nodes), join)
-    for result in results[1:]:
-        source = result.link.rank_zero or (result.link.connection if result.link.leader == 0 else None)
-        if source:
-            assert source.receive(10) == [{"stop_requested": "SIGTERM"}]
+    links = [result.link for result in on_each_rank(launches(4, nodes=nodes), join)]
+    sources = [link.rank_zero or link.connection for link in links if link.rank_zero or link.leader == 0]
+    assert [source.receive(10) for source in sources] == [[{"stop_requested": "SIGTERM"}]] * len(sources)
 
 
 TASKS = [("0", "00000002"), ("0", "00000003"), ("1", "20000001")]

@@ -36,7 +36,6 @@ class RankOfTest:
 def connected(server, *ranks):
     """Returns the connection of a new client, and that of the server with the ranks of the client."""
     client, served = server.connect_own()
-    client.connection.settimeout(10)
     return client, {served: [*ranks]}
 
 

@@ -75,9 +75,6 @@ def test_a_rank_that_has_ended_its_program_is_named_on_all_others_at_once(ranks)
     ranks[0].leave(2)
     errors = on_each_rank([ranks[rank] for rank in (0, 1, 3, 4)], decide(len, 3600))
     assert [str(error) for error in errors] == ["rank 2 on a has ended its program"] * 4
-
-
-def test_a_rank_zero_that_has_ended_its_program_is_named(ranks):
     ranks[3].leave(0)
     with pytest.raises(AnotherRankFailed, match="rank 0 on a has ended its program"):
         decide(len, 3600)(ranks[3])

@@ -6,8 +6,8 @@ import pytest
 from rankzero.distributed.stop_and_failure import protocol
 from rankzero.distributed.stop_and_failure.protocol import FROM_RANK, FROM_RELAY, FROM_SERVER, read
 
-FOLDER = Path(protocol.__file__).parent
-SENT = re.findall(r'send(?:_all)?\(\{"(\w+)"', "".join(file.read_text() for file in FOLDER.glob("*.py")))
+SOURCES = [file.read_text() for file in Path(protocol.__file__).parent.glob("*.py")]
+SENT = re.findall(r'send(?:_all)?\(\{"(\w+)"', "".join(SOURCES))
 
 
 def test_every_message_that_is_sent_is_in_a_table_and_so_is_its_answer():
