@@ -81,28 +81,28 @@ class Exchange:
 
     def _gather(self, number: int, own_value: Any, seconds: float, work: str) -> list[Any]:
         """Returns the values of all ranks, by rank, on rank zero."""
-        started, progress, size = time.monotonic(), Progress(seconds), self.world.size
+        started, pause = time.monotonic(), min(TIMERS.slow_poll, seconds)
+        progress, size = Progress(seconds), self.world.size
         with self._changed:
             values = self._values.setdefault(number, {})
             values[0] = own_value
-        while len(values) < size:
+        while True:
             with self._changed:
-                has_changed = len(values) == size or self._changed.wait(TIMERS.slow_poll)
-                late = next((rank for rank in range(size) if rank not in values), None)
-                left = next((rank for rank in sorted(self._left) if rank not in values), None)
-            if late is None:
-                break
+                self._changed.wait_for(lambda: len(values) == size or self._left - values.keys(), pause)
+                if len(values) == size:
+                    del self._values[number]
+                    return [values[rank] for rank in range(size)]
+                late = next(rank for rank in range(size) if rank not in values)
+                left = min(self._left - values.keys(), default=None)
             if left is not None:
                 raise AnotherRankFailed(f"{self.world.name_of(left)} has ended its program")
             self._check_failure()
             if time.monotonic() - started > seconds:
                 raise AnotherRankFailed(self._describe_timeout(late, work, seconds))
-            if not has_changed and self._gathering != number:
+            if self._gathering != number:
                 self._gathering = number
                 self._send_all({"gathering": number})
             progress.print_if_due(partial(self._describe_late, late, work))
-        del self._values[number]
-        return [values[rank] for rank in range(size)]
 
     def _wait_for_decision(self, number: int, seconds: float, work: str) -> Any:
         """Returns rank zero's decision, on the other ranks."""
@@ -141,8 +141,10 @@ class Exchange:
         """Stores the value of a rank, on rank zero."""
         with self._changed:
             if number in (self._count, self._count + 1):  # a rank begins no exchange before the last one is decided
-                self._values.setdefault(number, {})[rank] = value
-                self._changed.notify()
+                values = self._values.setdefault(number, {})
+                values[rank] = value
+                if len(values) == self.world.size:
+                    self._changed.notify()
 
     def receive(self, number: int, outcome: Message) -> None:
         """Stores rank zero's decision, on the other ranks."""
