@@ -74,5 +74,5 @@ def test_the_load_of_the_control_plane_is_measured(tmp_path):
     command = (str(REPOSITORY / "benchmarks/control_plane.py"), "--worlds", *worlds, "--seconds", "1", "--json")
     results = json.loads(run("python", *command, folder=tmp_path).out)
     assert tuple(results) == worlds
-    assert [results[world]["agreement operations"] for world in worlds] == [3 * 12 + 3, 3 * 5 + 3]
+    assert all(len(result) == 9 and result["control reports"] >= 3 for result in results.values()), results
     assert all(0 < value < 60 for result in results.values() for value in result.values()), results
