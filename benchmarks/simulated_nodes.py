@@ -184,8 +184,9 @@ def simulate(world: Shape, port: int, pipe: Connection) -> None:
     nodes.serve_until_all(lambda node, messages: any("decided" in message for message in messages))
     pipe.send("decided")
 
-    reports = report_states(nodes, pipe.recv())
-    pipe.send((nodes.received, reports))
+    seconds, received = pipe.recv(), nodes.received
+    reports = report_states(nodes, seconds)
+    pipe.send((nodes.received - received, reports))
 
     started = time.monotonic()
     first = nodes.nodes[0]

@@ -18,7 +18,7 @@ import threading
 import time
 from pathlib import Path
 
-from rankzero.distributed.stop_and_failure.protocol import FROM_RANK, FROM_RELAY, FROM_SERVER
+from rankzero.distributed.stop_and_failure.protocol import FROM_LEADER, FROM_RANK, FROM_SERVER
 
 IDLE_CONNECTIONS = 600
 """Idle connections to each port at a time."""
@@ -142,7 +142,7 @@ def messages(rank: int, generator: random.Random) -> list[object]:
             [peer],
             [peer, *({"rank": rank, **entry(FROM_RANK, generator)} for _ in range(5))],
             [{"rank": rank, "stop": "an attacker"}, {"rank": rank, "failed": "by an attacker"}],
-            [peer, *(entry(FROM_RELAY, generator) for _ in range(3)), entry(FROM_SERVER, generator)],
+            [peer, *(entry(FROM_LEADER, generator) for _ in range(3)), entry(FROM_SERVER, generator)],
             [{"rank": rank, "status": [0] * 10}, {"statuses": [[rank, None]]}, [], 7, None, {"gone": "1"}],
         )
     )

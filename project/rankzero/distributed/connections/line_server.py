@@ -159,9 +159,11 @@ class LineServer:
                     listener.accept()[0].close()
 
     def flush(self, seconds: float) -> None:
-        """Sends what the clients have not yet read, for up to `seconds`; receives nothing."""
+        """Sends what identified clients have not yet read, for up to `seconds`; receives nothing."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and any(connection.has_unsent_bytes for connection in self.connections):
+        while time.monotonic() < deadline and any(
+            connection.has_unsent_bytes and connection.is_identified for connection in self.connections
+        ):
             for connection in self.connections:
                 connection.flush()
             time.sleep(TIMERS.poll)
@@ -171,11 +173,7 @@ class LineServer:
 
         The listening sockets stay open.
         """
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and any(
-            connection.has_unsent_bytes and connection.is_identified for connection in self._waiting_to_send
-        ):
-            self.poll(TIMERS.poll)
+        self.flush(seconds)
         for connection in self.connections:
             self.disconnect(connection)
         self._selector.close()

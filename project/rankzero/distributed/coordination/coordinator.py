@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import torch
 from typing_extensions import Self
 
-from rankzero.distributed.connections.link import Link
 from rankzero.distributed.coordination import network
 from rankzero.distributed.coordination.join import find_requested_ranks
 from rankzero.distributed.coordination.process_group import destroy_process_group, init_process_group
@@ -22,6 +21,7 @@ from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.client import listen_as_leader
 from rankzero.distributed.rendezvous.errors import UNAUTHENTICATED_ADVICE
+from rankzero.distributed.rendezvous.link import Link
 from rankzero.distributed.rendezvous.listening import listening_address
 from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.stop_and_failure.channel import ControlChannel

@@ -4,13 +4,13 @@ import signal
 import socket
 
 from rankzero.distributed.connections.line_server import raise_file_limit
-from rankzero.distributed.connections.link import Link
 from rankzero.distributed.coordination.network import silence_socket_warnings
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.process.spawn import die_with_parent, is_local_process, own_command, run_processes
 from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.distributed.rendezvous.client import rendezvous
+from rankzero.distributed.rendezvous.link import Link
 from rankzero.distributed.world import World
 from rankzero.messages import RequestError
 

@@ -78,7 +78,9 @@ class Outcomes:
         reporter = Reporter(*self.refusals[text])
         is_reporter = own_error is not None and own_rank == reporter.rank
         if own_error and is_reporter and not self.all_refuse:
-            return refusal_reported_here(own_error, own_rank)
+            named = RankRefusal(reporter.name, text, own_error.summary)
+            named.reported_elsewhere = False
+            return named
         refusal = own_error or RankRefusal(reporter.name, text, reporter.summary)
         refusal.reported_elsewhere = not is_reporter
         refusal.is_remote = not is_reporter and _is_remote(reporter.name)
@@ -91,13 +93,6 @@ def choose_reporter(refusal: CannotStart, channel: ControlChannel) -> None:
     reporter = channel.refusals(digest).get(digest, own_name)
     refusal.reported_elsewhere = reporter != own_name
     refusal.is_remote = _is_remote(reporter)
-
-
-def refusal_reported_here(refusal: CannotStart, rank: int) -> CannotStart:
-    """Returns a copy of a refusal that names this rank, for this rank to report."""
-    named = RankRefusal(f"rank {rank} on {socket.gethostname()}", str(refusal), refusal.summary)
-    named.reported_elsewhere = False
-    return named
 
 
 def refusal_reported_by(name: str) -> CannotStart:

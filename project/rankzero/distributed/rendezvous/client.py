@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from rankzero.distributed.connections.handshake import DifferentKeyError, WrongListenerError, perform_handshake
 from rankzero.distributed.connections.key import Key, find_key
 from rankzero.distributed.connections.line_connection import LineConnection, Message, keep_alive
-from rankzero.distributed.connections.line_server import LineServer, ServedConnection
-from rankzero.distributed.connections.link import Link
 from rankzero.distributed.connections.local_socket import connect_locally, is_supported, listen_locally
 from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
@@ -29,10 +27,12 @@ from rankzero.distributed.rendezvous.errors import (
     wrong_address_error,
     wrong_listener_error,
 )
+from rankzero.distributed.rendezvous.link import Link
 from rankzero.distributed.rendezvous.listening import listen_for_ranks, reject_clients
 from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.rendezvous.ranks import read_view, world_of_rank_zero
 from rankzero.distributed.rendezvous.server import RendezvousServer
+from rankzero.distributed.stop_and_failure.leader import NodeLeader
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer, World
 from rankzero.messages import AnotherRankFailed, RequestError
@@ -52,66 +52,6 @@ def listen_as_leader(launch: Launch) -> socket.socket | None:
     """Returns the leader's listening socket; None if this process is not the leader."""
     is_candidate = uses_leader(launch) and launch.local_rank in (0, None)
     return listen_locally(leader_name(launch)) if is_candidate else None
-
-
-class NodeLeader:
-    """Accepts the other processes of the node and passes their descriptions on to rank zero."""
-
-    def __init__(self, listener: socket.socket, world_id: str) -> None:
-        self._listener = listener
-        self._server = LineServer([listener], world_id, None, requires_key=False)
-        self._peers: dict[ServedConnection, Peer] = {}
-
-    def introduce_all(self, rank_zero: LineConnection) -> None:
-        """Sends the descriptions of the processes that have connected so far, over a new connection."""
-        for peer in self._peers.values():
-            rank_zero.send({"peer": peer._asdict()})
-
-    def serve(self, rank_zero: LineConnection) -> None:
-        """Passes on processes that connect or disconnect within a short time."""
-        for peer, is_new in self._receive():
-            rank_zero.send({"peer": peer._asdict()} if is_new else {"gone": peer.id})
-
-    def _receive(self) -> list[tuple[Peer, bool]]:
-        """Returns the processes that connect, with True, or disconnect within a short time."""
-        changes = []
-        for connection, messages in self._server.poll(TIMERS.poll):
-            if messages is None:
-                if lost_peer := self._peers.pop(connection, None):
-                    changes.append((lost_peer, False))
-                continue
-            peer = Peer.from_message(messages[0].get("peer")) if messages else None
-            if peer and connection not in self._peers:
-                self._server.identify(connection)
-                self._peers[connection] = peer
-                changes.append((peer, True))
-        return changes
-
-    def answer(self, message: Message, world: World) -> Link:
-        """Sends rank zero's answer to the other processes of the node; returns the link of this process."""
-        self._server.stop_accepting()
-        self._listener.close()
-        ranks = {peer["id"]: peer["rank"] for view in message["views"] for peer in view["peers"]}
-        for connection in self._peers:
-            connection.send(message)
-        self._server.flush(TIMERS.leave)
-        served = {connection: [ranks[peer.id]] for connection, peer in self._peers.items() if peer.id in ranks}
-        for connection in self._server.connections:
-            if connection not in served:
-                self._server.disconnect(connection)
-        own, own_served = self._server.connect_own()
-        return Link(own, str(message["name"]), world.rank, self._server, {**served, own_served: [world.rank]})
-
-    def refuse(self, error: RequestError, count: int | None) -> None:
-        """Sends an error to the other processes of the node, for up to `TIMERS.refuse`."""
-        deadline, answered = time.monotonic() + TIMERS.refuse, set[ServedConnection]()
-        while time.monotonic() < deadline and len(answered) + 1 != count:
-            for connection in self._peers.keys() - answered:
-                connection.send({"refused": [*error.args]})
-                answered.add(connection)
-            self._receive()
-        self._listener.close()
-        self._server.close(TIMERS.leave)
 
 
 @dataclass
@@ -140,37 +80,35 @@ class RankZeroSearch:
         Raises:
             RequestError: Rank zero is unreachable, or it answers that the run cannot start.
         """
-        launch, give_up = self.launch, time.monotonic() + TIMERS.leader
-        if launch.port == 0:  # rank zero listens on this machine, on a Unix socket only
-            give_up = self.deadline
+        launch = self.launch
+        # Port 0: rank zero listens on this machine, on a Unix socket only.
+        give_up = self.deadline if launch.port == 0 else time.monotonic() + TIMERS.leader
         while uses_leader(launch) and time.monotonic() < give_up:
             if listener := listen_as_leader(launch):
-                return self._result_as_leader(NodeLeader(listener, launch.world_id))
+                return self._result_as_leader(NodeLeader([listener], launch.world_id))
             if connection := connect_locally(leader_name(launch)):
                 local = LineConnection(connection)
                 if (answer := self._exchange_descriptions(local, is_local=True)) is not None:
-                    return self._accepted(answer, local)
+                    return self._world_of(answer, local)
             SIGNALS.check_stop_request()
             time.sleep(TIMERS.poll)
         if launch.port == 0:
             raise missing_processes_error(launch, [self.this_peer], self.timeout)
-        answer, ip, rank_zero = self._ask_rank_zero()
-        return self._accepted({**answer, "ip": ip}, rank_zero)
+        return self._world_of(*self._ask_rank_zero())
 
     def _result_as_leader(self, leader: NodeLeader) -> World:
         try:
-            answer, ip, rank_zero = self._ask_rank_zero(leader)
-            answer["ip"] = ip
-            world = self._accepted(answer, rank_zero)
+            answer, rank_zero = self._ask_rank_zero(leader)
+            world = self._world_of(answer, rank_zero)
         except RequestError as error:
             leader.refuse(error, self.launch.local_world_size)
             raise
-        world.link = leader.answer({**answer, "leader": world.rank}, world)
-        world.link.rank_zero = rank_zero
+        own = leader.answer({**answer, "leader": world.rank}, world.rank)
+        world.link = Link(own, str(answer["name"]), world.rank, node_leader=leader, rank_zero=rank_zero)
         return world
 
-    def _ask_rank_zero(self, leader: NodeLeader | None = None) -> tuple[Message, str, LineConnection]:
-        """Connects to rank zero, with retries; returns its answer, the address at which it answered, the connection."""
+    def _ask_rank_zero(self, leader: NodeLeader | None = None) -> tuple[Message, LineConnection]:
+        """Connects to rank zero, with retries; returns its answer, with `ip`, its address, and the connection."""
         launch = self.launch
         ips, started = network.resolve(launch.address), time.monotonic()
         first_host = launch.hosts[0] if launch.hosts and launch.hosts[0] != launch.address else None
@@ -187,7 +125,7 @@ class RankZeroSearch:
                 except OSError:
                     continue
                 if (answer := self._exchange_descriptions(connection, leader)) is not None:
-                    return answer, ip, connection
+                    return {**answer, "ip": ip}, connection
                 was_refused = True
             SIGNALS.check_stop_request()
             if launch.uses_agent_store and refusals == len(ips):  # rank zero listened before it published its address
@@ -220,65 +158,51 @@ class RankZeroSearch:
         A leader also sends the descriptions of the other processes of its node. Without an answer, the connection is
         closed.
         """
-        answer = None
-        try:
-            answer = self._send_descriptions(connection, leader, is_local)
-        finally:
-            if answer is None:
-                connection.close()
-        return answer
-
-    def _send_descriptions(
-        self, connection: LineConnection, leader: NodeLeader | None, is_local: bool
-    ) -> Message | None:
         launch, secret = self.launch, None if is_local else self.key.secret
         # Local processes on one machine know that the port is rank zero's, so a late greeting is no error.
         is_known_port = is_local or (launch.launcher == "local" and launch.is_single_machine)
         seconds = max(self.deadline - time.monotonic() if is_known_port else TIMERS.first_answer, 0.1)
         requires_key = self.requires_key and not is_local
-        try:
-            if not perform_handshake(connection, launch.world_id, secret, requires_key, seconds):
-                return None
-        except WrongListenerError as error:
-            if is_local:
-                return None
-            raise wrong_listener_error(launch, error.greeting) from None
-        except DifferentKeyError:
-            if launch.rank == 0:  # another program or run on this machine listens on the port
-                raise no_answer_error(launch, network.resolve(launch.address)) from None
-            raise different_keys_error(launch, self.key) from None
-        connection.send({"peer": self.this_peer._asdict()})
-        if leader:
-            connection.connection.setblocking(False)
-            leader.introduce_all(connection)
-        deadline = self.deadline + TIMERS.late_answer
-        while (seconds := deadline - time.monotonic()) > 0:
+        with contextlib.ExitStack() as unanswered:
+            unanswered.callback(connection.close)
+            try:
+                if not perform_handshake(connection, launch.world_id, secret, requires_key, seconds):
+                    return None
+            except WrongListenerError as error:
+                if is_local:
+                    return None
+                raise wrong_listener_error(launch, error.greeting) from None
+            except DifferentKeyError:
+                if launch.rank == 0:  # another program or run on this machine listens on the port
+                    raise no_answer_error(launch, network.resolve(launch.address)) from None
+                raise different_keys_error(launch, self.key) from None
+            connection.send({"peer": self.this_peer._asdict()})
             if leader:
-                leader.serve(connection)
-                connection.flush()
-                SIGNALS.check_stop_request()
-            messages = connection.receive(0 if leader else seconds, only_first=True)
-            if messages is None:
-                return None
-            if messages:
-                return messages[0]
-        raise missing_processes_error(launch, [self.this_peer], self.timeout)
+                connection.connection.setblocking(False)
+                leader.introduce_all(connection)
+            deadline = self.deadline + TIMERS.late_answer
+            while (seconds := deadline - time.monotonic()) > 0:
+                if leader:
+                    leader.introduce_new(connection)
+                    connection.flush()
+                    SIGNALS.check_stop_request()
+                messages = connection.receive(0 if leader else seconds, only_first=True)
+                if messages is None:
+                    return None
+                if messages:
+                    unanswered.pop_all()
+                    return messages[0]
+            raise missing_processes_error(launch, [self.this_peer], self.timeout)
 
-    def _accepted(self, answer: Message, connection: LineConnection) -> World:
+    def _world_of(self, answer: Message, connection: LineConnection) -> World:
         """Returns the world in rank zero's answer, with `ip`, the address at which it answered.
 
         A refusal that another process of this machine has sent or passed on has no address.
         """
-        try:
-            return self._world_of(answer, connection)
-        except RequestError:
-            connection.close()
-            raise
-
-    def _world_of(self, answer: Message, connection: LineConnection) -> World:
         ip = str(answer.get("ip", ""))
         match answer:
             case {"refused": [str() as asked, str() as found, str() as instead]}:
+                connection.close()
                 refusal = RequestError(asked, found, instead)
                 # Rank zero reports a refusal of all processes, and the process itself one of a single process.
                 refusal.reported_elsewhere = None if "is_single" in answer else True

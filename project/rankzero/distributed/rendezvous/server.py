@@ -10,7 +10,6 @@ from typing import NamedTuple
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.connections.line_connection import MAX_MESSAGE_BYTES, Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
-from rankzero.distributed.connections.link import Link
 from rankzero.distributed.coordination.network import reachable_address
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.stop_signals import SIGNALS
@@ -24,6 +23,7 @@ from rankzero.distributed.rendezvous.errors import (
     missing_processes_error,
     world_size_error,
 )
+from rankzero.distributed.rendezvous.link import Link
 from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.rendezvous.ranks import assign_ranks, node_views
 from rankzero.distributed.timers import TIMERS

@@ -16,16 +16,16 @@ from collections.abc import Callable
 from typing import Any
 
 from rankzero.distributed.connections.line_connection import LineConnection, Message
-from rankzero.distributed.connections.link import Link
 from rankzero.distributed.monitoring.monitor import Monitor, call_in_thread, print_hang
 from rankzero.distributed.monitoring.stacks import main_thread_stack
 from rankzero.distributed.monitoring.status import ReportSchedule, report_interval
 from rankzero.distributed.process.exit_reports import ORIGINAL_EXIT, EarlyExit, report_exit
+from rankzero.distributed.rendezvous.link import Link
 from rankzero.distributed.stop_and_failure.agreement import TOPICS, Agreement
 from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock
 from rankzero.distributed.stop_and_failure.exchange import Exchange
+from rankzero.distributed.stop_and_failure.leader import NodeLeader
 from rankzero.distributed.stop_and_failure.protocol import CAUSE, FROM_SERVER, read
-from rankzero.distributed.stop_and_failure.relay import NodeRelay
 from rankzero.distributed.stop_and_failure.server import PARENT_REPORTS, ControlServer
 from rankzero.distributed.stop_and_failure.watchdog import start_watchdog
 from rankzero.distributed.timers import TIMERS
@@ -74,7 +74,7 @@ class ControlChannel:
         self._server: ControlServer | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._connection: LineConnection | None = None
-        self._relay: NodeRelay | None = None
+        self._node_leader: NodeLeader | None = None
         self.monitor.is_single_process = link is None
         if link is not None:
             self._use(link)
@@ -95,10 +95,9 @@ class ControlChannel:
             )
             self._server.on_hang = self.monitor.ends_run
             self.monitor.slow_ranks = self._server.slow_ranks.reports
-        elif link.server and link.rank_zero:
-            self._relay = NodeRelay(
-                link.server, {served: rank for served, [rank] in link.ranks.items()}, link.rank_zero
-            )
+        elif link.node_leader and link.rank_zero:
+            self._node_leader = link.node_leader
+            self._node_leader.start(link.rank_zero)
         self._start_watchdog()
         self._receiver = threading.Thread(
             target=self._receive_messages, args=(self._connection, link.leader), name="control channel", daemon=True
@@ -211,8 +210,8 @@ class ControlChannel:
         self._early_exit.close()
         self._is_exiting = self._is_finished = True
         self._send({"leaving": True})
-        if self._relay:
-            self._relay.finish()
+        if self._node_leader:
+            self._node_leader.finish()
         if self._server:
             self._server.finish()
         if self._watchdog:
@@ -230,9 +229,9 @@ class ControlChannel:
             for message in messages:
                 for name, content in read(message, FROM_SERVER):
                     self._handle_entry(name, content)
-            has_relay = leader != 0  # which decides what to pass on
+            has_leader = leader != 0  # which decides what to pass on
             is_requested = any("rank_zero" in message for message in messages)
-            if schedule.is_due(status := self.monitor.status(), is_requested or has_relay):
+            if schedule.is_due(status := self.monitor.status(), is_requested or has_leader):
                 self._send({"status": status})
             is_leader_silent = leader != 0 and time.monotonic() - heard_leader_at > TIMERS.silence
             # A leader sends empty messages of its own. If it is silent, rank zero reports that.

@@ -36,10 +36,10 @@ FROM_RANK: dict[str, tuple[Content, str]] = {
     "status": (ANY, ""),  # the values of a `Status`; null outside training
     "failed": (CAUSE, "failed"),
     "leaving": (bool, ""),
-    "lost": (REASON, "failed"),  # sent by the rank's relay: how its connection ended
+    "lost": (REASON, "failed"),  # sent by the leader of the rank's node: how its connection ended
 }
 
-FROM_RELAY: dict[str, tuple[Content, str]] = {
+FROM_LEADER: dict[str, tuple[Content, str]] = {
     "statuses": (list, ""),  # [rank, status] of some ranks of the node
     "gone": (DIGEST, "failed"),  # id of a process, see `rendezvous.server`
 }
@@ -56,7 +56,7 @@ FROM_SERVER: dict[str, tuple[Content, str]] = {
     "hang": (CAUSE, ""),
     "failed": ([CAUSE, int], ""),  # the reporting rank
     "done": (bool, ""),
-    "lost": (REASON, ""),  # sent by the relay: how the connection to rank zero ended
+    "lost": (REASON, ""),  # sent by the leader of the node: how the connection to rank zero ended
 }
 
 

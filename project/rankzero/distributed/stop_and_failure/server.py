@@ -13,7 +13,7 @@ from rankzero.distributed.monitoring.slow_ranks import SlowRankDetector
 from rankzero.distributed.monitoring.status import Status, silence_seconds
 from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.stop_and_failure.exchange import Exchange
-from rankzero.distributed.stop_and_failure.protocol import FROM_RANK, FROM_RELAY, read
+from rankzero.distributed.stop_and_failure.protocol import FROM_LEADER, FROM_RANK, read
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import World
 from rankzero.messages import print_error
@@ -26,7 +26,7 @@ class ControlServer:
     """Rank zero's end of all control channels, which runs in a thread.
 
     Args:
-        server: The server to which all relays and ranks are connected.
+        server: The server to which all leaders and ranks are connected.
         ranks: The ranks of each connection, the leader of a node first.
         world: All processes.
         exchange: Receives the values of all ranks.
@@ -101,8 +101,8 @@ class ControlServer:
             if type(sender) is int and self._ranks.get(sender) is connection:
                 for name, content in read(message, FROM_RANK):
                     self._handle_entry(sender, name, content)
-            for name, content in read(message, FROM_RELAY):
-                self._handle_entry_of_relay(connection, name, content)
+            for name, content in read(message, FROM_LEADER):
+                self._handle_entry_of_leader(connection, name, content)
 
     def _leader_of(self, rank: int) -> int:
         """Returns the first rank on the connection of a rank; the rank itself if its connection is lost."""
@@ -164,7 +164,7 @@ class ControlServer:
             case "lost", close_reason:
                 self._handle_loss(rank, close_reason)
 
-    def _handle_entry_of_relay(self, connection: ServedConnection, name: str, content: Any) -> None:
+    def _handle_entry_of_leader(self, connection: ServedConnection, name: str, content: Any) -> None:
         ranks = self._connections.get(connection, [])
         if name == "gone":  # a process that left its leader while rank zero answered
             for rank in [rank for rank in ranks if self.world.peers[rank].id == content]:

@@ -136,6 +136,7 @@ def recorder(monkeypatch):
 
 
 QUEUED, BEGUN = ("nccl:all_reduce", "scheduled", False), ("nccl:all_reduce", "started", False)
+MESSAGE = "nccl:send 0->1", "scheduled", False
 
 
 def test_the_monitors_thread_reads_the_record_with_this_ranks_gpu_as_the_current_device(recorder):
@@ -144,21 +145,18 @@ def test_the_monitors_thread_reads_the_record_with_this_ranks_gpu_as_the_current
     assert recorder.calls == [GPU, "nccl", "fr"]
 
 
-def test_a_collective_that_the_gpu_has_begun_waits_for_other_ranks(recorder):
-    recorder.nccl = dump(("nccl:broadcast", "started", True), BEGUN, QUEUED)
-    assert collective_in_flight("nccl", GPU) == InFlight(41, "all_reduce of 1,003 values")
-
-
-def test_a_gpu_that_has_not_begun_its_oldest_collective_still_works(recorder):
-    recorder.nccl = dump(QUEUED, QUEUED)
-    assert collective_in_flight("nccl", GPU) == InFlight(40, awaits_gpu=True)
-
-
-def test_a_message_of_a_batch_that_nccl_never_completes_is_not_in_flight(recorder):
-    recorder.nccl = dump(("nccl:send 0->1", "scheduled", False))
-    assert collective_in_flight("nccl", GPU) == InFlight()
-    recorder.nccl = dump(("nccl:send 0->1", "scheduled", False), BEGUN)
-    assert collective_in_flight("nccl", GPU).number == 41
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ([("nccl:broadcast", "started", True), BEGUN, QUEUED], InFlight(41, "all_reduce of 1,003 values")),
+        ([QUEUED, QUEUED], InFlight(40, awaits_gpu=True)),  # earlier work of the GPU
+        ([MESSAGE], InFlight()),  # of a batch that NCCL never completes
+        ([MESSAGE, BEGUN], InFlight(41, "all_reduce of 1,003 values")),
+    ],
+)
+def test_the_oldest_collective_that_is_not_complete_is_in_flight(recorder, entries, expected):
+    recorder.nccl = dump(*entries)
+    assert collective_in_flight("nccl", GPU) == expected
 
 
 def test_without_start_times_the_cause_may_be_the_collective_or_a_kernel_before_it(recorder, monkeypatch):

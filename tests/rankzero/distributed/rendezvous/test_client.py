@@ -133,9 +133,10 @@ def test_a_leader_keeps_only_the_connections_of_its_ranks(two_nodes, join):
         wait_until(lambda: (stray := connect_locally(leader_name(two_nodes[4]))) and opened.enter_context(stray))
         time.sleep(0.1)  # the leader accepts it
         results = [*on_each_rank(two_nodes[:3], join), *(future.result() for future in waiting)]
-        links = [result.link for result in results if result.link.server]
-        assert [sorted(chain(*link.ranks.values())) for link in links] == [[*range(6)], [3, 4, 5]]
-        assert all(set(link.server.connections) == set(link.ranks) for link in links)
+        (link,) = [result.link for result in results if result.link.server]
+        (leader,) = [result.link.node_leader for result in results if result.link.node_leader]
+        assert [sorted(chain(*link.ranks.values())), sorted(leader._ranks.values())] == [[*range(6)], [3, 4, 5]]
+        assert (set(link.server.connections), set(leader._server.connections)) == (set(link.ranks), set(leader._ranks))
 
 
 def test_a_leader_serves_the_processes_of_several_containers(launches, join, monkeypatch):
@@ -150,8 +151,8 @@ def test_a_leader_serves_the_processes_of_several_containers(launches, join, mon
     first, *others = launches()
     results = on_each_rank([first, *(launch._replace(**unnumbered) for launch in others)], join)
     assert [result.launch.node_rank for result in results] == [0, 1, 2, 2]
-    (leader,) = [result.link for result in results[1:] if result.link.server]
-    assert sorted(leader.ranks.values()) == [[1], [2], [3]]
+    (leader,) = [result.link.node_leader for result in results[1:] if result.link.node_leader]
+    assert sorted(leader._ranks.values()) == [1, 2, 3]
 
 
 def test_a_closed_port_means_that_torchruns_rank_zero_has_ended(launches, join):

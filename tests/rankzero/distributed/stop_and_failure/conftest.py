@@ -1,4 +1,4 @@
-"""Provides a real control server and the relay of another node; their ranks are sockets of the test."""
+"""Provides a real control server and the leader of another node; their ranks are sockets of the test."""
 
 import time
 from contextlib import ExitStack, closing
@@ -8,14 +8,14 @@ import pytest
 from rankzero.distributed.connections.line_server import LineServer
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.stop_and_failure.exchange import Exchange
-from rankzero.distributed.stop_and_failure.relay import NodeRelay
+from rankzero.distributed.stop_and_failure.leader import NodeLeader
 from rankzero.distributed.stop_and_failure.server import ControlServer
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer, World
 
 
 class RankOfTest:
-    """A rank's connection to the control server or to the relay of its node."""
+    """A rank's connection to the control server or to the leader of its node."""
 
     def __init__(self, rank, connection):
         self.rank, self.connection = rank, connection
@@ -47,17 +47,17 @@ def control_server(server, ranks, peers, interval, parent_reports_lost_ranks=Fal
 
 
 class TwoNodes:
-    """Ranks 0 and 1 on rank zero's node, ranks 2 and 3 on a node with a relay."""
+    """Ranks 0 and 1 on rank zero's node, ranks 2 and 3 on a node with a leader."""
 
     def __init__(self):
         peers = {rank: Peer(rank, rank % 2, rank // 2, 4, "aabb"[rank], rank, id=f"id {rank}") for rank in range(4)}
-        first, second = (LineServer([], "w", None, requires_key=False) for _ in range(2))
+        first, self.leader = LineServer([], "w", None, requires_key=False), NodeLeader([], "w")
         (zero, ranks_0), (one, ranks_1), (rank_zero, ranks_23) = (
             connected(first, *ranks) for ranks in ([0], [1], [2, 3])
         )
         self.server = control_server(first, ranks_0 | ranks_1 | ranks_23, peers, 0.05)
-        (two, ranks_2), (three, ranks_3) = connected(second, 2), connected(second, 3)
-        self.relay = NodeRelay(second, {served: rank for served, [rank] in (ranks_2 | ranks_3).items()}, rank_zero)
+        two, three = self.leader.connect_own(2), self.leader.connect_own(3)
+        self.leader.start(rank_zero)
         self.ranks = [RankOfTest(rank, connection) for rank, connection in enumerate((zero, one, two, three))]
 
     def close(self):
@@ -65,8 +65,8 @@ class TwoNodes:
             rank.send({"leaving": True})
             rank.close()
         self.server._thread.join(10)
-        self.relay._thread.join(10)
-        assert not self.server._thread.is_alive() and not self.relay._thread.is_alive()
+        self.leader._thread.join(10)
+        assert not self.server._thread.is_alive() and not self.leader._thread.is_alive()
 
 
 class ServerWithRanks:

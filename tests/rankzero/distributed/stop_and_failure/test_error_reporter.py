@@ -243,15 +243,12 @@ def test_an_error_of_the_sanity_check_names_its_flag_and_an_error_reported_elsew
     assert capsys.readouterr().err == "" and pauses == [1]
 
 
-def test_an_asynchronous_error_of_the_gpu_says_that_an_earlier_line_may_be_the_cause(capsys, pauses):
+def test_the_report_of_an_error_ends_with_its_advice(capsys, pauses):
     text = "CUDA error: device-side assert triggered\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1"
     assert error_reporter.report_error(RuntimeError(text), RANK_1) is Exit.FAILED
     printed = capsys.readouterr().err
     assert "failed with the error above.\n  The line above is where the error of the GPU was noticed" in printed
     assert "With the environment variable CUDA_LAUNCH_BLOCKING=1, the traceback ends at that line\n" in printed
-
-
-def test_the_report_of_an_error_ends_with_its_advice(capsys, pauses):
     error = RuntimeError("CUDA out of memory")
     mark_advice(error, "type --max_device_batch_size 16")
     error_reporter.report_error(error, Launch())

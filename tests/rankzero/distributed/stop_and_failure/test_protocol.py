@@ -4,20 +4,20 @@ from pathlib import Path
 import pytest
 
 from rankzero.distributed.stop_and_failure import protocol
-from rankzero.distributed.stop_and_failure.protocol import FROM_RANK, FROM_RELAY, FROM_SERVER, read
+from rankzero.distributed.stop_and_failure.protocol import FROM_LEADER, FROM_RANK, FROM_SERVER, read
 
 SOURCES = [file.read_text() for file in Path(protocol.__file__).parent.glob("*.py")]
-SENT = re.findall(r'send(?:_all)?\(\{"(\w+)"', "".join(SOURCES))
+SENT = re.findall(r'(?:send(?:_all)?\(|message = )\{"(\w+)"', "".join(SOURCES))
 
 
 def test_every_message_that_is_sent_is_in_a_table_and_so_is_its_answer():
-    names = FROM_RANK.keys() | FROM_RELAY.keys() | FROM_SERVER.keys()
-    assert len(set(SENT)) > 15 and set(SENT) - {"rank"} <= names
-    answers = {answer for types in (FROM_RANK, FROM_RELAY, FROM_SERVER) for _, answer in types.values()}
+    names = FROM_RANK.keys() | FROM_LEADER.keys() | FROM_SERVER.keys()
+    assert len(set(SENT)) > 15 and set(SENT) - {"rank", "peer", "refused"} <= names
+    answers = {answer for types in (FROM_RANK, FROM_LEADER, FROM_SERVER) for _, answer in types.values()}
     assert answers - {""} <= names
 
 
-@pytest.mark.parametrize("types", [FROM_RANK, FROM_RELAY, FROM_SERVER], ids=["rank", "relay", "server"])
+@pytest.mark.parametrize("types", [FROM_RANK, FROM_LEADER, FROM_SERVER], ids=["rank", "leader", "server"])
 @pytest.mark.parametrize(
     "value", [None, 1.5, [], [1], ["x", 1, True, 2], {}, 1 << 64, [1, 2, 3], ["stop", True], [[], 1]], ids=repr
 )

@@ -25,7 +25,7 @@ def report_and_wait(nodes, rank, step):
 
 def test_all_ranks_agree_on_a_stop_over_one_connection_per_node(nodes):
     ranks = nodes.ranks
-    assert len(nodes.server._connections) == 3  # rank zero's own node's two ranks and the relay
+    assert len(nodes.server._connections) == 3  # rank zero's own node's two ranks and the leader
     wait_until(lambda: {} in (ranks[3].receive(1) or []))  # the leader sends heartbeats of its own
     ranks[3].send({"stop": "SIGTERM"})
     for rank in ranks:
@@ -80,7 +80,7 @@ def test_a_rank_that_has_left_does_not_seem_to_train_again(nodes):
 
 
 def test_the_loss_of_the_leaders_connection_names_the_leader(nodes):
-    nodes.relay.rank_zero.connection.shutdown(2)
+    nodes.leader.rank_zero.connection.shutdown(2)
     expected = {"failed": ["rank 2 on b was lost (killed? out of memory?)", 0]}
     assert [rank.next("failed") for rank in nodes.ranks[:2]] == [expected] * 2
     assert [rank.next("lost") for rank in nodes.ranks[2:]] == [{"lost": " (killed? out of memory?)"}] * 2
@@ -89,10 +89,10 @@ def test_the_loss_of_the_leaders_connection_names_the_leader(nodes):
 def test_a_leader_that_finishes_first_waits_for_its_node_a_limited_time(nodes, monkeypatch):
     monkeypatch.setattr(TIMERS, "leave", 0.2)
     nodes.ranks[2].send({"leaving": True})
-    nodes.relay.finish()
+    nodes.leader.finish()
     assert nodes.ranks[3].next("done") == {"done": True}
     nodes.ranks[3].close()
-    nodes.relay._thread.join(10)
+    nodes.leader._thread.join(10)
     nodes.ranks[1].send({"stop": "SIGTERM"})  # the run continues: rank zero has recorded no failure
     assert nodes.ranks[0].next("stop_requested") == {"stop_requested": "SIGTERM"}
     assert nodes.server._failure is None and nodes.server._exited_ranks == {2, 3}
@@ -112,12 +112,12 @@ def test_messages_that_name_another_rank_are_ignored(nodes):
 
 
 def test_a_rank_that_left_its_leader_while_rank_zero_answered_is_lost(nodes):
-    nodes.relay.rank_zero.send({"gone": "id 1"})  # not a rank of this node
-    nodes.relay.rank_zero.send({"gone": "id 3"})
+    nodes.leader.rank_zero.send({"gone": "id 1"})  # not a rank of this node
+    nodes.leader.rank_zero.send({"gone": "id 3"})
     assert nodes.ranks[0].next("failed")["failed"][0].startswith("rank 3 on b was lost")
 
 
-def test_values_and_decisions_pass_through_the_relay(nodes):
+def test_values_and_decisions_pass_through_the_leader(nodes):
     exchange = nodes.server._exchange
     exchange._send_all = nodes.server.send_all
     for rank in nodes.ranks[1:]:

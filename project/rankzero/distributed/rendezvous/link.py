@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
+from rankzero.distributed.stop_and_failure.leader import NodeLeader
 
 
 @dataclass
@@ -15,10 +16,11 @@ class Link:
         connection: The connection to rank zero, or to the leader of this node.
         name: Random text, which is the same on all ranks.
         leader: The rank at the other end of `connection`.
-        server: The server of rank zero, or of a leader; else None.
+        server: Rank zero's server; None elsewhere.
         ranks: The connections of `server`, with their ranks, the leader of a node first.
-        rank_zero: The connection of a leader to rank zero; None on all other ranks.
         listener: Rank zero's TCP socket, on which torch's store will listen; else None.
+        node_leader: The leader, in its own process; None elsewhere.
+        rank_zero: The connection of the leader to rank zero; None elsewhere.
     """
 
     connection: LineConnection
@@ -26,13 +28,12 @@ class Link:
     leader: int = 0
     server: LineServer | None = None
     ranks: dict[ServedConnection, list[int]] = field(default_factory=dict)
-    rank_zero: LineConnection | None = None
     listener: socket.socket | None = None
+    node_leader: NodeLeader | None = None
+    rank_zero: LineConnection | None = None
 
     def close(self) -> None:
         """Closes all connections, as the exit of the process does."""
-        if self.server:
-            self.server.close()
-        for opened in (self.connection, self.rank_zero, self.listener):
+        for opened in (self.server, self.node_leader, self.connection, self.rank_zero, self.listener):
             if opened:
                 opened.close()
