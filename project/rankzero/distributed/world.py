@@ -28,7 +28,7 @@ class Peer(NamedTuple):
         cores: The cores that it may run on, in Linux's notation.
         quota: The CPU time that its cgroup allows, in CPUs; None without a limit.
         cgroup: The cgroup that has this limit.
-        id: Random text that identifies the process during the rendezvous.
+        id: Random text that identifies the process; that of rank zero identifies the run.
         key_fingerprint: Text by which rank zero compares the key of the process with its own, see `Key.fingerprint`;
             empty if it has none.
     """

@@ -104,7 +104,7 @@ class RankZeroSearch:
             leader.refuse(error, self.launch.local_world_size)
             raise
         own = leader.answer({**answer, "leader": world.rank}, world.rank)
-        world.link = Link(own, str(answer["name"]), world.rank, node_leader=leader, rank_zero=rank_zero)
+        world.link = Link(own, world.rank, node_leader=leader, rank_zero=rank_zero)
         return world
 
     def _ask_rank_zero(self, leader: NodeLeader | None = None) -> tuple[Message, LineConnection]:
@@ -208,11 +208,11 @@ class RankZeroSearch:
                 refusal.reported_elsewhere = None if "is_single" in answer else True
                 refusal.is_remote = bool(ip) and not network.is_local_address(ip)
                 raise refusal
-            case {"views": [*views], "key_problem": str() as key_problem, "name": str() as name}:
+            case {"views": [*views], "key_problem": str() as key_problem}:
                 for view in views:
                     if world := read_view(self.launch, self.this_peer, view):
                         world.address, world.key_problem = ip or world.address, key_problem
-                        world.link = Link(connection, name, int(answer.get("leader", 0)))
+                        world.link = Link(connection, int(answer.get("leader", 0)))
                         return world
         raise wrong_listener_error(self.launch, "")
 

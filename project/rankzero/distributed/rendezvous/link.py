@@ -14,7 +14,6 @@ class Link:
 
     Args:
         connection: The connection to rank zero, or to the leader of this node.
-        name: Random text, which is the same on all ranks.
         leader: The rank at the other end of `connection`.
         server: Rank zero's server; None elsewhere.
         ranks: The connections of `server`, with their ranks, the leader of a node first.
@@ -24,7 +23,6 @@ class Link:
     """
 
     connection: LineConnection
-    name: str
     leader: int = 0
     server: LineServer | None = None
     ranks: dict[ServedConnection, list[int]] = field(default_factory=dict)

@@ -1,7 +1,6 @@
 """Rank zero's side of the rendezvous, to which all other processes connect."""
 
 import json
-import secrets
 import socket
 import time
 from collections.abc import Sequence
@@ -126,7 +125,7 @@ class RendezvousServer:
         self._answer(claims, assigned)
         return assigned
 
-    def _views(self, claims: Sequence[Claim], assigned: Sequence[Peer], name: str) -> dict[ServedConnection, bytes]:
+    def _views(self, claims: Sequence[Claim], assigned: Sequence[Peer]) -> dict[ServedConnection, bytes]:
         """Returns the answer to each connection: the views of the nodes of its processes, each encoded once."""
         views = [encode_message(view) for view in node_views(assigned)]
         nodes = {peer.id: peer.node_rank or 0 for peer in assigned}
@@ -134,7 +133,7 @@ class RendezvousServer:
         for claim in claims:
             nodes_of.setdefault(claim.connection, {})[nodes[claim.peer.id]] = None
         own_ip = reachable_address(self.listeners[0])
-        end = f'], "key_problem": {json.dumps(self.key_problem)}, "ip": "{own_ip}", "name": "{name}"}}'.encode()
+        end = f'], "key_problem": {json.dumps(self.key_problem)}, "ip": "{own_ip}"}}'.encode()
         return {
             connection: b'{"views": [' + b", ".join(views[node] for node in own_nodes) + end
             for connection, own_nodes in nodes_of.items()
@@ -268,8 +267,7 @@ class RendezvousServer:
 
         A process whose connection is lost meanwhile is noticed later.
         """
-        name = secrets.token_hex(16)
-        answers = self._views(claims, assigned, name)
+        answers = self._views(claims, assigned)
         too_many: Message = {
             "refused": [f"a world of {self.launch.world_size}", "more processes than that", "fewer of them"],
             "is_single": True,
@@ -290,4 +288,4 @@ class RendezvousServer:
         self._server.flush(TIMERS.leave)
         own, own_served = self._server.connect_own()
         listener = next((listener for listener in self.listeners if listener.family != socket.AF_UNIX), None)
-        self.link = Link(own, name, 0, self._server, {own_served: [0], **ranks}, listener=listener)
+        self.link = Link(own, 0, self._server, {own_served: [0], **ranks}, listener=listener)

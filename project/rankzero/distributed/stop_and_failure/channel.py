@@ -54,7 +54,7 @@ class ControlChannel:
 
     def __init__(self, world: World, link: Link | None) -> None:
         self.world, self.rank = world, world.rank
-        self._lock_name = f"run {link.name}" if link else ""
+        self._lock_name = f"run {world.peers[0].id}" if link else ""
         self.monitor = Monitor(lambda cause: self._terminate(cause, True))
         self.on_stop: Callable[[], None] = lambda: None
         self.on_abort: Callable[[str], None] = lambda cause: None
