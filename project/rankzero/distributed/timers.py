@@ -67,7 +67,7 @@ class Timers:
     """A rank has this long to record a failure or a hang, including a save in progress."""
     exit_of_reporter = 0.3
     """A rank that has reported why nothing was started delays its exit this long, until the launcher prints that."""
-    exit_after_loss = 1.0
+    exit_after_lost_contact = 1.0
     """A rank that lost contact delays its exit this long, so that the launcher names the rank that failed first."""
     exit_of_others = 2.5
     """Other ranks delay their exit this long; torchrun and mpirun terminate all ranks once one exits."""

@@ -239,7 +239,7 @@ class ControlChannel:
             if silence and not is_leader_silent:
                 self._handle_hang(f"{self.world.name_of(0)} {silence}")
         if not self._is_finished and leader == 0:
-            self._handle_loss(self.describe_exit(0) or f"was lost{connection.close_reason}")
+            self._handle_lost_rank_zero(self.describe_exit(0) or f"was lost{connection.close_reason}")
         elif not self._is_finished:  # rank zero reports it
             self._terminate(f"{self.world.name_of(leader)} was lost{connection.close_reason}", False)
 
@@ -276,12 +276,12 @@ class ControlChannel:
                 self._is_finished = True
                 self.exchange.leave(0)
             case "lost", close_reason if not self._is_finished:
-                self._handle_loss(self.describe_exit(0) or f"was lost{close_reason}")
+                self._handle_lost_rank_zero(self.describe_exit(0) or f"was lost{close_reason}")
             case "failed", [cause, reporting_rank]:
                 self._reporting_rank = reporting_rank
                 self._terminate(cause, reporting_rank == self.rank and not self._has_reported_failure)
 
-    def _handle_loss(self, description: str) -> None:
+    def _handle_lost_rank_zero(self, description: str) -> None:
         """Handles the loss of rank zero. One rank per machine reports it, unless the parent process does."""
         name, place = self.world.name_of(0), self.monitor.rank_zero_place
         cause = f"{name} {description}" + (f", last seen in {place}" if place else "")

@@ -150,11 +150,11 @@ def report_error(error: BaseException, launch: Launch, prints_traceback: bool = 
     if place == SANITY_CHECK:
         where += ", which --trainer.num_sanity_val_steps 0 skips"
     if was_reported(error):
-        time.sleep(TIMERS.exit_after_loss)
+        time.sleep(TIMERS.exit_after_lost_contact)
     elif launch.world_size > 1 and is_peer_failure(error):
         position = f", {user_position(error)}" if user_position(error) else ""
         print_error(f"{process_name} lost contact with another rank{where}{position} ({error})")
-        time.sleep(TIMERS.exit_after_loss)
+        time.sleep(TIMERS.exit_after_lost_contact)
     elif message := user_message(error):
         print_error(f"{process_name} failed{where}\n  {message}")
     else:

@@ -94,7 +94,7 @@ class ControlServer:
     def _receive(self, connection: ServedConnection, messages: list[Message] | None) -> None:
         if messages is None:
             for rank in self._connections.pop(connection, ()):
-                self._handle_loss(rank, connection.close_reason)
+                self._handle_lost_rank(rank, connection.close_reason)
             return
         for message in messages:
             sender: Any = message.get("rank")
@@ -108,7 +108,7 @@ class ControlServer:
         """Returns the first rank on the connection of a rank; the rank itself if its connection is lost."""
         return self._connections.get(self._ranks[rank], [rank])[0]
 
-    def _handle_loss(self, rank: int, close_reason: str) -> None:
+    def _handle_lost_rank(self, rank: int, close_reason: str) -> None:
         """Handles a closed connection; unless the rank has announced its exit, the run has failed."""
         if rank in self._exited_ranks:
             return
@@ -162,13 +162,13 @@ class ControlServer:
             case "failed", cause:
                 self._record_failure(cause, rank)
             case "lost", close_reason:
-                self._handle_loss(rank, close_reason)
+                self._handle_lost_rank(rank, close_reason)
 
     def _handle_entry_of_leader(self, connection: ServedConnection, name: str, content: Any) -> None:
         ranks = self._connections.get(connection, [])
         if name == "gone":  # a process that left its leader while rank zero answered
             for rank in [rank for rank in ranks if self.world.peers[rank].id == content]:
-                self._handle_loss(rank, " (killed? out of memory?)")
+                self._handle_lost_rank(rank, " (killed? out of memory?)")
             return
         for entry in content:
             match entry:

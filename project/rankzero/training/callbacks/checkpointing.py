@@ -72,7 +72,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
     Args:
         run: The run whose checkpoints are saved.
         interval: The interval between saves.
-        record: Returns a checkpoint's description of the run, in plain types and independent of the rank.
+        describe_run: Returns a checkpoint's description of the run, in plain types and independent of the rank.
         retention: Specifies which checkpoints to keep.
         request_stop: Called with a reason, in another thread, if a checkpoint cannot be written; None to continue.
         weights: Determines which checkpoints are written; None for all.
@@ -87,12 +87,12 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         self,
         run: RunDirectory,
         interval: Interval,
-        record: Callable[[], dict[str, Any]],
+        describe_run: Callable[[], dict[str, Any]],
         retention: Retention | None = None,
         request_stop: Callable[[str], None] | None = None,
         weights: FiniteWeights | None = None,
     ) -> None:
-        self.run, self.interval, self.record, self.weights = run, interval, record, weights
+        self.run, self.interval, self.describe_run, self.weights = run, interval, describe_run, weights
         self.retention, self.request_stop = retention or Retention(), request_stop
         self._io = DirectoryCheckpointIO()
         super().__init__(
@@ -195,7 +195,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         self.save_and_wait(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["rankzero"] = self.record()
+        checkpoint["rankzero"] = self.describe_run()
         if not trainer.is_global_zero:
             return  # only rank zero writes the checkpoint
         if self._is_over:
