@@ -285,8 +285,8 @@ def advice_of(error: BaseException) -> str:
 
 
 _PEER_FAILURE = re.compile(
-    "[Cc]onnection (closed|reset|refused)|[Bb]roken pipe|remote process exited|Timed out waiting|NCCL operation failed"
-    "|(?s:NCCL.*(peer closed|connect to .* (failed|returned)|was aborted|timed out|timeout in|before timing out))"
+    "(?s:(gloo|DistError).*([Cc]onnection (closed|reset|refused)|[Bb]roken pipe|Timed out waiting)"
+    "|NCCL.*(remote process exited|operation failed|peer closed|connect to .* (failed|returned)|aborted|tim.{1,4}out))"
 )
 """Errors of gloo, of torch's store and of NCCL (torch 2.15, NCCL 2.30) about another rank or the connection to it."""
 
@@ -295,7 +295,7 @@ def is_peer_failure(error: BaseException) -> bool:
     """Returns whether an error is one that a rank raises because another rank failed or exited."""
     if isinstance(error, AnotherRankFailed):
         return True
-    return isinstance(error, RuntimeError) and bool(_PEER_FAILURE.search(str(error)))
+    return isinstance(error, RuntimeError) and bool(_PEER_FAILURE.search(f"{type(error).__mro__} {error}"))
 
 
 _WRITE_ERRORS = (OSError, ValueError)

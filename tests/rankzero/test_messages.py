@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import rankzero
 from data_modules import in_memory
@@ -75,7 +76,9 @@ def test_errors_of_nccl_about_another_rank_count_as_its_failure_and_those_about_
         "Error while creating shared memory segment /dev/shm/nccl-x (size 9637888), error: No space left on device (28)"
     )
     assert not is_peer_failure(RuntimeError(own))
-    assert not is_peer_failure(RuntimeError("connect to the database failed"))
+    for own in ("connect to the database failed", "tracking server: Connection refused"):
+        assert not is_peer_failure(RuntimeError(own))
+    assert is_peer_failure(torch.distributed.DistNetworkError("recvValue failed: Connection reset by peer"))
 
 
 PRINTING = """

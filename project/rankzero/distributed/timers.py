@@ -60,7 +60,7 @@ class Timers:
     cause = 4.0
     """A rank that failed or lost contact waits this long for rank zero to name the cause and the reporting rank."""
     notice = 2.0
-    """The main thread of a rank has this long to notice the failure of another rank."""
+    """After the failure of another rank, the main thread of a rank has this long to begin to exit."""
     teardown = 10.0
     """A main thread that has noticed the failure has this long to exit."""
     record = 12.0

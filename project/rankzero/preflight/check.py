@@ -88,7 +88,7 @@ def gather(
         AnotherRankFailed: A rank did not finish its work in time.
     """
     result, error, interrupt = attempt(work)
-    answers = coordinator.all_gather_object([result, error], seconds)
+    answers = coordinator.decide([result, error], list, seconds)
     if interrupt:
         raise interrupt
     return [answer[0] for answer in answers], {rank: answer[1] for rank, answer in enumerate(answers) if answer[1]}

@@ -59,7 +59,7 @@ def check_processes(coordinator: Coordinator, world: World, seconds: float | Non
     If a process is missing, the rendezvous has already failed and named it.
     """
     device = f"{world.accelerator}:{world.index}" if world.accelerator == "cuda" else world.accelerator
-    devices = coordinator.all_gather_object(device)
+    devices = coordinator.decide(device, list)
     rows = [
         {"rank": member.rank, "host": member.host, "local_rank": member.local_rank, "device": device, "pid": member.pid}
         for member, device in zip(coordinator.world.peers.values(), devices, strict=True)
@@ -83,7 +83,7 @@ def check_imports(coordinator: Coordinator, seconds: float | None) -> Check:
     """Reports how long each rank took to import torch. All ranks must call."""
     if seconds is None:
         return Check("imports", SKIPPED, "torch was imported before the checks")
-    times: list[float] = coordinator.all_gather_object(round(seconds, 2))
+    times: list[float] = coordinator.decide(round(seconds, 2), list)
     slowest = max(range(len(times)), key=lambda rank: times[rank])
     slowest_rank = f"rank {slowest} on {coordinator.world.hosts[slowest]}"
     summary = f"torch was imported within {times[slowest]:.1f} s (the slowest: {slowest_rank})"

@@ -302,7 +302,7 @@ def check_workers(coordinator: Coordinator, workers: int, prefetched_bytes: int)
     """Compares the loader processes of each host with its cores and its shared memory. All ranks must call."""
     free = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None
     own = {"workers": workers, "cores": sorted(usable_cores()), "shared_memory": free, "needed": prefetched_bytes}
-    ranks: list[dict[str, Any]] = coordinator.all_gather_object(own)
+    ranks: list[dict[str, Any]] = coordinator.decide(own, list)
     ranks_on: dict[str, list[dict[str, Any]]] = {}
     for host, values in zip(coordinator.world.hosts, ranks, strict=True):
         ranks_on.setdefault(host, []).append(values)

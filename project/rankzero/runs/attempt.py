@@ -23,11 +23,13 @@ from rankzero.distributed.monitoring.stacks import all_stacks, worker_stacks
 from rankzero.distributed.process.stop_signals import SIGNALS, is_interactive
 from rankzero.distributed.scheduler.job import current_job
 from rankzero.distributed.scheduler.requeue import requeue
+from rankzero.distributed.timers import TIMERS
 from rankzero.messages import (
     TIME_LIMIT_REACHED,
     CannotStart,
     LeftEarlyError,
     Stopped,
+    is_peer_failure,
     is_quiet,
     mark_place,
     mark_refusal,
@@ -298,7 +300,8 @@ class Attempt:
         if isinstance(error, Stopped):
             self._log.info("stopped after step %d: %s", self.trainer.global_step, error)
         elif error is not None and error is not self.outcome.error:
-            self._log.error("".join(traceback.format_exception(error)))
+            cause = self.control_channel.failure_cause(TIMERS.cause) if is_peer_failure(error) else None
+            self._log.error("".join(traceback.format_exception(error)) + (cause or ""))
         is_impossible = False
         if isinstance(error, Exception) and not self.outcome.has_trained:
             is_impossible = user_message(error) is not None

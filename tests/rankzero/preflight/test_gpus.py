@@ -38,14 +38,11 @@ class OneCoordinator:
             others,
         )
 
-    def decide(self, own, choose):
+    def decide(self, own, choose, seconds=None):
         return choose([own, *self.others])
 
     def broadcast_object(self, value):
         return json.loads(json.dumps(value))
-
-    def all_gather_object(self, value, seconds):
-        return json.loads(json.dumps([value]))
 
 
 @pytest.fixture

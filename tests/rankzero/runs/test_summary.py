@@ -110,7 +110,7 @@ def reason(error, cause=None):
 def test_the_reason_is_the_one_that_was_printed_or_the_traceback_and_what_the_rank_was_doing():
     assert reason(None) is None and reason(Stopped("SIGTERM")) == "SIGTERM"
     assert reason(RunError("the disk is full"), "rank 1 failed") == "the disk is full"
-    for error in (AnotherRankFailed("lost"), RuntimeError("Connection closed by peer")):
+    for error in (AnotherRankFailed("lost"), RuntimeError("[gloo/x.cc:81] Connection closed by peer")):
         assert reason(error, "rank 1 on a failed: IndexError()") == "rank 1 on a failed: IndexError()"
     assert "AnotherRankFailed: lost" in reason(AnotherRankFailed("lost"))
     try:

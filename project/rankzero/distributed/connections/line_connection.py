@@ -191,6 +191,8 @@ class LineConnection:
             received = self.connection.recv(1 << 16)
         except (BlockingIOError, InterruptedError):
             return True
+        except ConnectionResetError:  # the process was killed before it read everything
+            received = b""
         except OSError as error:
             received, self.close_reason = b"", self.close_reason or f" ({error.strerror or error})"
         if not received:

@@ -159,7 +159,7 @@ class LineServer:
                     listener.accept()[0].close()
 
     def flush(self, seconds: float) -> None:
-        """Sends what identified clients have not yet read, for up to `seconds`; receives nothing."""
+        """Sends what clients have not yet read; waits up to `seconds` for identified ones. Receives nothing."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and any(
             connection.has_unsent_bytes and connection.is_identified for connection in self.connections

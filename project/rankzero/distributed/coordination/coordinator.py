@@ -2,7 +2,6 @@
 
 import json
 import math
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -84,10 +83,6 @@ class Coordinator:
         if world.size > 1:
             network.use_interface(requested.interface, self._find_interface())
 
-    @property
-    def _own_name(self) -> str:
-        return f"rank {self.world.rank} on {socket.gethostname()}"
-
     def _connect_to_agent(self, launch: Launch) -> TCPStore:
         """Connects to the store of torchrun's agent, which listens before it starts this process."""
         limit, address = timedelta(seconds=self._start_timeout), f"{launch.address}:{launch.port}"
@@ -119,7 +114,7 @@ class Coordinator:
                 found = found._replace(port=port, address=launch.address if address in ("0.0.0.0", "::") else address)
             store.set("rank zero", json.dumps([found.address, found.port]))
         else:
-            address, port = json.loads(self._wait_for(store, "rank zero"))
+            address, port = json.loads(self._wait_for(store, "rank zero", launch.world_size))
             found = found._replace(address=address, port=port)
         is_identified = found.port == 0
         requires_key = requested.auth == "required" and not is_identified
@@ -128,18 +123,16 @@ class Coordinator:
         world.address, world.key_problem = launch.address, "" if is_identified else world.key_problem
         return world
 
-    def _wait_for(self, store: Store, key: str) -> bytes:
-        """Returns a value that rank zero sets in a store."""
+    def _wait_for(self, store: Store, key: str, ranks: int) -> bytes:
+        """Returns a value that rank zero sets in a store, which all ranks ask."""
         deadline, progress = time.monotonic() + self._start_timeout, Progress(self._start_timeout)
-        while True:
-            try:
-                store.wait([key], timedelta(seconds=TIMERS.slow_poll))
-                return bytes(store.get(key))
-            except torch.distributed.DistStoreError:
-                SIGNALS.check_stop_request()
+        while not store.check([key]):  # torch prints a warning for each `wait` that times out
+            SIGNALS.check_stop_request()
             if time.monotonic() > deadline:
                 raise AnotherRankFailed(f"rank 0 was still starting after {self._start_timeout:g} s")
             progress.print_if_due(lambda: "rank 0 is starting")
+            time.sleep(max(TIMERS.poll, ranks / 20_000))
+        return bytes(store.get(key))
 
     def _find_interface(self) -> str | None:
         """Returns the interface that reaches the other machines; None if it is unknown. All ranks must call."""
@@ -173,17 +166,6 @@ class Coordinator:
             AnotherRankFailed: A rank did not provide its value in time.
         """
         return self.control_channel.exchange.decide(value, choose, self.timeout if seconds is None else seconds, work)
-
-    def all_gather_object(self, value: Any, seconds: float | None = None) -> list[Any]:
-        """Gathers one JSON-serializable value from every rank and returns all values, by rank. All ranks must call.
-
-        The data that rank zero sends grows with the square of the number of ranks; `decide` sends less.
-
-        Raises:
-            AnotherRankFailed: A rank did not provide its value in time.
-        """
-        values: list[Any] = self.decide(value, list, seconds)
-        return values
 
     def broadcast_object(self, value: Any, seconds: float | None = None, work: str = "starting") -> Any:
         """Returns rank zero's JSON-serializable value on all ranks. All ranks must call."""
@@ -309,7 +291,7 @@ class Coordinator:
 
         This method uses no collective, since the other ranks may be anywhere in the program.
         """
-        cause = f"{self._own_name} failed: {error!r}"
+        cause = f"{self.world.name_of(self.world.rank)} failed: {error!r}"
         reported_cause = is_peer_failure(error) and self.control_channel.failure_cause(TIMERS.cause)
         if reported_cause or not self.control_channel.report_failure(cause):
             mark_reported(error)

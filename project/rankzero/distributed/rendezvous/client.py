@@ -103,12 +103,13 @@ class RankZeroSearch:
         except RequestError as error:
             leader.refuse(error, self.launch.local_world_size)
             raise
+        leader.rank_zero = rank_zero
         own = leader.answer({**answer, "leader": world.rank}, world.rank)
-        world.link = Link(own, world.rank, node_leader=leader, rank_zero=rank_zero)
+        world.link = Link(own, world.rank, node_leader=leader)
         return world
 
     def _ask_rank_zero(self, leader: NodeLeader | None = None) -> tuple[Message, LineConnection]:
-        """Connects to rank zero, with retries; returns its answer, with `ip`, its address, and the connection."""
+        """Connects to rank zero, with retries; returns its answer, with its address as `ip`, and the connection."""
         launch = self.launch
         ips, started = network.resolve(launch.address), time.monotonic()
         first_host = launch.hosts[0] if launch.hosts and launch.hosts[0] != launch.address else None
@@ -163,8 +164,8 @@ class RankZeroSearch:
         is_known_port = is_local or (launch.launcher == "local" and launch.is_single_machine)
         seconds = max(self.deadline - time.monotonic() if is_known_port else TIMERS.first_answer, 0.1)
         requires_key = self.requires_key and not is_local
-        with contextlib.ExitStack() as unanswered:
-            unanswered.callback(connection.close)
+        with contextlib.ExitStack() as closing:
+            closing.callback(connection.close)
             try:
                 if not perform_handshake(connection, launch.world_id, secret, requires_key, seconds):
                     return None
@@ -190,14 +191,14 @@ class RankZeroSearch:
                 if messages is None:
                     return None
                 if messages:
-                    unanswered.pop_all()
+                    closing.pop_all()
                     return messages[0]
             raise missing_processes_error(launch, [self.this_peer], self.timeout)
 
     def _world_of(self, answer: Message, connection: LineConnection) -> World:
-        """Returns the world in rank zero's answer, with `ip`, the address at which it answered.
+        """Returns the world in rank zero's answer; the connection is closed if that is a refusal.
 
-        A refusal that another process of this machine has sent or passed on has no address.
+        `ip` in the answer is the address of rank zero. A refusal from another process of this machine has none.
         """
         ip = str(answer.get("ip", ""))
         match answer:
@@ -214,6 +215,7 @@ class RankZeroSearch:
                         world.address, world.key_problem = ip or world.address, key_problem
                         world.link = Link(connection, int(answer.get("leader", 0)))
                         return world
+        connection.close()
         raise wrong_listener_error(self.launch, "")
 
     def _check_address(self, ips: Sequence[str]) -> None:

@@ -14,12 +14,11 @@ class Link:
 
     Args:
         connection: The connection to rank zero, or to the leader of this node.
-        leader: The rank at the other end of `connection`.
+        leader: The rank at the other end of `connection`, which may be this one.
         server: Rank zero's server; None elsewhere.
         ranks: The connections of `server`, with their ranks, the leader of a node first.
         listener: Rank zero's TCP socket, on which torch's store will listen; else None.
-        node_leader: The leader, in its own process; None elsewhere.
-        rank_zero: The connection of the leader to rank zero; None elsewhere.
+        node_leader: The leader of this node, in its own process; None elsewhere, and on rank zero.
     """
 
     connection: LineConnection
@@ -28,10 +27,9 @@ class Link:
     ranks: dict[ServedConnection, list[int]] = field(default_factory=dict)
     listener: socket.socket | None = None
     node_leader: NodeLeader | None = None
-    rank_zero: LineConnection | None = None
 
     def close(self) -> None:
         """Closes all connections, as the exit of the process does."""
-        for opened in (self.server, self.node_leader, self.connection, self.rank_zero, self.listener):
+        for opened in (self.server, self.node_leader, self.connection, self.listener):
             if opened:
                 opened.close()

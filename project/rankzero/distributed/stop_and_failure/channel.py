@@ -95,9 +95,9 @@ class ControlChannel:
             )
             self._server.on_hang = self.monitor.ends_run
             self.monitor.slow_ranks = self._server.slow_ranks.reports
-        elif link.node_leader and link.rank_zero:
+        elif link.node_leader:
             self._node_leader = link.node_leader
-            self._node_leader.start(link.rank_zero)
+            self._node_leader.start()
         self._start_watchdog()
         self._receiver = threading.Thread(
             target=self._receive_messages, args=(self._connection, link.leader), name="control channel", daemon=True
@@ -177,7 +177,10 @@ class ControlChannel:
         return self._reporting_rank == self.rank
 
     def failure_cause(self, seconds: float = 0) -> str | None:
-        """Waits up to `seconds` for a failure and returns its cause, which has been printed; None without a failure."""
+        """Waits up to `seconds` for a failure and returns its cause, which some rank prints; None without a failure.
+
+        From this call on, the main thread counts as exiting.
+        """
         self._is_exiting = True
         if self._connection:
             self._failure_received.wait(seconds)
@@ -186,7 +189,8 @@ class ControlChannel:
     def refusals(self, digest: str = "") -> dict[str, str]:
         """Announces a refusal of this rank; returns digest -> name of the first rank with this refusal, of all ranks.
 
-        The announced refusal is not in the result if rank zero does not answer within `TIMERS.cause`.
+        The announced refusal is not in the result if rank zero does not answer within `TIMERS.cause`, or has sent a
+        failure, after which this process receives nothing.
 
         Args:
             digest: Digest of the text of this rank's refusal; empty to announce none.
@@ -197,7 +201,7 @@ class ControlChannel:
         self._send({"refusal": digest})
         deadline = time.monotonic() + TIMERS.cause
         while not self._refusals_received.wait(TIMERS.poll):
-            if not self._receiver.is_alive() or time.monotonic() > deadline:
+            if self._failure_received.is_set() or not self._receiver.is_alive() or time.monotonic() > deadline:
                 break
         return self._refusals
 
@@ -229,11 +233,11 @@ class ControlChannel:
             for message in messages:
                 for name, content in read(message, FROM_SERVER):
                     self._handle_entry(name, content)
-            has_leader = leader != 0  # which decides what to pass on
+            has_leader = leader != 0  # which decides what to pass on; also in the leader itself
             is_requested = any("rank_zero" in message for message in messages)
             if schedule.is_due(status := self.monitor.status(), is_requested or has_leader):
                 self._send({"status": status})
-            is_leader_silent = leader != 0 and time.monotonic() - heard_leader_at > TIMERS.silence
+            is_leader_silent = has_leader and time.monotonic() - heard_leader_at > TIMERS.silence
             # A leader sends empty messages of its own. If it is silent, rank zero reports that.
             silence = self.monitor.new_silence(any(messages), interval)
             if silence and not is_leader_silent:

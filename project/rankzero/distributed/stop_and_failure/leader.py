@@ -19,9 +19,14 @@ class NodeLeader:
     After the rendezvous, a thread passes each message on; it collects the statuses of ranks and sends them together.
 
     Args:
-        listeners: The Unix socket to which the other processes of the node connect.
+        listeners: The Unix sockets to which the other processes of the node connect.
         world_id: Identifier of the run's start.
+
+    Attributes:
+        rank_zero: The connection to rank zero, once it has answered.
     """
+
+    rank_zero: LineConnection
 
     def __init__(self, listeners: Sequence[socket.socket], world_id: str) -> None:
         self._server = LineServer(listeners, world_id, None, requires_key=False)
@@ -40,7 +45,7 @@ class NodeLeader:
             rank_zero.send({"peer": peer._asdict()})
 
     def introduce_new(self, rank_zero: LineConnection | None) -> None:
-        """Passes on which processes connect or disconnect within a short time."""
+        """Notes which processes connect or disconnect within a short time, and tells `rank_zero`, if given."""
         for connection, messages in self._server.poll(TIMERS.poll):
             message: Message = {}
             if messages is None and connection in self._peers:
@@ -53,7 +58,7 @@ class NodeLeader:
                 rank_zero.send(message)
 
     def answer(self, message: Message, rank: int) -> LineConnection:
-        """Sends rank zero's answer to the other processes of the node, and disconnects all others.
+        """Sends rank zero's answer to the other processes of the node, and disconnects those without a rank.
 
         Args:
             message: The answer.
@@ -80,7 +85,7 @@ class NodeLeader:
         return own
 
     def refuse(self, error: RequestError, count: int | None) -> None:
-        """Sends an error to the other processes of the node, for up to `TIMERS.refuse`."""
+        """Sends an error to the `count` - 1 other processes of the node, or for `TIMERS.refuse`."""
         deadline, answered = time.monotonic() + TIMERS.refuse, set[ServedConnection]()
         while time.monotonic() < deadline and len(answered) + 1 != count:
             for connection in self._peers.keys() - answered:
@@ -97,18 +102,18 @@ class NodeLeader:
 
     # The control channel
 
-    def start(self, rank_zero: LineConnection) -> None:
-        """Starts the thread, which owns the connection to rank zero from now on."""
-        self.rank_zero = rank_zero
-        rank_zero.connection.setblocking(False)
+    def start(self) -> None:
+        """Starts the thread, which owns all connections from now on."""
+        self.rank_zero.connection.setblocking(False)
         self._schedules = {rank: ReportSchedule() for rank in self._ranks.values()}
-        self._server.watch(rank_zero)
+        self._server.watch(self.rank_zero)
         self._thread = threading.Thread(target=self._serve, name="leader of the node", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Closes all connections of the node."""
+        """Closes all connections, if the thread has not been started."""
         self._server.close()
+        self.rank_zero.close()
 
     def finish(self) -> None:
         """Waits up to `TIMERS.leave` for the other ranks of this node to leave."""

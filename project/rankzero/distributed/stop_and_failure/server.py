@@ -115,8 +115,10 @@ class ControlServer:
         self._exited_ranks.add(rank)
         name, place = self.world.name_of(rank), self._hangs.last_place(rank)
         self._hangs.update(rank, None)
+        if self._failure:
+            return
         cause = f"{name} {self.describe_exit(rank) or f'was lost{close_reason}'}"
-        if place and self.parent_reports_lost_ranks and self._failure is None:
+        if place and self.parent_reports_lost_ranks:
             print_error(f"{name} was last seen in {place}")
         elif place:
             cause += f", last seen in {place}"

@@ -1,7 +1,6 @@
 """Reports a failure to all ranks before anything else handles it."""
 
 import logging
-import socket
 import traceback
 
 from lightning.pytorch import LightningModule, Trainer
@@ -33,7 +32,10 @@ class ReportFailure(LoopCallback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._update_has_trained(trainer)
-        if not isinstance(exception, Exception) or isinstance(exception, Stopped) or is_peer_failure(exception):
+        if not isinstance(exception, Exception) or isinstance(exception, Stopped):
+            return
+        if is_peer_failure(exception):
+            self.control_channel.failure_cause()  # the main thread is about to exit
             return
         if isinstance(exception, CannotStart) and trainer.state.fn is not TrainerFn.FITTING:
             return  # an evaluation after the training, which all ranks refuse
@@ -43,9 +45,8 @@ class ReportFailure(LoopCallback):
             mark_advice(exception, _smaller_batch(trainer))
         self.outcome.error = exception
         logging.getLogger("rankzero").error("".join(traceback.format_exception(exception)))
-        self.control_channel.report_failure(
-            f"rank {trainer.global_rank} on {socket.gethostname()} failed: {exception!r}"
-        )
+        channel = self.control_channel
+        channel.report_failure(f"{channel.world.name_of(channel.rank)} failed: {exception!r}")
         if isinstance(trainer.strategy, RunStrategy):
             trainer.strategy.refuse_collectives()
 

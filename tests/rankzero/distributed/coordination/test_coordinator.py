@@ -22,19 +22,17 @@ def refused_by(coordinators, *ranks, found="no such file here"):
     return on_each_rank(coordinators, lambda member: member.run_on_all_ranks(lambda: work(member)))
 
 
-def test_all_gather_object_returns_the_values_of_all_ranks_or_names_a_missing_rank(coordinators):
-    gathered = on_each_rank(coordinators, lambda member: member.all_gather_object({"rank": member.world.rank}))
+def test_rank_zero_decides_on_the_values_of_all_ranks_or_names_a_missing_rank(coordinators):
+    gathered = on_each_rank(coordinators, lambda member: member.decide({"rank": member.world.rank}, list))
     assert gathered == [[{"rank": rank} for rank in range(3)]] * 3
-    gathered = on_each_rank(coordinators, lambda member: member.all_gather_object(member.world.rank * 2))
-    assert gathered == [[0, 2, 4]] * 3
     coordinators[0].timeout = 0.3
     with pytest.raises(AnotherRankFailed, match=r"rank 1 on \S+ was still starting after 0.3 s"):
-        coordinators[0].all_gather_object(1)
+        coordinators[0].decide(1, list)
 
 
 def test_a_single_process_needs_no_other_rank_and_keeps_an_existing_process_group():
     coordinator_of_one = Coordinator(World(), RequestedWorld())
-    assert coordinator_of_one.all_gather_object([1]) == [[1]] and coordinator_of_one.run_on_all_ranks(lambda: 7) == 7
+    assert coordinator_of_one.decide([1], list) == [[1]] and coordinator_of_one.run_on_all_ranks(lambda: 7) == 7
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
         group = torch.distributed.group.WORLD
@@ -83,19 +81,6 @@ def test_a_refusal_of_all_ranks_in_the_with_block_is_reported_once(coordinators)
     assert sorted(error.reported_elsewhere for error in errors) == [False, True, True]
 
 
-def test_ranks_that_lose_contact_after_rank_zero_has_refused_and_left_report_nothing(coordinators):
-    def work(member):
-        with member:
-            if member.world.rank == 0:
-                raise CannotStart("only here")
-            wait_until(lambda: member.control_channel._is_finished)
-            raise RuntimeError("Connection closed by peer")
-
-    errors = on_each_rank(coordinators, work)
-    assert all(isinstance(error, CannotStart) for error in errors)
-    assert [error.reported_elsewhere for error in errors] == [False, True, True]
-
-
 def test_processes_are_shared_with_host_and_process_id(coordinators):
     on_each_rank(coordinators, lambda member: member.share_peers())
     found = [{rank: (peer.host, peer.pid) for rank, peer in c.world.peers.items()} for c in coordinators]
@@ -115,14 +100,16 @@ def test_a_rank_of_one_machine_that_torchruns_store_leads_elsewhere_needs_the_ke
     assert find.call_args.args[1:] == (launch._replace(address="192.0.2.1", port=4444), requires_key, None)
 
 
-def test_a_rank_that_loses_contact_to_a_refusing_rank_reports_nothing(coordinators):
+@pytest.mark.parametrize("refusing", [0, 1])
+def test_a_rank_that_loses_contact_to_a_refusing_rank_reports_nothing(coordinators, refusing):
     def work(member):
+        channel = member.control_channel
         with member:
-            if member.world.rank == 1:
+            if member.world.rank == refusing:
                 raise CannotStart("only here")
-            wait_until(member.control_channel.refusals)
-            raise RuntimeError("Connection closed by peer")
+            wait_until(channel.refusals if refusing else lambda: channel._is_finished)  # rank zero has left
+            raise RuntimeError("[gloo/x.cc:81] Connection closed by peer")
 
     errors = on_each_rank(coordinators, work)
     assert all(isinstance(error, CannotStart) for error in errors)
-    assert [error.reported_elsewhere for error in errors] == [True, False, True]
+    assert [error.reported_elsewhere for error in errors] == [rank != refusing for rank in range(3)]

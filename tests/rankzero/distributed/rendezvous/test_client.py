@@ -171,7 +171,8 @@ def test_messages_that_follow_the_answer_at_once_are_kept(launches, join, monkey
     answer = RendezvousServer._answer
     monkeypatch.setattr(RendezvousServer, "_answer", answer_and_send)
     links = [result.link for result in on_each_rank(launches(4, nodes=nodes), join)]
-    sources = [link.rank_zero or link.connection for link in links if link.rank_zero or link.leader == 0]
+    sources = [link.node_leader.rank_zero for link in links if link.node_leader]
+    sources += [link.connection for link in links if link.leader == 0]
     assert [source.receive(10) for source in sources] == [[{"stop_requested": "SIGTERM"}]] * len(sources)
 
 

@@ -57,7 +57,8 @@ class TwoNodes:
         )
         self.server = control_server(first, ranks_0 | ranks_1 | ranks_23, peers, 0.05)
         two, three = self.leader.connect_own(2), self.leader.connect_own(3)
-        self.leader.start(rank_zero)
+        self.leader.rank_zero = rank_zero
+        self.leader.start()
         self.ranks = [RankOfTest(rank, connection) for rank, connection in enumerate((zero, one, two, three))]
 
     def close(self):

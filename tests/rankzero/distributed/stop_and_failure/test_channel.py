@@ -73,6 +73,15 @@ def test_a_failure_is_reported_once_and_the_other_ranks_exit(coordinators, scale
         assert Path(__file__).name in causes[rank]
 
 
+def test_a_rank_waits_for_no_refusals_after_a_failure(coordinators, monkeypatch):
+    """The thread that would receive them then waits for the main thread to exit."""
+    monkeypatch.setattr(channel.TIMERS, "cause", 1000.0)
+    with monkeypatch.context() as muted:
+        muted.setattr(coordinators[1].control_channel, "_send", lambda message: None)
+        coordinators[1].control_channel._failure_received.set()
+        assert coordinators[1].control_channel.refusals() == {}
+
+
 def test_a_single_process_needs_no_agreement_to_stop(capsys):
     control_channel = ControlChannel(World(), None)
     assert reach_safe_point(control_channel) is None
