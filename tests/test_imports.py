@@ -37,7 +37,7 @@ MAX_PRIVATE_NAMES = 48
 OF_PYTHON = {"_asdict", "_current_frames", "_fields", "_ncallbacks", "_option_string_actions"}
 """Private names of Python's own modules, and the methods of named tuples."""
 
-MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 221, 34_309, 38_183
+MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 221, 34_302, 38_183
 """Size of `rankzero` and of the tests; like the numbers below, they may fall and may not rise."""
 
 MAX_CLOSURES = {

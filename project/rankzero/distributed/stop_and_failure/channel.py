@@ -279,7 +279,7 @@ class ControlChannel:
             case "done", True:  # rank zero, or the leader of this node, has finished; its exit is not a failure
                 self._is_finished = True
                 self.exchange.leave(0)
-            case "lost", close_reason if not self._is_finished:
+            case "rank_zero_lost", close_reason if not self._is_finished:
                 self._handle_lost_rank_zero(self.describe_exit(0) or f"was lost{close_reason}")
             case "failed", [cause, reporting_rank]:
                 self._reporting_rank = reporting_rank

@@ -134,7 +134,7 @@ class NodeLeader:
                 self._send_all(None)
             self.rank_zero.flush()
         if not is_connected:
-            self._send_all({"lost": self.rank_zero.close_reason})
+            self._send_all({"rank_zero_lost": self.rank_zero.close_reason})
         elif len(self._left) < len(self._ranks):  # this rank has finished before the others, which is no failure
             self._send_all({"done": True})
             for rank in set(self._ranks.values()) - self._left:

@@ -56,7 +56,7 @@ FROM_SERVER: dict[str, tuple[Content, str]] = {
     "hang": (CAUSE, ""),
     "failed": ([CAUSE, int], ""),  # the reporting rank
     "done": (bool, ""),
-    "lost": (REASON, ""),  # sent by the leader of the node: how the connection to rank zero ended
+    "rank_zero_lost": (REASON, ""),  # sent by the leader of the node: how the connection to rank zero ended
 }
 
 

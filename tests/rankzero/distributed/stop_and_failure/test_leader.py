@@ -81,9 +81,9 @@ def test_a_rank_that_has_left_does_not_seem_to_train_again(nodes):
 
 def test_the_loss_of_the_leaders_connection_names_the_leader(nodes):
     nodes.leader.rank_zero.connection.shutdown(2)
-    expected = {"failed": ["rank 2 on b was lost (killed? out of memory?)", 0]}
-    assert [rank.next("failed") for rank in nodes.ranks[:2]] == [expected] * 2
-    assert [rank.next("lost") for rank in nodes.ranks[2:]] == [{"lost": " (killed? out of memory?)"}] * 2
+    failed, lost = "rank 2 on b was lost (killed? out of memory?)", " (killed? out of memory?)"
+    assert [rank.next("failed") for rank in nodes.ranks[:2]] == [{"failed": [failed, 0]}] * 2
+    assert [rank.next("rank_zero_lost") for rank in nodes.ranks[2:]] == [{"rank_zero_lost": lost}] * 2
 
 
 def test_a_leader_that_finishes_first_waits_for_its_node_a_limited_time(nodes, monkeypatch):
