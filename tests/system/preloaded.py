@@ -37,10 +37,7 @@ MODULES = (
     *("torch.distributed.run", "torch.utils.tensorboard", "tensorboard.compat.proto", "torchvision"),
 )
 
-READ_AT_IMPORT = (
-    *("OMP_", "MKL_", "PYTHON", "LD_PRELOAD", "LC_", "LANG"),
-    *("ATEN_", "ONEDNN_", "DNNL_", "TORCH_", "MALLOC_"),
-)
+AT_IMPORT = ("OMP_", "MKL_", "PYTHON", "LD_PRELOAD", "LC_", "LANG", "ATEN_", "ONEDNN_", "DNNL_", "TORCH_", "MALLOC_")
 """Beginnings of the names of variables that Python or libraries read when they start or are imported."""
 
 TAKEN_OVER = (
@@ -170,7 +167,7 @@ def _read_at_import() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(READ_AT_IMPORT) and not name.startswith(TAKEN_OVER)
+        if name.startswith(AT_IMPORT) and not name.startswith(TAKEN_OVER)
     }
 
 
@@ -219,7 +216,8 @@ class Server:
     def _accept(self) -> dict[str, Any] | None:
         """Forks for the next connection; returns the request in the fork only."""
         connection, _ = self.listener.accept()
-        connection.sendall(self.greeting)
+        with contextlib.suppress(OSError):  # the program was killed, as below
+            connection.sendall(self.greeting)
         header, files, *_ = socket.recv_fds(connection, 8, 250)
         size, text = int.from_bytes(header, "little"), b""
         while len(text) < size and (part := connection.recv(size - len(text))):
@@ -232,7 +230,8 @@ class Server:
         pid = os.fork()
         if pid:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            connection.sendall(b"%d\n" % pid)
+            with contextlib.suppress(OSError):
+                connection.sendall(b"%d\n" % pid)
             for file in (connection, os.pidfd_open(pid)):
                 self.selector.register(file, selectors.EVENT_READ, (pid, connection))
             for file in files:

@@ -75,11 +75,12 @@ def test_a_failure_is_reported_once_and_the_other_ranks_exit(coordinators, scale
 
 def test_a_rank_waits_for_no_refusals_after_a_failure(coordinators, monkeypatch):
     """The thread that would receive them then waits for the main thread to exit."""
-    monkeypatch.setattr(channel.TIMERS, "cause", 1000.0)
-    with monkeypatch.context() as muted:
-        muted.setattr(coordinators[1].control_channel, "_send", lambda message: None)
-        coordinators[1].control_channel._failure_received.set()
-        assert coordinators[1].control_channel.refusals() == {}
+    member = coordinators[1].control_channel
+    with monkeypatch.context() as patched:
+        patched.setattr(channel.TIMERS, "cause", 1000.0)
+        patched.setattr(member, "_send", lambda message: None)
+        member._failure_received.set()
+        assert member.refusals() == {}
 
 
 def test_a_single_process_needs_no_agreement_to_stop(capsys):
