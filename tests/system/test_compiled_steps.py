@@ -20,7 +20,7 @@ DIGITS = Module(
 def comparable(module, files, run):
     """Returns the end of a run, without the momentum of DIGITS: in one of eight runs, rounding changes it by 0.04."""
     end = result(files, run)
-    return {"weights": end["state_dict"]} if module is DIGITS else end  # which rounding changes by up to 3e-5
+    return end | {"optimizer_states": None} if module is DIGITS else end  # rounding changes the weights by up to 3e-5
 
 
 @pytest.mark.parametrize("world", [1, 2])
