@@ -18,7 +18,8 @@ import threading
 import time
 from pathlib import Path
 
-from rankzero.distributed.stop_and_failure.protocol import FROM_LEADER, FROM_RANK, FROM_SERVER
+from rankzero.distributed.stop_and_failure.protocol import FROM_LEADER, FROM_RANK, FROM_SERVER, Many
+from rankzero.distributed.world import Peer
 
 IDLE_CONNECTIONS = 600
 """Idle connections to each port at a time."""
@@ -134,9 +135,7 @@ def impostor(connection: socket.socket, generator: random.Random) -> None:
 
 def messages(rank: int, generator: random.Random) -> list[object]:
     size = generator.choice((2, 2, 2, 8))
-    numbers = {"rank": rank, "local_rank": 0, "node_rank": rank, "world_size": size, "pid": 7}
-    texts = {"host": "attacker", "boot": "b", "pids": "", "cores": "0", "quota": None, "cgroup": "", "id": str(rank)}
-    peer = {"peer": {**numbers, **texts, "key_fingerprint": generator.choice(("", "0" * 64))}}
+    peer = {"peer": description(rank, size, generator)}
     return generator.choice(
         (
             [peer],
@@ -154,9 +153,22 @@ def entry(types: dict[str, tuple[object, str]], generator: random.Random) -> dic
     return {name: content(types[name][0], generator)}
 
 
+def description(rank: int, size: int, generator: random.Random) -> dict[str, object]:
+    peer = Peer(rank, 0, rank, size, "attacker", 7, "b", cores="0", id=str(rank))
+    return peer._replace(key_fingerprint=generator.choice(("", "0" * 64)))._asdict()
+
+
 def content(expected: object, generator: random.Random) -> object:
-    if isinstance(expected, list) and generator.random() < 0.8:
-        return [content(element, generator) for element in expected]
+    if generator.random() < 0.8:
+        match expected:
+            case list():
+                return [content(element, generator) for element in expected]
+            case dict():
+                return {name: content(element, generator) for name, element in expected.items()}
+            case Many(element):
+                return [content(element, generator) for _ in range(3)]
+        if expected is Peer:
+            return description(1, 2, generator)
     return generator.choice(("stop", "an attacker's", "0" * 64, 0, 1, 1 << 70, -1, True, None, [], {}, [[1, None]]))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from running import INTERPRETER_BIN, REPOSITORY, TOY, reserved_port, run
 from system.forks import fit_on_ranks, outputs, summary
+from system.learned import TORCHRUN
 from system.test_exactly_once import CLASSES
 
 WITH_ERROR = "failed with the error above"
@@ -43,6 +44,36 @@ def test_a_failure_of_one_rank_ends_all_ranks_and_is_reported_once(user_folder, 
     if codes[0] == 1:
         assert summary(user_folder, "x")["status"] == "failed"
         assert printed.count("run x: failed") == printed.count("│ to ") == 1
+
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from rankzero import Trainer
+
+class Raising(BoringModel):
+    def training_step(self, batch, index):
+        assert self.global_step < 5 or self.global_rank != int(sys.argv[1]), "deliberate"
+        return super().training_step(batch, index)
+
+try:
+    Trainer(max_epochs=1, accelerator="cpu").fit(Raising())
+finally:
+    time.sleep(3 * ("deliberate" in repr(sys.exc_info())))  # ranks would end sooner after the loss of a rank
+    Path("cleaned-" + os.environ["RANK"]).touch()
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_raises_in_a_script_is_torchruns_root_cause_and_all_ranks_clean_up(tmp_path, rank):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    result = run(TORCHRUN, "--standalone", "--nproc-per-node=2", "train.py", str(rank), folder=tmp_path, code=1)
+    assert result.err.count("AssertionError: deliberate") == 1
+    assert f"rank {rank} on {socket.gethostname()} {WITH_ERROR}" in result.err
+    assert re.search(r"Root Cause[^=]+rank +: (\d)", result.err)[1] == str(rank)
+    assert len(list(tmp_path.glob("cleaned-*"))) == 2
 
 
 def test_a_failing_rank_does_not_wait_in_on_exception_checkpoint(user_folder):

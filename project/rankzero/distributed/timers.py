@@ -60,9 +60,9 @@ class Timers:
     cause = 4.0
     """A rank that failed or lost contact waits this long for rank zero to name the cause and the reporting rank."""
     notice = 2.0
-    """After the failure of another rank, the main thread of a rank has this long to begin to exit."""
+    """After the loss of another rank, the main thread of a rank has this long to begin to exit."""
     teardown = 10.0
-    """A main thread that has noticed the failure has this long to exit."""
+    """A rank that failed by itself has this long to exit, as has a main thread that has noticed the failure."""
     record = 12.0
     """A rank has this long to record a failure or a hang, including a save in progress."""
     exit_of_reporter = 0.3
@@ -71,7 +71,7 @@ class Timers:
     """A rank that lost contact delays its exit this long, so that the launcher names the rank that failed first."""
     exit_of_others = 2.5
     """Other ranks delay their exit this long; torchrun and mpirun terminate all ranks once one exits."""
-    grace = 15.0
+    grace = 25.0
     """Local processes have this long to exit by themselves after one of them has failed."""
     same_press = 1.0
     """One Ctrl-C may arrive twice within this time: from the terminal, and forwarded by the parent process."""

@@ -24,7 +24,7 @@ def test_waits_of_which_one_must_exceed_the_other_are_in_order():
         (TIMERS.heartbeat, TIMERS.longest_report_interval, "large runs report less often"),
         (TIMERS.suspended + TIMERS.slow_poll + TIMERS.heartbeat, TIMERS.silence, "a suspended rank is named as such"),
         (TIMERS.exit_after_lost_contact + TIMERS.leave, TIMERS.teardown, "a rank that lost contact exits by itself"),
-        (TIMERS.notice + TIMERS.record, TIMERS.grace, "local processes record a failure before they are killed"),
+        (TIMERS.teardown + TIMERS.record, TIMERS.grace, "local processes record a failure before they are killed"),
         (3 * TIMERS.lock_heartbeat, TIMERS.lock_stale, "the owner of a lock may miss two heartbeats"),
         (TIMERS.message, TIMERS.network_check, "a check ends after its first message that fails"),
     ]

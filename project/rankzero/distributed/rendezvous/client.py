@@ -33,6 +33,7 @@ from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.rendezvous.ranks import read_view, world_of_rank_zero
 from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.distributed.stop_and_failure.leader import NodeLeader
+from rankzero.distributed.stop_and_failure.protocol import FROM_SERVER, read
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer, World
 from rankzero.messages import AnotherRankFailed, RequestError
@@ -200,21 +201,20 @@ class RankZeroSearch:
 
         `ip` in the answer is the address of rank zero. A refusal from another process of this machine has none.
         """
-        ip = str(answer.get("ip", ""))
-        match answer:
-            case {"refused": [str() as asked, str() as found, str() as instead]}:
-                connection.close()
-                refusal = RequestError(asked, found, instead)
-                # Rank zero reports a refusal of all processes, and the process itself one of a single process.
-                refusal.reported_elsewhere = None if "is_single" in answer else True
-                refusal.is_remote = bool(ip) and not network.is_local_address(ip)
-                raise refusal
-            case {"views": [*views], "key_problem": str() as key_problem}:
-                for view in views:
-                    if world := read_view(self.launch, self.this_peer, view):
-                        world.address, world.key_problem = ip or world.address, key_problem
-                        world.link = Link(connection, int(answer.get("leader", 0)))
-                        return world
+        entries = dict(read(answer, FROM_SERVER))
+        ip = entries.get("ip", "")
+        if "refused" in entries:
+            connection.close()
+            refusal = RequestError(*entries["refused"])
+            # Rank zero reports a refusal of all processes, and the process itself one of a single process.
+            refusal.reported_elsewhere = None if "is_single" in entries else True
+            refusal.is_remote = bool(ip) and not network.is_local_address(ip)
+            raise refusal
+        for view in entries.get("views", ()):
+            if world := read_view(self.launch, self.this_peer, view):
+                world.address, world.key_problem = ip or world.address, entries.get("key_problem", "")
+                world.link = Link(connection, entries.get("leader", 0))
+                return world
         connection.close()
         raise wrong_listener_error(self.launch, "")
 

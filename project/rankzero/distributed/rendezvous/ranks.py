@@ -55,17 +55,12 @@ def node_views(assigned: Sequence[Peer]) -> list[dict[str, Any]]:
 
 
 def read_view(launch: Launch, this_peer: Peer, view: Mapping[str, Any]) -> World | None:
-    """Returns the known part of the world from the view of this process's node; None if malformed."""
-    try:
-        peers = [Peer.from_message(values) for values in (view["first"], *view["peers"])]
-        counts = [int(count) for count, nodes in view["counts"] for _ in range(min(int(nodes), launch.world_size))]
-    except (KeyError, TypeError, ValueError):
+    """Returns the known part of the world from the view of a node; None if it is not that of this process's node."""
+    counts = [count for count, nodes in view["counts"] for _ in range(min(nodes, launch.world_size))]
+    own = next((peer for peer in view["peers"] if peer.id == this_peer.id), None)
+    if own is None or own.node_rank is None or own.node_rank >= len(counts):
         return None
-    first, *local = filter(None, peers)
-    own = next((peer for peer in local if peer.id == this_peer.id), None)
-    if len(local) != len(peers) - 1 or own is None or own.node_rank is None or own.node_rank >= len(counts):
-        return None
-    return _world(launch, own, counts, [first, *local])
+    return _world(launch, own, counts, [view["first"], *view["peers"]])
 
 
 def world_of_rank_zero(launch: Launch, this_peer: Peer, assigned: Sequence[Peer]) -> World:

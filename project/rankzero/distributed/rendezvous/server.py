@@ -25,6 +25,7 @@ from rankzero.distributed.rendezvous.errors import (
 from rankzero.distributed.rendezvous.link import Link
 from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.rendezvous.ranks import assign_ranks, node_views
+from rankzero.distributed.stop_and_failure.protocol import FROM_LEADER, FROM_RANK, read
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer
 from rankzero.messages import RequestError, few
@@ -166,12 +167,11 @@ class RendezvousServer:
     def _handle(self, connection: ServedConnection, messages: list[Message] | None) -> None:
         if messages is None:
             self._forget_all(connection)
-        for message in messages or ():
-            match message:
-                case {"peer": dict() as values} if not connection.is_closed:
-                    if peer := Peer.from_message(values):
-                        self._admit(connection, peer)
-                case {"gone": str() as process} if process in self._by_connection.get(connection, ()):
+        for name, content in (entry for message in messages or () for entry in read(message, FROM_RANK | FROM_LEADER)):
+            match name, content:
+                case "peer", peer if not connection.is_closed:
+                    self._admit(connection, peer)
+                case "gone", process if process in self._by_connection.get(connection, ()):
                     self._forget(connection, process)
                     if not self._by_connection[connection]:
                         self._forget_all(connection)
@@ -257,9 +257,7 @@ class RendezvousServer:
             SIGNALS.check_stop_request()
             for _, messages in self._server.poll(TIMERS.poll):
                 for message in messages or ():
-                    match message:
-                        case {"peer": {"id": str() as process}}:
-                            processes.add(process)
+                    processes.update(peer.id for name, peer in read(message, FROM_RANK) if name == "peer")
         self._server.close(TIMERS.leave)
 
     def _answer(self, claims: Sequence[Claim], assigned: Sequence[Peer]) -> None:

@@ -210,14 +210,20 @@ class ControlChannel:
         self._early_exit.install()
 
     def close(self) -> None:
-        """Announces that this rank exits, after success or after a failure that has been reported."""
+        """Announces that this rank exits, after success or after a failure that has been reported.
+
+        After success, rank zero and the leaders wait for the ranks that need their connections. After a failure, ranks
+        may wait in a collective until this process has ended.
+        """
         self._early_exit.close()
         self._is_exiting = self._is_finished = True
+        has_failed = self._has_reported_failure or self._failure_received.is_set()
+        served = self._server or self._node_leader
+        if served:
+            served.finish(TIMERS.poll if has_failed else TIMERS.leave)
         self._send({"leaving": True})
-        if self._node_leader:
-            self._node_leader.finish()
-        if self._server:
-            self._server.finish()
+        if served:
+            served.thread.join(TIMERS.leave + TIMERS.slow_poll)
         if self._watchdog:
             self._watchdog.kill()
             self._watchdog.wait()
@@ -281,9 +287,9 @@ class ControlChannel:
                 self.exchange.leave(0)
             case "rank_zero_lost", close_reason if not self._is_finished:
                 self._handle_lost_rank_zero(self.describe_exit(0) or f"was lost{close_reason}")
-            case "failed", [cause, reporting_rank]:
+            case "failed", [cause, reporting_rank, is_exiting]:
                 self._reporting_rank = reporting_rank
-                self._terminate(cause, reporting_rank == self.rank and not self._has_reported_failure)
+                self._terminate(cause, reporting_rank == self.rank and not self._has_reported_failure, is_exiting)
 
     def _handle_lost_rank_zero(self, description: str) -> None:
         """Handles the loss of rank zero. One rank per machine reports it, unless the parent process does."""
@@ -306,13 +312,19 @@ class ControlChannel:
         elif is_reporting:
             print_hang(description)
 
-    def _terminate(self, cause: str, prints_cause: bool) -> None:
-        """Waits for the main thread to exit after a failure, then exits with code 1. Does not return."""
+    def _terminate(self, cause: str, prints_cause: bool, is_exiting: bool = False) -> None:
+        """Waits for the main thread to exit after a failure, then exits with code 1. Does not return.
+
+        Args:
+            cause: The cause of the failure.
+            prints_cause: Whether this process prints the cause.
+            is_exiting: Whether the failed rank exits by itself, which may end a collective that waits for it.
+        """
         self._cause = cause
         self._failure_received.set()
         if prints_cause:
             print_error(cause + "; stopping all ranks" * (self.world.size > 1))
-        deadline = time.monotonic() + TIMERS.notice
+        deadline = time.monotonic() + (TIMERS.teardown if is_exiting else TIMERS.notice)
         while time.monotonic() < deadline and not self._is_exiting:
             time.sleep(TIMERS.poll)
         if self._is_exiting:

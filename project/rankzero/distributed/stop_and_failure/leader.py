@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rankzero.distributed.connections.line_connection import LineConnection, Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
 from rankzero.distributed.monitoring.status import ReportSchedule, Status
+from rankzero.distributed.stop_and_failure.protocol import FROM_RANK, read
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer
 from rankzero.messages import RequestError
@@ -48,9 +49,10 @@ class NodeLeader:
         """Notes which processes connect or disconnect within a short time, and tells `rank_zero`, if given."""
         for connection, messages in self._server.poll(TIMERS.poll):
             message: Message = {}
+            peer = dict(read(messages[0], FROM_RANK)).get("peer") if messages else None
             if messages is None and connection in self._peers:
                 message = {"gone": self._peers.pop(connection).id}
-            elif messages and connection not in self._peers and (peer := Peer.from_message(messages[0].get("peer"))):
+            elif peer and connection not in self._peers:
                 self._server.identify(connection)
                 self._peers[connection] = peer
                 message = {"peer": peer._asdict()}
@@ -107,18 +109,17 @@ class NodeLeader:
         self.rank_zero.connection.setblocking(False)
         self._schedules = {rank: ReportSchedule() for rank in self._ranks.values()}
         self._server.watch(self.rank_zero)
-        self._thread = threading.Thread(target=self._serve, name="leader of the node", daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._serve, name="leader of the node", daemon=True)
+        self.thread.start()
 
     def close(self) -> None:
         """Closes all connections, if the thread has not been started."""
         self._server.close()
         self.rank_zero.close()
 
-    def finish(self) -> None:
-        """Waits up to `TIMERS.leave` for the other ranks of this node to leave."""
-        self._finish_at = time.monotonic() + TIMERS.leave
-        self._thread.join(TIMERS.leave + TIMERS.slow_poll)
+    def finish(self, seconds: float) -> None:
+        """Has the thread end, at its next message, once the other ranks of this node have left or after `seconds`."""
+        self._finish_at = time.monotonic() + seconds
 
     def _serve(self) -> None:
         checked_at = time.monotonic()

@@ -67,18 +67,19 @@ class ControlServer:
         self._answers: dict[str, dict[int, tuple[bool, int]]] = {}
         self._decisions: dict[str, int] = {}
         self._failure: Message | None = None
-        self._thread = threading.Thread(target=self._serve, name="control server", daemon=True)
-        self._thread.start()
+        self._finish_at = math.inf
+        self.thread = threading.Thread(target=self._serve, name="control server", daemon=True)
+        self.thread.start()
 
-    def finish(self) -> None:
-        """Announces that rank zero exits, and waits up to `TIMERS.leave` for the other ranks to leave."""
+    def finish(self, seconds: float) -> None:
+        """Announces the end of rank zero; has the thread end, at its next message, as that of a `NodeLeader`."""
+        self._finish_at = time.monotonic() + seconds
         self.send_all({"done": True})
-        self._thread.join(TIMERS.leave)
 
     def _serve(self) -> None:
         checked_at = requested_at = time.monotonic()
-        while len(self._exited_ranks) < self.size:
-            for connection, messages in self._server.poll(TIMERS.heartbeat):
+        while len(self._exited_ranks) < self.size and time.monotonic() < self._finish_at:
+            for connection, messages in self._server.poll(min(TIMERS.heartbeat, self._finish_at - time.monotonic())):
                 self._receive(connection, messages)
             now = time.monotonic()
             if now - checked_at >= min(self.interval, TIMERS.heartbeat):
@@ -122,7 +123,7 @@ class ControlServer:
             print_error(f"{name} was last seen in {place}")
         elif place:
             cause += f", last seen in {place}"
-        self._record_failure(cause, PARENT_REPORTS if self.parent_reports_lost_ranks else 0)
+        self._record_failure(cause, PARENT_REPORTS if self.parent_reports_lost_ranks else 0, is_exiting=False)
 
     def _check_for_hang(self) -> None:
         if late := self._hangs.late_start():
@@ -133,7 +134,7 @@ class ControlServer:
         if description := self._hangs.new_hang():
             self.send_all({"hang": description})
             if self.on_hang(description):
-                self._record_failure(description, 0)
+                self._record_failure(description, 0, is_exiting=False)
 
     def _handle_entry(self, rank: int, name: str, content: Any) -> None:
         match name, content:
@@ -162,7 +163,7 @@ class ControlServer:
             case "status", values:
                 self._update(rank, values)
             case "failed", cause:
-                self._record_failure(cause, rank)
+                self._record_failure(cause, rank, is_exiting=True)
             case "lost", close_reason:
                 self._handle_lost_rank(rank, close_reason)
 
@@ -211,10 +212,10 @@ class ControlServer:
             is_unanimous = len(answers) == self.size and set(answers.values()) == {(True, last_batch)}
             self.send_all({"decision": [topic, last_batch if is_unanimous else last_batch + 1, ranks]})
 
-    def _record_failure(self, cause: str, reporting_rank: int) -> None:
+    def _record_failure(self, cause: str, reporting_rank: int, is_exiting: bool) -> None:
         """Records the first failure, which ends the run, and sends it to all ranks."""
         if self._failure is None:
-            self._failure = {"failed": [cause, reporting_rank]}
+            self._failure = {"failed": [cause, reporting_rank, is_exiting]}
             self.send_all(self._failure)
 
     def send_all(self, message: Message | None) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.rendezvous.ranks import assign_ranks, node_views, read_view, world_of_rank_zero
+from rankzero.distributed.stop_and_failure.protocol import FROM_SERVER, read
 from rankzero.distributed.world import Peer, World
 
 WORLD = Launch(launcher="env", num_nodes=None, externally_created=True)
@@ -91,7 +92,7 @@ def test_of_tasks_without_ranks_the_listening_one_is_rank_zero_and_node_and_proc
 def known_by(members, index):
     """Returns the world of one process, from the view of its node."""
     this_peer, ranks = members[index], assign_ranks(members)
-    views = json.loads(json.dumps(node_views(ranks)))
+    [(_, views)] = read(json.loads(json.dumps({"views": node_views(ranks)})), FROM_SERVER)
     launch = WORLD._replace(world_size=len(members))
     worlds = [world for view in views if (world := read_view(launch, this_peer, view))]
     assert all(world.launch == worlds[0].launch for world in worlds)
@@ -129,5 +130,6 @@ def test_processes_of_two_nodes_on_one_machine_know_one_another_and_names_have_k
 def test_a_malformed_view_is_ignored(name, value):
     members = tasks((0, 0, 0, "a"), (1, 0, 1, "b"))
     view = json.loads(json.dumps(node_views(assign_ranks(members))[1]))
-    world = read_view(WORLD._replace(world_size=2), members[1], {**view, name: value})
-    assert world is None or (name == "counts" and isinstance(world, World))
+    entries = read({"views": [{**view, name: value}]}, FROM_SERVER)
+    worlds = [read_view(WORLD._replace(world_size=2), members[1], view) for _, views in entries for view in views]
+    assert worlds in ([], [None]) or (name == "counts" and isinstance(worlds[0], World))

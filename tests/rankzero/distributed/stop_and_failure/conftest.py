@@ -65,9 +65,9 @@ class TwoNodes:
         for rank in self.ranks:
             rank.send({"leaving": True})
             rank.close()
-        self.server._thread.join(10)
-        self.leader._thread.join(10)
-        assert not self.server._thread.is_alive() and not self.leader._thread.is_alive()
+        self.server.thread.join(10)
+        self.leader.thread.join(10)
+        assert not self.server.thread.is_alive() and not self.leader.thread.is_alive()
 
 
 class ServerWithRanks:
@@ -85,8 +85,8 @@ class ServerWithRanks:
         """Makes the server exit, as all connections are closed."""
         for rank in self.ranks:
             rank.close()
-        self.server._thread.join(10)
-        assert not self.server._thread.is_alive()
+        self.server.thread.join(10)
+        assert not self.server.thread.is_alive()
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_all_ranks_agree_on_a_stop_over_one_connection_per_node(nodes):
 @pytest.mark.parametrize("failing", [1, 2, 3])
 def test_a_failure_is_sent_to_all_ranks_with_its_reporting_rank(nodes, failing):
     nodes.ranks[failing].send({"failed": "out of memory"})
-    assert [rank.next("failed") for rank in nodes.ranks] == [{"failed": ["out of memory", failing]}] * 4
+    assert [rank.next("failed") for rank in nodes.ranks] == [{"failed": ["out of memory", failing, True]}] * 4
 
 
 @pytest.mark.parametrize("lost", [1, 3])
@@ -47,8 +47,8 @@ def test_a_lost_rank_is_named_on_all_other_ranks(nodes, lost):
     for rank in nodes.ranks:
         if rank.rank != lost:
             message = rank.next("failed")
-            cause, reporting_rank = message["failed"]
-            assert cause.startswith(f"rank {lost} on {'aabb'[lost]} was lost (") and reporting_rank == 0
+            cause, *others = message["failed"]
+            assert cause.startswith(f"rank {lost} on {'aabb'[lost]} was lost (") and others == [0, False]
 
 
 def test_the_states_of_all_ranks_reach_rank_zero_and_are_not_repeated(nodes):
@@ -82,25 +82,24 @@ def test_a_rank_that_has_left_does_not_seem_to_train_again(nodes):
 def test_the_loss_of_the_leaders_connection_names_the_leader(nodes):
     nodes.leader.rank_zero.connection.shutdown(2)
     failed, lost = "rank 2 on b was lost (killed? out of memory?)", " (killed? out of memory?)"
-    assert [rank.next("failed") for rank in nodes.ranks[:2]] == [{"failed": [failed, 0]}] * 2
+    assert [rank.next("failed") for rank in nodes.ranks[:2]] == [{"failed": [failed, 0, False]}] * 2
     assert [rank.next("rank_zero_lost") for rank in nodes.ranks[2:]] == [{"rank_zero_lost": lost}] * 2
 
 
 def test_a_leader_that_finishes_first_waits_for_its_node_a_limited_time(nodes, monkeypatch):
     monkeypatch.setattr(TIMERS, "leave", 0.2)
     nodes.ranks[2].send({"leaving": True})
-    nodes.leader.finish()
+    nodes.leader.finish(0.2)
     assert nodes.ranks[3].next("done") == {"done": True}
     nodes.ranks[3].close()
-    nodes.leader._thread.join(10)
+    nodes.leader.thread.join(10)
     nodes.ranks[1].send({"stop": "SIGTERM"})  # the run continues: rank zero has recorded no failure
     assert nodes.ranks[0].next("stop_requested") == {"stop_requested": "SIGTERM"}
     assert nodes.server._failure is None and nodes.server._exited_ranks == {2, 3}
 
 
-def test_rank_zeros_exit_is_announced_to_all_ranks(nodes, monkeypatch):
-    monkeypatch.setattr(TIMERS, "leave", 0.01)
-    nodes.server.finish()
+def test_rank_zeros_exit_is_announced_to_all_ranks(nodes):
+    nodes.server.finish(0.01)
     assert [rank.next("done") for rank in nodes.ranks] == [{"done": True}] * 4
 
 

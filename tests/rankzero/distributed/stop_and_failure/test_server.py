@@ -1,4 +1,3 @@
-import threading
 import time
 
 import pytest
@@ -58,7 +57,7 @@ def test_an_agreement_names_the_batch_of_the_point_or_one_that_no_rank_has_begun
 def test_the_first_failure_is_sent_to_all_ranks_with_its_reporting_rank(world):
     ranks = world(3).ranks
     ranks[1].send({"failed": "out of memory"})
-    expect_messages(ranks, {"failed": ["out of memory", 1]})
+    expect_messages(ranks, {"failed": ["out of memory", 1, True]})
     ranks[0].send({"failed": "connection closed by peer"})
     ranks[0].send({"stop": "SIGTERM"})
     expect_messages(ranks, {"stop_requested": "SIGTERM"})  # without a second failure before it
@@ -77,7 +76,7 @@ def test_a_lost_rank_is_a_failure(world, parent_reports_lost_ranks, description,
     control = world(3, parent_reports_lost_ranks=parent_reports_lost_ranks, describe_exit=describe_exit)
     ranks = control.ranks
     ranks[1].close()
-    expect_messages([ranks[0], ranks[2]], {"failed": [f"rank 1 on b {text}", reporting_rank]})
+    expect_messages([ranks[0], ranks[2]], {"failed": [f"rank 1 on b {text}", reporting_rank, False]})
 
 
 def test_a_lost_rank_is_not_named_as_the_cause_of_a_hang(world, monkeypatch):
@@ -87,7 +86,7 @@ def test_a_lost_rank_is_not_named_as_the_cause_of_a_hang(world, monkeypatch):
     ranks[1].send({"status": [7, "backward", 0.1, 0.3, False, "", 0, "", 0.1]})
     ranks[1].close()
     cause = "rank 1 on b was lost (killed? out of memory?), last seen in backward at step 7"
-    assert all_messages(ranks[0], 1) == [{"failed": [cause, 0]}]
+    assert all_messages(ranks[0], 1) == [{"failed": [cause, 0, False]}]
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline:
         assert all("rank_zero" in message for message in ranks[0].receive(1))
@@ -104,22 +103,18 @@ def test_messages_of_the_wrong_type_are_ignored_and_long_or_unprintable_causes_a
     ranks[1].send({"stop": "SIGTERM"})
     expect_messages(ranks, {"stop_requested": "SIGTERM"})
     ranks[1].send({"failed": "\x1b[2J\ud800" + "x" * 100_000})
-    ((cause, _),) = [message["failed"] for message in all_messages(ranks[0], 1)]
+    ((cause, *_),) = [message["failed"] for message in all_messages(ranks[0], 1)]
     assert cause.startswith("?[2J?xxx") and len(cause) == CAUSE.limit
 
 
-def test_finish_announces_rank_zeros_exit_and_waits_a_limited_time_for_the_other_ranks(world, monkeypatch):
-    control = world(2)
-    ranks = control.ranks
-    ranks[0].send({"leaving": True})
-    finishing = threading.Thread(target=control.server.finish)
-    finishing.start()
-    expect_messages(ranks[1:], {"done": True})
-    assert finishing.is_alive()
-    ranks[1].send({"leaving": True})
-    finishing.join(10)
-    assert not finishing.is_alive()
-    monkeypatch.setattr(TIMERS, "leave", 0.01)
-    control = world(2)
-    control.server.finish()
-    assert control.server._thread.is_alive()
+def test_finish_announces_rank_zeros_exit_and_the_thread_ends_with_the_other_ranks_or_in_time(world):
+    for seconds in (60.0, 0.05):
+        control = world(2)
+        control.server.finish(seconds)
+        control.ranks[0].send({"leaving": True})
+        expect_messages(control.ranks[1:], {"done": True})
+        if seconds > 1:
+            assert control.server.thread.is_alive()
+            control.ranks[1].send({"leaving": True})
+        control.server.thread.join(10)
+        assert not control.server.thread.is_alive()
