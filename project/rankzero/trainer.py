@@ -275,6 +275,8 @@ class Trainer(TrainerArguments):
         elif self.session.is_script:
             attempt.restore(partial(super().fit, model, **settings, ckpt_path=checkpoint))
         self._has_fitted = True
+        if isinstance(io := self.strategy.checkpoint_io, DirectoryCheckpointIO):
+            io.kept |= {str(getattr(callback, "best_model_path", "")) for callback in self.checkpoint_callbacks}
 
     validate = refuses_wrong_arguments(pl.Trainer.validate)
     test = refuses_wrong_arguments(pl.Trainer.test)

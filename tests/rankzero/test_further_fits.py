@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from boring_models import DropoutNet, count_attempts, samples, summary_in, train
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn.utils import prune
 
 from rankzero import Trainer
@@ -60,10 +61,17 @@ class Killed(Exception):  # noqa: N818
     pass
 
 
-@pytest.mark.parametrize("then", [prune_and_train, own_checkpoint_and_other_data])
-def test_a_script_with_several_fits_resumes_in_the_part_in_which_it_was_killed(script_folder, monkeypatch, then):
+@pytest.mark.parametrize(
+    ("then", "has_own"), [(prune_and_train, False), (prune_and_train, True), (own_checkpoint_and_other_data, False)]
+)
+def test_a_script_with_several_fits_resumes_in_the_part_in_which_it_was_killed(
+    script_folder, monkeypatch, then, has_own
+):
+    """Its tests of checkpoints between the fits have the same results, with a user's ModelCheckpoint or Rankzero's."""
+
     def script(name, kill_at=None):
         torch.manual_seed(5)
+        own = [ModelCheckpoint(monitor="val_loss", save_last=True, dirpath=f"own/{name}")] if has_own else []
         model, train_batch = DropoutNet(), DropoutNet.training_step
 
         def training_step(self, batch, batch_idx):
@@ -73,21 +81,26 @@ def test_a_script_with_several_fits_resumes_in_the_part_in_which_it_was_killed(s
 
         with monkeypatch.context() as patch:
             patch.setattr(DropoutNet, "training_step", training_step)
-            trainer, _ = train(model, name=name, save_every="4steps", keep=2)
+            trainer, _ = train(model, name=name, save_every="4steps", keep=2, keep_best="min:val_loss", callbacks=own)
+            tests = [test_of(trainer, "best"), test_of(trainer, "last")]
             if kill_at == "between":
                 raise Killed
             then(trainer, model)
-        return trainer, model
+        return dict(trainer.callback_metrics), model, [*tests, test_of(trainer, "best")]
 
-    whole, model = script("whole")
+    def test_of(trainer, ckpt_path):
+        return trainer.test(DropoutNet(), samples(), ckpt_path=ckpt_path, verbose=False)
+
+    metrics, model, tests = script("whole")
     for kill_at in (5, "between", 12, 13, 25):
         with pytest.raises(Killed):
             script("x", kill_at)
-        resumed, resumed_model = script("x")
+        resumed_metrics, resumed_model, resumed_tests = script("x")
+        assert (resumed_metrics, resumed_tests) == (metrics, tests), kill_at
         assert differences(resumed_model.state_dict(), model.state_dict()) == [], kill_at
-        assert dict(resumed.callback_metrics) == dict(whole.callback_metrics)
         assert summary_in(script_folder)["ledger"] == summary_in(script_folder, "whole")["ledger"]
         shutil.rmtree("runs/x")
+        shutil.rmtree("own/x", ignore_errors=True)
 
 
 class SweptNet(DropoutNet):

@@ -127,6 +127,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         folder: Folder of the run's checkpoints; None means any folder. A thread writes them from a copy while training
             continues. A directory elsewhere is written before `save_checkpoint` returns.
         holds: Whether `save_checkpoint` keeps a checkpoint in `folder` in memory, for `write_held`, and writes nothing.
+        kept: Paths that `remove_checkpoint` leaves: a script that starts again may load them.
         last_seconds: Duration of the last save in `folder`, from the copy until it was on the disk; at first None.
     """
 
@@ -140,7 +141,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         self.read_once: ReadOnce | None = None
         self.folder: Path | None = None
         self.last_seconds: float | None = None
-        self.holds = False
+        self.holds, self.kept = False, set[str]()
         self._snapshots = Snapshots()
         self._writer: threading.Thread | None = None
         self._held: tuple[dict[str, Any], Path] | None = None
@@ -214,6 +215,8 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         )
 
     def remove_checkpoint(self, path: str | Path) -> None:
+        if str(path) in self.kept:
+            return
         if "://" in str(path):
             super().remove_checkpoint(path)
         elif Path(path).is_dir():

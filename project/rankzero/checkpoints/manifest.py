@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ REPLACED, DELETING = ".replaced", ".deleting"
 _ENTRIES = {"format", "epoch", "step", "rankzero", "contents", "needs", "files", "sha256"}
 _MANIFEST_BYTES = 1 << 26
 _BLOCK_BYTES = 1 << 20
+ANY_PART = sys.maxsize
 _NAME = re.compile(r"(?:part-([0-9]+)-)?step-([0-9]+)(\.replaced)?")
 _LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.(saving|deleting)")
 
@@ -133,14 +135,12 @@ def open_plain(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
-def checkpoints_in(folder: Path, first_part: int = 1) -> list[Path]:
-    """Returns the checkpoints in a folder, oldest first, without those that are still being written.
-
-    Checkpoints of parts of the run before `first_part` are left out.
-    """
+def checkpoints_in(folder: Path, first_part: int = 1, last_part: int = ANY_PART) -> list[Path]:
+    """Returns the checkpoints of some parts of a run, oldest first, without those that are still being written."""
     if not folder.is_dir():
         return []
-    matching = [path for path in folder.iterdir() if _NAME.fullmatch(path.name) and part_of(path) >= first_part]
+    matching = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    matching = [path for path in matching if first_part <= part_of(path) <= last_part]
     return sorted(matching, key=lambda path: (*_part_and_step(path), not path.name.endswith(REPLACED)))
 
 
@@ -170,30 +170,28 @@ def _part_and_step(checkpoint: Path) -> tuple[int, int]:
     return int(match[1] or 1), int(match[2])
 
 
-def newest_valid(folder: Path) -> tuple[Path | None, list[str]]:
-    """Finds the newest checkpoint in a folder that passes verification.
+def newest_valid(folder: Path, last_part: int = ANY_PART) -> tuple[Path | None, list[str]]:
+    """Finds the newest checkpoint in a folder that passes verification, up to a part of the run.
 
     Returns:
         Path of the checkpoint or None, and the reason for refusing each newer one.
     """
-    state, refusals = open_newest(folder, in_memory=False)
+    state, refusals = open_newest(folder, in_memory=False, last_part=last_part)
     if state:
         state.file.close()
     return (state.checkpoint if state else None), refusals
 
 
 def open_newest(
-    folder: Path, in_memory: bool | None = None, part: int | None = None
+    folder: Path, in_memory: bool | None = None, first_part: int = 1, last_part: int = ANY_PART
 ) -> tuple[VerifiedState | None, list[str]]:
-    """Opens the newest checkpoint in a folder that passes verification.
+    """Opens the newest checkpoint of some parts of a run that passes verification.
 
     Returns:
         The state of the checkpoint or None, and the reason for refusing each newer one.
     """
     refusals: list[str] = []
-    for checkpoint in reversed(checkpoints_in(folder)):
-        if part not in (None, part_of(checkpoint)):
-            continue
+    for checkpoint in reversed(checkpoints_in(folder, first_part, last_part)):
         try:
             return open_verified(checkpoint, in_memory), refusals
         except (OSError, ValueError) as error:
@@ -273,9 +271,9 @@ def _check_content(file: BinaryIO, size: int, expected: Mapping[str, Any]) -> No
 
 @dataclass(frozen=True)
 class Retention:
-    """Rule that keeps the newest checkpoints, the last one of each part of the run, and the best one by a metric.
+    """Rule that keeps the newest checkpoints, and the last and the best one by a metric at the end of each part.
 
-    When the run's script starts again, it restores the last checkpoint of a part that has ended.
+    When the run's script starts again, it restores the last checkpoint of a part that has ended, and may test the best.
 
     Args:
         keep: Number of newest checkpoints to keep.
@@ -289,21 +287,24 @@ class Retention:
         """Returns the checkpoints to delete, oldest first."""
         checkpoints = checkpoints_in(folder)
         older = checkpoints[: -self.keep]
-        kept = {part_of(path): path for path in checkpoints}.values()
-        best = self.best_in(folder) if older else None
-        return [path for path in older if path != best and path not in kept]
+        last = {part_of(path): path for path in checkpoints}
+        kept = {*last.values(), *(self.best_in(folder, part) for part in last if older)}
+        return [path for path in older if path not in kept]
 
     @property
     def metric(self) -> str | None:
         """Name of the metric that selects the best checkpoint; None without one."""
         return self.best.partition(":")[2] if self.best else None
 
-    def best_in(self, folder: Path) -> Path | None:
-        """Returns the best checkpoint; among equals the oldest: later ones can repeat a metric computed for it."""
+    def best_in(self, folder: Path, last_part: int = ANY_PART) -> Path | None:
+        """Returns the best checkpoint up to a part of the run.
+
+        It is the oldest of equal ones, because later ones can repeat a metric computed for it.
+        """
         if self.best is None or self.metric is None:
             return None
         mode = self.best.partition(":")[0]
-        values = {path: self.score_of(path) for path in checkpoints_in(folder)}
+        values = {path: self.score_of(path) for path in checkpoints_in(folder, last_part=last_part)}
         known = {path: value for path, value in values.items() if value is not None}
         if not known:
             return None

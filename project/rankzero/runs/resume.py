@@ -148,7 +148,7 @@ def _choose_resume_point(
         if run.exists:
             plan.notices.append(f"the earlier run {run.name} is kept as {run.archive()}")
     elif resume == "auto":
-        state, refusals = open_newest(run.checkpoints, part=run.part)
+        state, refusals = open_newest(run.checkpoints, first_part=run.part, last_part=run.part)
         plan.checkpoint = keep_for_loading(trainer, state)
         plan.notes += [f"skipped: {reason}" for reason in refusals]
     else:

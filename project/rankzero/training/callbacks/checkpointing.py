@@ -120,12 +120,12 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
     @property
     def _newest(self) -> Path | None:
         self._io.wait()
-        return next(reversed(checkpoints_in(self.run.checkpoints)), None)
+        return next(reversed(checkpoints_in(self.run.checkpoints, last_part=self.run.part)), None)
 
     @property
     def _best(self) -> Path | None:
         newest = self._newest
-        return self.retention.best_in(self.run.checkpoints) if self.monitor else newest
+        return self.retention.best_in(self.run.checkpoints, self.run.part) if self.monitor else newest
 
     @property
     def _scores(self) -> dict[str, Tensor]:

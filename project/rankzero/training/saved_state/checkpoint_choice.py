@@ -102,15 +102,18 @@ class ChosenCheckpoint(CheckpointConnector):
         raise RequestError(f"{state_fn.value} with the best checkpoint", found, instead)
 
     def _last(self, state_fn: TrainerFn) -> str | None:
-        """Returns the last checkpoint of the user's callbacks, if any, otherwise of the run; to fit, the newer one."""
-        newest, _ = newest_valid(self.run.checkpoints)
+        """Returns the last checkpoint of the user's callbacks, if any, otherwise of the run; to fit, the newer one.
+
+        It is the run's after a `fit` that an earlier start of the script has finished: a later one replaces the others.
+        """
+        newest, _ = newest_valid(self.run.checkpoints, self.run.part)
         own = str(file_of(newest).absolute()) if newest else None
         with warnings.catch_warnings():
             if own:
                 warnings.simplefilter("ignore")  # Lightning warns if the callbacks have saved no last checkpoint
             users = super()._parse_ckpt_path(state_fn, "last", True, True)
-        if own is None or users is None:
-            return own if users is None else str(users)
+        if own is None or users is None or fit_loop_of(self.trainer).only_restores:
+            return own or (str(users) if users else None)
         return max(str(users), own, key=_modified) if state_fn is TrainerFn.FITTING else str(users)
 
     def _hpc(self, state_fn: TrainerFn) -> str:
