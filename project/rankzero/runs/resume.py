@@ -172,10 +172,11 @@ def _choose_resume_point(
     plan.already_finished = is_finished and plan.checkpoint is not None and plan.step >= summary["steps"]
     if resume == "auto" and stored:
         _check_settings(plan, stored, config)
-    epochs = summary.get("epochs", 0)
-    if plan.already_finished and trainer.max_epochs not in (None, -1) and trainer.max_epochs < epochs:
-        found = f"run {run.name} has trained {epochs} epochs"
-        raise RequestError(f"--epochs {trainer.max_epochs}", found, f"--epochs {epochs}, or --name ANOTHER-NAME")
+    epochs = summary["epochs"] if plan.already_finished else plan.manifest.get("epoch") or 0
+    if resume == "auto" and trainer.max_epochs not in (None, -1) and trainer.max_epochs < epochs:
+        found = f"run {run.name} has trained {epochs} epoch{'s' * (epochs != 1)}"
+        least = epochs + (not plan.already_finished)
+        raise RequestError(f"--epochs {trainer.max_epochs}", found, f"--epochs {least}, or --name ANOTHER-NAME")
     if plan.already_finished:
         note = already_finished_note(run, trainer)
         plan.notes.append(note.partition("\n")[0] if is_quiet() else note)

@@ -79,6 +79,12 @@ def test_an_unnamed_run_says_how_to_resume_the_one_before_if_it_has_not_finished
         assert (hint in capsys.readouterr().out) == is_hinted
 
 
+def test_fewer_epochs_than_an_unfinished_run_has_trained_are_refused(cwd):
+    crash_at(150, *TOY, "--epochs", "9", "--run", "x")
+    with pytest.raises(RequestError, match=r"run x has trained 2 epochs(?s:.*)--epochs 3"):
+        fit_in_process(*TOY, "--epochs", "1", "--run", "x")
+
+
 def test_a_finished_run_is_reported_resumes_for_more_epochs_and_is_archived_by_the_value_never(finished, capsys):
     run = finished(2)
     before = (run / "run.json").read_text()
