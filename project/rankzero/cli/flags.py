@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rankzero.distributed.environments.launchers import LAUNCHERS
-from rankzero.distributed.scheduler.durations import parse_duration
+from rankzero.distributed.scheduler.durations import Interval, parse_duration
 from rankzero.messages import RequestError, nearest
 
 EXPORTS = (".pt", ".safetensors")
@@ -54,9 +54,6 @@ non_negative_int = whole_number(0)
 seed_value = whole_number(0, 2**32 - 1)
 port_number = whole_number(1, 2**16 - 1)
 hostname = text_matching(r"[!-~]+", "a name without spaces")
-save_interval = text_matching(
-    r"0*[1-9][0-9]{0,8}(steps?|s|min|h)?", "a number of epochs (5), of steps (200steps) or a time (15min, 2h)"
-)
 profiled_steps = text_matching(
     r"0*([1-9][0-9]{0,2}|1000)steps?(@[0-9]{1,18})?",  # a recording of many steps would fill the memory
     "a number of steps from 1 to 1000 (10steps), or the steps after a given one (10steps@200)",
@@ -67,6 +64,12 @@ run_name = text_matching(
     r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,127}",
     "a folder name of letters, digits and . _ - + = @ (at most 128 characters, not starting with . or -)",
 )
+
+
+def save_interval(text: str) -> str:
+    """Checks the interval between checkpoints; returns its text, which the configuration of a run contains."""
+    Interval.read(text)
+    return text
 
 
 def time_limit_value(text: str) -> str:

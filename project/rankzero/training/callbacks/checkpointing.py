@@ -1,11 +1,9 @@
 """Saves checkpoints at an interval and deletes surplus ones."""
 
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from rankzero.checkpoints.safe_load import key_problem
 from rankzero.checkpoints.write import remove_directory
 from rankzero.distributed.devices import GatheredRows
 from rankzero.distributed.monitoring.activity import CHECKPOINT
-from rankzero.distributed.scheduler.durations import parse_duration
+from rankzero.distributed.scheduler.durations import Interval
 from rankzero.messages import RunError, SaveError, print_error
 from rankzero.runs.directory import RunDirectory
 from rankzero.training.callbacks.finite_weights import FiniteWeights
@@ -33,25 +31,6 @@ from rankzero.training.strategies import strategy_of
 
 CLOCK_STEPS = 16
 """Number of steps between two checks of the clock; each check is a gather, which the next step awaits."""
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Interval between saves, in epochs, optimizer steps or seconds; 0 for the units that are not used."""
-
-    epochs: int = 0
-    steps: int = 0
-    seconds: float = 0
-
-    @classmethod
-    def read(cls, text: str) -> "Interval":
-        """Parses `5` (epochs), `200steps`, `90s`, `15min` or `2h`."""
-        match = re.fullmatch(r"([0-9]+)(steps?|s|min|h)?", text)
-        assert match, text
-        number, unit = int(match[1]), match[2]
-        if unit is None:
-            return cls(epochs=number)
-        return cls(steps=number) if unit.startswith("step") else cls(seconds=parse_duration(text))
 
 
 def _computed(read: Callable[["CheckpointCallback"], Any]) -> Any:

@@ -12,18 +12,13 @@ from lightning.pytorch.loggers import CSVLogger
 from rankzero import Trainer
 from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.checkpoints.manifest import Retention, checkpoints_in
+from rankzero.distributed.scheduler.durations import Interval
 from rankzero.runs.directory import RunDirectory
 from rankzero.training.callbacks import checkpointing
-from rankzero.training.callbacks.checkpointing import CLOCK_STEPS, CheckpointCallback, Interval
+from rankzero.training.callbacks.checkpointing import CLOCK_STEPS, CheckpointCallback
 from rankzero.training.callbacks.safe_point import SafePoint
 from running import train_in_process
 from stock import QUIET
-
-
-def test_interval_is_read_from_text():
-    expected = {"5": Interval(epochs=5), "200steps": Interval(steps=200), "1step": Interval(steps=1)}
-    expected |= {"90s": Interval(seconds=90), "15min": Interval(seconds=900), "2h": Interval(seconds=7200)}
-    assert {text: Interval.read(text) for text in expected} == expected
 
 
 @pytest.mark.parametrize(
