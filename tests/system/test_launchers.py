@@ -4,13 +4,14 @@ Each row learns the same weights, to 1e-6, uses each sample once, requires a com
 listens only on the interface between the machines, exits with 0, and leaves no process.
 """
 
+import os
 from pathlib import Path
 
 import pytest
 
 import system.learned
 from rankzero.distributed.process.system import usable_cores
-from running import INTERPRETER_BIN, require, run
+from running import INTERPRETER_BIN, require, run, write_program
 from system.hosts import HOSTS
 from system.learned import OBSERVE, observed
 from system.pbs_server import SCRIPT, install
@@ -47,11 +48,27 @@ def test_two_processes_on_one_machine_learn_as_one_process(cores_shared, referen
     check(cores_shared, result.out + result.err, reference, launcher, (2,))
 
 
-def test_ranks_started_with_rank_variables_learn_as_one_process(cores_shared, reference, hosts):
-    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "rz1", "MASTER_PORT": "29501"}
-    commands = {host: ["env", f"RANK={rank}", PYTHON, *TRAIN] for rank, host in enumerate(HOSTS)}
-    printed = hosts.run_on_both(cores_shared, commands, environment=variables)
-    check(cores_shared, "".join(printed), reference, "env", (1, 1))
+PLATFORMS = {
+    "env": "env RANK={rank} WORLD_SIZE=2 MASTER_ADDR=rz1 MASTER_PORT=29501",
+    "pet": "local PET_NNODES=2 PET_NODE_RANK={rank} PET_NPROC_PER_NODE=2 PET_MASTER_ADDR=rz1 PET_MASTER_PORT=29503",
+    "flux": "flux FLUX_JOB_ID=f1 FLUX_JOB_NNODES=2 FLUX_JOB_SIZE=2 FLUX_TASK_RANK={rank} FLUX_TASK_LOCAL_ID=0",
+    "pals": "mpi PALS_RANKID={rank} PALS_LOCAL_RANKID=0 PALS_LOCAL_SIZE=1 PBS_NODEFILE=nodes",
+    "jsrun": "mpi JSM_NAMESPACE_RANK={rank} JSM_NAMESPACE_SIZE=2 JSM_NAMESPACE_LOCAL_RANK=0 LSB_DJOB_RANKFILE=ranks",
+}
+"""Platform -> the launcher that it counts as, and the variables of one of its processes."""
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_processes_that_a_platform_has_started_learn_as_one_process(cores_shared, reference, hosts, platform):
+    (cores_shared / "nodes").write_text("rz1\nrz2\n")
+    (cores_shared / "ranks").write_text("batch\nrz1\nrz2\n")
+    write_program(cores_shared / "flux", """echo '{"execution": {"nodelist": ["rz[1-2]"]}}'""")
+    path = f"PATH={cores_shared}:{os.environ['PATH']}"
+    launcher, *variables = PLATFORMS[platform].split()
+    variables = [[variable.format(rank=rank) for variable in variables] for rank in range(2)]
+    commands = {host: ["env", path, *variables[rank], PYTHON, *TRAIN] for rank, host in enumerate(HOSTS)}
+    printed = hosts.run_on_both(cores_shared, commands)
+    check(cores_shared, "".join(printed), reference, launcher, (2, 2) if launcher == "local" else (1, 1))
 
 
 def test_two_machines_started_with_flags_learn_as_one_process(cores_shared, reference, hosts):

@@ -30,6 +30,12 @@ def detect(requested: RequestedWorld | None = None, environ: Mapping[str, str] |
     detected, launcher = None, requested.launcher
     try:
         detected = _find_launcher(launcher, environ)
+        variables = Variables(environ)
+        if detected in ("env", None) and (joined := local.one_per_machine(variables, requested)):
+            detected = None
+            launch = local.manual_launch(variables, joined)
+            _check_ranks(launch)
+            return launch
         if detected is None:
             return _direct_launch(launcher, environ, requested)
         launch = LAUNCHERS[detected].read(Variables(environ), requested)

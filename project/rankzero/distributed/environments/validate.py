@@ -103,7 +103,7 @@ def processes_to_start(requested: RequestedWorld, launch: Launch) -> int:
     """
     if launch.externally_created:
         return 0
-    count, maximum = requested.devices or 0, PROCESSES_PER_CORE * (os.cpu_count() or 1)
+    count, maximum = requested.devices or launch.local_world_size or 0, PROCESSES_PER_CORE * (os.cpu_count() or 1)
     if count > maximum:
         found = f"{os.cpu_count()} cores on this machine, which run at most {maximum} processes"
         raise RequestError(f"--devices {count}", found, f"--devices {os.cpu_count()}")

@@ -247,7 +247,7 @@ def important_names(names: Sequence[str]) -> list[str]:
     return [*first, *(others or names[1:])[:1]]
 
 
-JOB_LAUNCHERS = ("mpi", "pbs", "slurm")
+JOB_LAUNCHERS = ("flux", "mpi", "pbs", "slurm")
 """Launchers whose output is plain lines: it usually goes to a file, although mpirun provides a pseudo-terminal."""
 
 

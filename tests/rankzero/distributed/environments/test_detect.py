@@ -6,7 +6,8 @@ import recorded
 from rankzero.cli.script_arguments import as_arguments
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
-from recorded import ENV, LOCAL, OPEN_MPI, PBS_SCRIPT, PBS_TASK, SBATCH, STEP, TORCHRUN
+from rankzero.distributed.environments.validate import processes_to_start
+from recorded import ENV, FLUX, JSRUN, KUBEFLOW, LOCAL, OPEN_MPI, PALS, PBS_SCRIPT, PBS_TASK, SBATCH, STEP, TORCHRUN
 from running import refusal_of
 
 TWO_TASKS = STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
@@ -22,7 +23,17 @@ def refusal(environ, launcher="auto", **requested):
 
 @pytest.mark.parametrize(
     ("variables", "launcher"),
-    [(LOCAL, "local"), (TORCHRUN, "torchrun"), (OPEN_MPI, "mpi"), (STEP, "slurm"), (PBS_TASK, "pbs"), (ENV, "env")],
+    [
+        *[
+            (LOCAL, "local"),
+            (TORCHRUN, "torchrun"),
+            (OPEN_MPI, "mpi"),
+            (STEP, "slurm"),
+            (PBS_TASK, "pbs"),
+            (ENV, "env"),
+        ],
+        *[(FLUX, "flux"), (JSRUN | {"MASTER_ADDR": "a"}, "mpi"), (PALS | {"PMI_SIZE": "4", "MASTER_ADDR": "a"}, "mpi")],
+    ],
 )
 def test_each_launcher_is_detected_by_its_own_variables(variables, launcher):
     launch = detect(environ=variables)
@@ -40,6 +51,7 @@ def test_each_launcher_is_detected_by_its_own_variables(variables, launcher):
         (SALLOC, {"SLURM_STEP_ID": "4294967291"}, "local"),  # the batch script
         (STEP, {"PMI_RANK": "2", "PMI_SIZE": "4", "PMIX_RANK": "2"}, "slurm"),
         (STEP, {"WORLD_SIZE": "4", "MASTER_ADDR": "n1"}, "slurm"),
+        *[(STEP, FLUX, "flux"), (FLUX, PALS, "flux"), (FLUX, OPEN_MPI, "mpi"), (KUBEFLOW, TORCHRUN, "torchrun")],
         ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, {}, "local"),
     ],
 )
@@ -58,6 +70,27 @@ def test_the_most_specific_launcher_takes_precedence(outer, inner, launcher):
 )
 def test_a_launcher_in_each_of_several_tasks_is_refused(outer, inner):
     assert "each would start a separate run" in refusal(outer | inner).found
+
+
+@pytest.mark.parametrize(
+    ("variables", "requested", "shape"),
+    [
+        (KUBEFLOW, {}, (2, 2, 2)),  # rank, machines, processes on each
+        (KUBEFLOW | {"RANK": "1", "WORLD_SIZE": "4"}, {}, (2, 2, 2)),  # a PyTorchJob
+        (KUBEFLOW | {"PET_NPROC_PER_NODE": "gpu"}, {"devices": 3}, (3, 2, 3)),
+        (ENV, {"nodes": 2, "devices": 4}, (4, 2, 4)),
+    ],
+)
+def test_a_container_on_each_machine_starts_the_processes_of_its_machine(variables, requested, shape):
+    launch = detect(RequestedWorld(**requested), environ=variables)
+    assert (launch.rank, launch.num_nodes, launch.local_world_size, launch.node_rank) == (*shape, 1)
+    assert (launch.launcher, launch.address, launch.port) == ("local", "a", 29500) and not launch.externally_created
+    assert processes_to_start(RequestedWorld(**requested), launch) == shape[2]
+
+
+def test_containers_that_contradict_the_request_or_change_their_number_are_refused():
+    assert refusal(KUBEFLOW, nodes=3).args == ("--nodes 3", "PET_NNODES=2 machines", "--nodes 2, or omit it")
+    assert "torchrun" in refusal(KUBEFLOW | {"PET_NNODES": "1:4"}).instead
 
 
 def test_a_batch_script_for_several_tasks_without_srun_is_refused():

@@ -1,6 +1,7 @@
 """No launcher: a single process, local processes started by `process/spawn.py`, and machines joined by hand."""
 
 from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, rendezvous_endpoint
+from rankzero.messages import RequestError
 
 SUPERVISOR_PID = "RANKZERO_LOCAL"
 """Variable set for local processes: the process id of the parent process that supervises them."""
@@ -38,6 +39,37 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     )
 
 
+def one_per_machine(variables: Variables, requested: RequestedWorld) -> RequestedWorld | None:
+    """Returns the request of a process that a container platform started, one on each machine; None if none has.
+
+    Kubeflow describes the machines in `PET_*`, the variables of torchrun's flags. Other platforms set WORLD_SIZE to the
+    number of machines and RANK to that of this machine, which shows if `--devices` requests several processes on each.
+
+    Raises:
+        RequestError: The variables contradict the request, or the number of machines may change.
+    """
+    if "LOCAL_RANK" in variables or requested.launcher != "auto" or requested.node_rank is not None:
+        return None
+    devices, address, port = requested.devices, requested.address, requested.port
+    if "PET_NNODES" in variables and "PET_NODE_RANK" in variables:
+        names = ("PET_NNODES", "PET_NODE_RANK")
+        address, port = address or variables.find("PET_MASTER_ADDR"), port or variables.find_number("PET_MASTER_PORT")
+        if (variables.find("PET_NPROC_PER_NODE") or "auto").isdigit():
+            devices = devices or variables.find_number("PET_NPROC_PER_NODE")
+    elif "RANK" in variables and (devices or 1) > 1 and requested.nodes == variables.find_number("WORLD_SIZE"):
+        names = ("WORLD_SIZE", "RANK")
+    else:
+        return None
+    found = f"{names[0]}={variables.text(names[0])}"
+    if not variables.text(names[0]).isdigit():
+        instead = "torchrun launch/fit.py ..., which reads PET_NNODES"
+        raise RequestError("to start a process on each machine", f"{found}: their number may change", instead)
+    nodes, node_rank = map(variables.number, names)
+    if requested.nodes not in (None, nodes):
+        raise RequestError(f"--nodes {requested.nodes}", f"{found} machines", f"--nodes {nodes}, or omit it")
+    return requested._replace(nodes=nodes, devices=devices, node_rank=node_rank, address=address, port=port)
+
+
 def manual_launch(variables: Variables, requested: RequestedWorld) -> Launch:
     """Returns the launch of this machine's first process, for machines joined by hand.
 
@@ -56,8 +88,10 @@ def manual_launch(variables: Variables, requested: RequestedWorld) -> Launch:
             raise KeyError("--master_port")
     address, port = rendezvous_endpoint(variables, requested, "127.0.0.1", "by hand")
     devices = requested.devices or 1
+    recorded = variables.recorded
+    evidence = " ".join(f"{name}={recorded[name]}" for name in recorded if name.endswith(("_NNODES", "RANK", "SIZE")))
     return Launch(
-        evidence=f"--nodes {requested.nodes} --node_rank {requested.node_rank}; {Launch().evidence}",
+        evidence=evidence or f"--nodes {requested.nodes} --node_rank {requested.node_rank}; {Launch().evidence}",
         rank=requested.node_rank * devices,
         world_size=requested.nodes * devices,
         num_nodes=requested.nodes,

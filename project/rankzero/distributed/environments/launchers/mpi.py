@@ -1,4 +1,4 @@
-"""Processes started by mpirun or mpiexec (Open MPI, MPICH's hydra, Intel MPI, PMIx), without use of MPI or mpi4py.
+"""Processes started by mpirun or mpiexec (Open MPI, hydra, Intel MPI, PALS, PMIx) or jsrun, without MPI or mpi4py.
 
 MPI's variables state ranks, but not the host of rank zero. The first known of these is used: --master_addr or
 MASTER_ADDR; this machine, if all processes run on it; the first host of the scheduler's job; the host of mpirun.
@@ -8,6 +8,8 @@ that belongs to another machine.
 
 import os
 import re
+from contextlib import suppress
+from pathlib import Path
 
 from rankzero.distributed.environments.ancestors import ancestor_commands
 from rankzero.distributed.environments.launch import (
@@ -18,10 +20,12 @@ from rankzero.distributed.environments.launch import (
     folder_name,
     rendezvous_endpoint,
 )
-from rankzero.distributed.environments.launchers import pbs, slurm
+from rankzero.distributed.environments.launchers import flux, pbs, slurm
 
 VARIABLES_BY_FAMILY = {
     "Open MPI": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    "jsrun": tuple(f"JSM_NAMESPACE_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
+    "PALS": ("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
     "hydra": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     "PMI": ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
     "PMIx": ("PMIX_RANK", "PMIX_SIZE", "PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE"),
@@ -30,10 +34,11 @@ VARIABLES_BY_FAMILY = {
 
 
 def found(variables: Variables) -> bool:
-    """Returns whether mpirun started this process. srun sets PMI's variables too, but not those for local ranks."""
+    """Returns whether mpirun started this process. srun and Flux set some of PMI's or PALS's variables too."""
     if "OMPI_COMM_WORLD_RANK" in variables or ("PMI_RANK" in variables and "MPI_LOCALNRANKS" in variables):
         return True
-    return not slurm.found(variables) and ("PMI_RANK" in variables or "PMIX_RANK" in variables)
+    is_task = slurm.found(variables) or flux.found(variables)
+    return not is_task and any(name in variables for name in RANK_VARIABLES)
 
 
 def read(variables: Variables, requested: RequestedWorld) -> Launch:
@@ -50,6 +55,8 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     rank, local_rank = variables.number(rank_name), variables.find_number(local_rank_name)
     local_size = variables.find_number(local_size_name)
     size = variables.find_number(size_name) or (requested.nodes or 0) * (requested.devices or 0) or None
+    if size is None and family == "PALS":  # with PMIx, PALS states the size of this node only
+        size = len(set(pbs.node_file(variables))) * (local_size or 0) or None
     if size is None:
         raise KeyError(size_name)
     is_single_machine = size in (1, local_size)
@@ -58,7 +65,7 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     address, port = rendezvous_endpoint(variables, requested, host, world_id)
     return Launch(
         launcher="mpi",
-        evidence=f"{family}, {size_name}={size}",
+        evidence=f"{family}, {size_name}={size}" if size_name in variables else f"{family}, {rank_name}={rank}",
         rank=rank,
         local_rank=local_rank,
         world_size=size,
@@ -85,7 +92,8 @@ def runs_within_step(variables: Variables) -> bool:
 
 def _mpirun_id_and_host(variables: Variables) -> tuple[str, str | None]:
     """Returns a unique id of this mpirun, and the address of its host (comma-separated if there are several)."""
-    namespace = variables.find("PMIX_NAMESPACE") or variables.find("OMPI_MCA_ess_base_jobid")
+    names = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID")
+    namespace = next(filter(None, map(variables.find, names)), None)
     uri = variables.find("OMPI_MCA_orte_hnp_uri") or variables.find("PRTE_MCA_prte_hnp_uri") or ""
     addresses = re.search(r"tcp://([^:;]+):\d+", uri)
     if namespace:
@@ -100,15 +108,20 @@ def _mpirun_id_and_host(variables: Variables) -> tuple[str, str | None]:
 
 
 def _scheduler_host(variables: Variables) -> str | None:
-    nodes = slurm.expand_hosts(variables.find("SLURM_JOB_NODELIST") or "")
-    return nodes[0] if nodes else next(iter(pbs.node_file(variables)), None)
+    """Returns the first host of the job of Slurm, PBS, LSF or Azure Batch; None if unknown."""
+    nodes = slurm.expand_hosts(variables.find("SLURM_JOB_NODELIST") or "") or pbs.node_file(variables)
+    if rank_file := variables.find("LSB_DJOB_RANKFILE"):
+        with suppress(OSError, UnicodeError):
+            nodes = Path(rank_file).read_text().split()[1:]  # the first line is the node that runs the job script
+    azure_host = (variables.find("AZ_BATCH_MASTER_NODE") or "").partition(":")[0]
+    return next(iter(nodes), azure_host or None)
 
 
 def _job_id(variables: Variables) -> str | None:
-    return folder_name(variables.find("SLURM_JOB_ID")) or pbs.job_id(variables)
+    return folder_name(variables.find("SLURM_JOB_ID")) or pbs.job_id(variables) or variables.find("LSB_JOBID")
 
 
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID", "PMI_RANK", "PMIX_RANK")
 
 LAUNCHER = Launcher(
     "mpi",

@@ -11,10 +11,10 @@ from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import LAUNCHERS
 from rankzero.distributed.stop_and_failure.error_reporter import RANK_VARIABLES
 from rankzero.messages import RequestError
-from recorded import ENV, OPEN_MPI, PBS_TASK, STEP, TORCHRUN
+from recorded import ENV, FLUX, OPEN_MPI, PBS_TASK, STEP, TORCHRUN
 from running import REPOSITORY, refusal_of
 
-RECORDED = {"torchrun": TORCHRUN, "mpi": OPEN_MPI, "slurm": STEP, "pbs": PBS_TASK, "env": ENV}
+RECORDED = {"torchrun": TORCHRUN, "mpi": OPEN_MPI, "slurm": STEP, "pbs": PBS_TASK, "env": ENV, "flux": FLUX}
 OTHER_LAUNCHERS = [name for name in LAUNCHERS if name != "local"]
 
 

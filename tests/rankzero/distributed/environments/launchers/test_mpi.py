@@ -3,7 +3,7 @@ import pytest
 import recorded
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import mpi
-from recorded import HYDRA
+from recorded import HYDRA, JSRUN, PALS
 
 OPEN_MPI = recorded.OPEN_MPI | {  # as set by mpirun 4.1.4 on the second of two hosts
     "OMPI_COMM_WORLD_RANK": "3",
@@ -51,6 +51,18 @@ def test_rank_zeros_address_comes_from_a_flag_a_variable_or_the_scheduler(monkey
     assert read(OPEN_MPI | {"MASTER_ADDR": "b"}, address="c").address == "c"
     with pytest.raises(KeyError, match="MASTER_ADDR"):
         read(HYDRA)
+
+
+def test_jsrun_and_pals_take_hosts_and_size_from_the_files_of_their_schedulers(tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("batch5\nh4\nh4\nh5\n")
+    launch = read(JSRUN | {"LSB_DJOB_RANKFILE": str(hosts)})
+    assert (launch.rank, launch.local_rank, launch.world_size, launch.address, launch.job_id) == (3, 1, 4, "h4", "7")
+    launch = read(PALS | {"PBS_NODEFILE": str(hosts)})  # with PMIx, PALS states no world size
+    assert (launch.rank, launch.local_rank, launch.world_size, launch.address) == (3, 1, 6, "batch5")
+    assert read(PALS | {"PBS_NODEFILE": str(hosts)}, nodes=2, devices=2).world_size == 4
+    assert read(PALS | {"PBS_NODEFILE": str(hosts), "PMI_SIZE": "5"}).world_size == 5
+    assert read(OPEN_MPI | {"AZ_BATCH_MASTER_NODE": "10.0.0.4:6105", "OMPI_MCA_orte_hnp_uri": ""}).address == "10.0.0.4"
 
 
 def test_pmix_alone_does_not_provide_the_world_size():
