@@ -32,7 +32,7 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
         launcher="flux",
         evidence=f"FLUX_JOB_ID={job} FLUX_JOB_SIZE={size}",
         rank=variables.number("FLUX_TASK_RANK"),
-        local_rank=variables.find_number("FLUX_TASK_LOCAL_ID"),
+        local_rank=None,  # as for PBS: brokers of a test instance may share a machine
         world_size=size,
         local_world_size=size if nodes == 1 else None,
         num_nodes=nodes,
