@@ -34,16 +34,21 @@ TIME_LIMIT_REACHED = "the time limit"
 class Stopped(SystemExit):
     """Raised on all ranks when a run stops at a safe point, with its checkpoint saved, or before training begins.
 
-    It is a SystemExit with code 75, so a script that does not catch it exits with the same code as the command line.
+    It is a SystemExit, so a script that does not catch it exits with the same code as the command line.
 
     Args:
         reason: Why the run stops, such as a signal's name or `TIME_LIMIT_REACHED`.
+
+    Attributes:
+        exit_code: The code of all stops of this process, which `--stopped_exit_code` sets.
     """
+
+    exit_code: int = Exit.STOPPED
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.code = int(Exit.STOPPED)
+        self.code = int(self.exit_code)
 
 
 class CannotStart(ValueError):  # noqa: N818 - users read this name

@@ -28,7 +28,7 @@ from rankzero.distributed.environments.validate import requested_world
 from rankzero.distributed.scheduler.durations import Interval
 from rankzero.distributed.scheduler.job import attempt_deadline
 from rankzero.distributed.torch_inside import missing, set_compile_cache
-from rankzero.messages import is_quiet, print_notice, set_quiet, set_spelling
+from rankzero.messages import Stopped, is_quiet, print_notice, set_quiet, set_spelling
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.resume import RunOptions
@@ -97,6 +97,7 @@ class Trainer(TrainerArguments):
         if Session.current is None:
             set_spelling(as_arguments)
         arguments = read_arguments(own_arguments)
+        Stopped.exit_code = arguments["stopped_exit_code"]
         plugins = without_replaced(as_list(lightning.get("plugins")), arguments)
         self.session = session = Session.for_trainer(requested_world(arguments, lightning))
         coordinator, world, barebones = session.coordinator, session.world, bool(lightning.get("barebones"))

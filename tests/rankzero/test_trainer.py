@@ -201,8 +201,8 @@ def test_a_trainer_trains_again_after_errors_before_the_first_checkpoint(script_
 def test_a_stop_raises_system_exit_and_the_same_script_resumes_the_run(script_folder, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(rankzero.Stopped) as stopped:
         patch.setattr(DropoutNet, "stops_at", 3)
-        train()
-    assert isinstance(stopped.value, SystemExit) and stopped.value.code == 75
+        train(stopped_exit_code=99)
+    assert isinstance(stopped.value, SystemExit) and stopped.value.code == 99
     session._close_coordinator(None)
     monkeypatch.setattr(Session, "current", None)  # as if the same script were started again
     resumed, _ = train()

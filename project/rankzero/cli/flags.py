@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rankzero.distributed.environments.launchers import LAUNCHERS
 from rankzero.distributed.scheduler.durations import Interval, parse_duration
-from rankzero.messages import RequestError, nearest
+from rankzero.messages import Exit, RequestError, nearest
 
 EXPORTS = (".pt", ".safetensors")
 """Valid suffixes of the file for `--export`."""
@@ -266,6 +266,8 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
              FIT, default="auto"),
         Flag("max_attempts", "N", positive_int, "do not requeue after N attempts of a run [100]", "5", FIT,
              default=100),
+        Flag("stopped_exit_code", "N", whole_number(0, 255), "exit with code N after a stop [75]", "99", FIT,
+             default=int(Exit.STOPPED)),
         Flag("hang_timeout", "TIME", seconds_value,
              "end a run that makes no progress for TIME (seconds, or 5min), name the cause [5min]", "5min", FIT,
              default=300.0),

@@ -65,6 +65,7 @@ class TrainerArguments(pl.Trainer):
         time_limit: str | int | timedelta | None = None,
         requeue: str = "auto",
         max_attempts: int = 100,
+        stopped_exit_code: int = 75,
         fast: bool | str = False,
         compile: str = "off",
         seed: int | None = None,
@@ -146,6 +147,7 @@ class TrainerArguments(pl.Trainer):
             time_limit: Time until the run saves and stops: `2h`, `90min` or a timedelta; None for the job's time limit.
             requeue: `auto` requeues a stopped job with the scheduler, `never` does not.
             max_attempts: Number of attempts after which the job is no longer requeued.
+            stopped_exit_code: Exit code of the program after a stop at a safe point.
             fast: Whether to choose a faster memory layout and, without `precision`, bf16 if the device supports it.
             compile: `step` compiles forward, backward and update as one graph, `model` only the model, `off` nothing.
             seed: Seed of all generators; None leaves them unchanged and orders samples by PL_GLOBAL_SEED, or at random.

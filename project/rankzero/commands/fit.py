@@ -60,8 +60,8 @@ def fit(flags: Arguments, world: World) -> int:
         trainer = build_trainer(cli, Trainer)
         try:
             trainer.fit(cli.model, datamodule=cli.datamodule)
-        except Stopped:
-            return Exit.STOPPED
+        except Stopped as stopped:
+            return stopped.exit_code
         return Exit.FINISHED
 
 

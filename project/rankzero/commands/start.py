@@ -67,6 +67,8 @@ def start(
             SIGNALS.install()
         flags = parse_arguments(command, arguments)
         set_quiet(flags.get("quiet") == "yes")
+        if command.stops_at_safe_point:
+            Stopped.exit_code = flags.get("stopped_exit_code")
         if flags.explain:
             return explain(flags)
         requested = flags.requested_world
@@ -87,7 +89,7 @@ def start(
     except Stopped as stopped:
         if is_reporting_rank(launch):
             print_error(str(stopped))
-        return Exit.STOPPED
+        return stopped.exit_code
     except CannotStart as error:
         if error.in_rendezvous and rendezvous_failed and launch:
             return rendezvous_failed(error, flags, launch)

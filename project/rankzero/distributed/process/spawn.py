@@ -26,7 +26,7 @@ from rankzero.distributed.environments.launchers import local
 from rankzero.distributed.process.exit_reports import ExitHandshake
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.timers import TIMERS
-from rankzero.messages import Exit, print_error
+from rankzero.messages import Exit, Stopped, print_error
 
 START_FOLDER = Path.cwd()
 """Folder in which this program was started, if it imports `rankzero` before it changes the folder."""
@@ -41,7 +41,7 @@ def run_processes(command: Sequence[str], count: int, launch: Launch | None = No
     Returns:
         0 if all processes exited with 0; otherwise the exit code of the first failure. A process that was killed by a
         signal, or exited without a report, counts as 1. A stop signal that arrives too early to be handled counts as
-        `Exit.STOPPED`.
+        `Stopped.exit_code`.
     """
     launch = launch or Launch()
     installed = SIGNALS.install()
@@ -206,7 +206,7 @@ class _Processes:
                 name = signal.Signals(-code).name
                 if name == SIGNALS.received:  # it arrived before the handlers were installed, so no work had begun
                     print_error(f"{name}: stopped while the processes were starting; nothing was started")
-                    return Exit.STOPPED
+                    return Stopped.exit_code
                 reason = f" ({ABORT_REASON})" if name == "SIGABRT" else ""
                 return self._report_failure(rank, f"was killed by {name}{reason}")
             if code is not None and not process.has_reported:
