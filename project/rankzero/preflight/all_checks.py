@@ -175,14 +175,16 @@ def check_all(
     Returns:
         0 if all processes can train together, 1 if not.
     """
-    coordinator = session.coordinator
+    coordinator, world = session.coordinator, session.world
     owns_group = not dist.is_initialized()
     try:
         agreed = coordinator.broadcast_object([options, run.keep, run.checkpoint_bytes])
         options, keep, checkpoint_bytes = NetworkOptions(*agreed[0]), agreed[1], agreed[2]
-        _check_processes(session, run, report, start_seconds)
+        report.add(check_launcher(coordinator, world))
+        report.add(check_processes(coordinator, world, start_seconds))
+        report.add(check_environment(coordinator, world, run.config, run.parameters))
         if not report.names(FAIL):
-            gpus, link = check_gpus(coordinator, session.world)
+            gpus, link = check_gpus(coordinator, world)
             report.add(gpus)
             can_communicate = _check_network(session, run, options, report, link)
             if owns_group and not can_communicate and not destroy_process_group(after_error=True):
@@ -198,13 +200,6 @@ def check_all(
         report.add(Check(report.next_name, FAIL, str(error), (), advice))
         report.verdict()
         raise
-
-
-def _check_processes(session: Session, run: PlannedRun, report: Report, start_seconds: float | None) -> None:
-    coordinator, world = session.coordinator, session.world
-    report.add(check_launcher(coordinator, world))
-    report.add(check_processes(coordinator, world, start_seconds))
-    report.add(check_environment(coordinator, world, run.config, run.parameters))
 
 
 def _check_network(

@@ -173,9 +173,8 @@ def test_an_error_of_nccl_while_it_connects_fails_a_check(monkeypatch):
 def test_after_an_error_of_nccl_whose_group_remains_no_step_is_tried(monkeypatch):
     coordinator = SimpleNamespace(broadcast_object=lambda value: value, world=world_of(size=2))
     tried = []
-    for name in ("check_run_directory", "check_imports"):
-        monkeypatch.setattr(all_checks, name, lambda *_: Check("imports", OK, ""))
-    monkeypatch.setattr(all_checks, "_check_processes", lambda *_: None)
+    for name in ("launcher", "processes", "environment", "run_directory", "imports"):
+        monkeypatch.setattr(all_checks, f"check_{name}", lambda *_: Check("imports", OK, ""))
     monkeypatch.setattr(all_checks, "_check_network", lambda *_: False)
     monkeypatch.setattr(all_checks, "destroy_process_group", lambda after_error: False)
     monkeypatch.setattr(all_checks, "_check_training", lambda session, run, *_: tried.append(run.untried))
