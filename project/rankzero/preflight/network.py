@@ -5,6 +5,7 @@ the buffer divided by the time; the bus bandwidth is that multiplied by 2 (n - 1
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -144,7 +145,6 @@ def check_collectives(
         values: dict[str, Any] = {"errors": errors}
         return Check("collectives", FAIL, "a collective failed", details, [NETWORK_ADVICE], values, blocks=True)
     rows: list[dict[str, float]] = measured[0]
-    advice: list[str] = []
     peak = max(row["bus_gbps"] for row in rows)
     uses_network = world.nodes > 1
     status = FAIL if uses_network and peak < fail_gbps else WARN if peak < max(warn_gbps, fail_gbps) else OK
@@ -161,6 +161,7 @@ def check_collectives(
             f"{model} sends {gradient_bytes / 1e6:,.1f} MB per step: {1e3 * seconds:,.1f} ms at this bandwidth, "
             "partly during the backward pass"
         )
+    advice: list[str] = []
     if status != OK:
         advice = [
             f"all-reduce is slower than {fail_gbps if status == FAIL else warn_gbps:g} Gbit/s: --interface NAME "
@@ -215,14 +216,8 @@ def _measure_all_reduce(size: int, local_ranks: int, device: torch.device) -> li
         repeats = max(1, min(MAX_REPEATS, int(SECONDS_PER_SIZE / max(first, 1e-6))))
         seconds = _largest_over_ranks(_time_all_reduce(buffer, repeats), device)
         algorithm = 8e-9 * count_bytes / seconds
-        rows.append(
-            {
-                "bytes": count_bytes,
-                "seconds": seconds,
-                "algorithm_gbps": algorithm,
-                "bus_gbps": algorithm * 2 * (size - 1) / size,
-            }
-        )
+        row = {"bytes": count_bytes, "seconds": seconds, "algorithm_gbps": algorithm}
+        rows.append(row | {"bus_gbps": algorithm * 2 * (size - 1) / size})
         if seconds > MAX_SECONDS / 4:  # the next size takes about four times as long
             break
     return rows
@@ -292,12 +287,7 @@ def check_links(coordinator: Coordinator, device: torch.device, mode: str, warn_
     rounds = all_rounds(ends) if mode == "all" else ring_rounds(ends)
 
     def measure() -> list[list[float]]:
-        own = []
-        for pairs in rounds:
-            for pair in pairs:
-                if rank in pair:
-                    own.append([*pair, _exchange(pair, rank, device)])
-        return own
+        return [[*pair, _exchange(pair, rank, device)] for pairs in rounds for pair in pairs if rank in pair]
 
     seconds = TIMERS.network_check + SECONDS_PER_ROUND * len(rounds)
     measured, errors = gather_in_time(coordinator, measure, device, seconds)
@@ -350,10 +340,7 @@ def slow_links(gbps: Mapping[Pair, float], warn_gbps: float) -> list[Pair]:
 def _slow_hosts(slow: Sequence[Pair], gbps: Mapping[Pair, float], hosts: Sequence[str]) -> list[str]:
     """Returns the hosts all of whose links are slow, if they have several links, and other hosts have fast ones."""
     fast_hosts = {hosts[rank] for pair in gbps if pair not in slow for rank in pair}
-    counts: dict[str, int] = {}
-    for pair in slow:
-        for rank in pair:
-            counts[hosts[rank]] = counts.get(hosts[rank], 0) + 1
+    counts = Counter(hosts[rank] for pair in slow for rank in pair)
     return [host for host, count in counts.items() if count > 1 and host not in fast_hosts and fast_hosts]
 
 
@@ -375,10 +362,7 @@ def _exchange(pair: Pair, rank: int, device: torch.device) -> float:
     round_trip()
     synchronize(device)
     first = torch.tensor([time.perf_counter() - started], device=device)
-    if rank == pair[0]:
-        dist.send(first, pair[1])
-    else:
-        dist.recv(first, pair[0])
+    (dist.send if rank == pair[0] else dist.recv)(first, peer)
     repeats = max(1, min(20, int(SECONDS_PER_PAIR / max(float(first), 1e-6))))
     started = time.perf_counter()
     for _ in range(repeats):
