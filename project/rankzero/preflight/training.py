@@ -143,7 +143,7 @@ class Trial:
         if self._source is not None:
             # The hooks that load the data have been called. Its other hooks are called as in a run.
             source = copy.copy(self._source) if self._source is not self.model else self.model
-            vars(source).update(dict.fromkeys(("prepare_data", "setup", "teardown"), _do_nothing))
+            vars(source).update(dict.fromkeys(("prepare_data", "setup", "teardown"), lambda *_, **__: None))
             vars(source)["train_dataloader"] = lambda: loader
             data = source if source is not self.model else None
         if self._batch is None:
@@ -201,9 +201,7 @@ class _NoLogger(DummyLogger):
     def save_dir(self) -> str:
         return self._folder
 
-    @property
-    def log_dir(self) -> str:
-        return self._folder
+    log_dir = save_dir
 
 
 class _Repeated:
@@ -246,10 +244,6 @@ class _StepTimer(Callback):
     def _now(self) -> float:
         synchronize(self.device)
         return time.perf_counter()
-
-
-def _do_nothing(*_: Any, **__: Any) -> None:
-    """Replaces a hook that has already been called."""
 
 
 def _bytes_of(batch: Any) -> int:
@@ -310,7 +304,8 @@ def check_workers(coordinator: Coordinator, workers: int, prefetched_bytes: int)
     advice: dict[str, None] = {}
     has_failed = False
     for host, local_ranks in ranks_on.items():
-        count, cores = sum(values["workers"] for values in local_ranks), len(_union(local_ranks))
+        count = sum(values["workers"] for values in local_ranks)
+        cores = len({core for values in local_ranks for core in values["cores"]})
         if count > cores:
             details.append(f"{host} has {count} loader processes on {cores} core{'s' * (cores > 1)}")
             fair_share = max(1, cores // len(local_ranks))
@@ -357,7 +352,3 @@ def check_steps(coordinator: Coordinator, trial: Trial) -> Check:
     memory = f"{peak / 1e9:,.1f} GB of {'GPU memory' if trial.device.type == 'cuda' else 'memory, with all imports'}"
     summary = f"a step takes {1e3 * middle:,.1f} ms without communication, and at most {memory}"
     return Check(name, WARN if slow else OK, summary, details, advice, {"ranks": results})
-
-
-def _union(ranks: Sequence[Mapping[str, Any]]) -> set[int]:
-    return {core for values in ranks for core in values["cores"]}
