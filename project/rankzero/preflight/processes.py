@@ -68,8 +68,7 @@ def check_processes(coordinator: Coordinator, world: World, seconds: float | Non
         f"rank {row['rank']} on {row['host']}, local rank {row['local_rank']}, {row['device']}, process {row['pid']}"
         for row in rows[:MAX_LISTED]
     ]
-    if len(rows) > MAX_LISTED:
-        lines.append(f"and {len(rows) - MAX_LISTED} more")
+    lines += [f"and {len(rows) - MAX_LISTED} more"] * (len(rows) > MAX_LISTED)
     count, hosts = len(rows), len(set(coordinator.world.hosts))
     summary = f"all {count} processes on {hosts} host{'s' * (hosts > 1)} have connected"
     if seconds is not None:
@@ -87,14 +86,12 @@ def check_imports(coordinator: Coordinator, seconds: float | None) -> Check:
     slowest = max(range(len(times)), key=lambda rank: times[rank])
     slowest_rank = f"rank {slowest} on {coordinator.world.hosts[slowest]}"
     summary = f"torch was imported within {times[slowest]:.1f} s (the slowest: {slowest_rank})"
-    values = {"seconds": times}
-    if times[slowest] <= SLOW_IMPORT_SECONDS:
-        return Check("imports", OK, summary, values=values)
+    is_slow = times[slowest] > SLOW_IMPORT_SECONDS
     advice = (
         "a shared file system that serves thousands of small files is slow when its cache is cold: copy the virtual "
-        "environment to a local disk of each node, or use a container image or squashfs file",
+        "environment to a local disk of each node, or use a container image or squashfs file"
     )
-    return Check("imports", WARN, summary, (), advice, values)
+    return Check("imports", WARN if is_slow else OK, summary, (), [advice] * is_slow, {"seconds": times})
 
 
 def _range(numbers: list[int], noun: str) -> str:
