@@ -154,7 +154,7 @@ class Attempt:
         self._lock = RunLock(launch, notify=self._print_on_rank_zero, received_signal=lambda: SIGNALS.received)
         choose = partial(choose_resume_point, run, options, config, trainer, launch, self._lock)
         self.resume_plan = run_on_rank_zero(trainer.strategy, self.world.rank, choose)
-        run.copy_from(self.resume_plan.run)
+        vars(run).update(vars(self.resume_plan.run))  # rank zero has broadcast them
         self.checkpoint = self.resume_plan.checkpoint
         self.already_finished = self.resume_plan.already_finished
         checkpoint_io = cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io)

@@ -84,10 +84,6 @@ class RunDirectory:
         """Whether a run of this name has begun."""
         return (self.path / "run.json").is_file()
 
-    def copy_from(self, source: "RunDirectory") -> None:
-        """Copies all fields of the `RunDirectory` that rank zero has broadcast."""
-        vars(self).update(vars(source))
-
     @property
     def attempt_folder(self) -> Path:
         """Folder of the current attempt."""
@@ -348,10 +344,8 @@ def expanded(path: str | Path) -> Path:
 
 def next_free_path(folder: Path, title: str) -> Path:
     """Returns the first path `<title>-<n>` in `folder` that does not exist, with n from 1."""
-    number = 1
-    while (path := folder / f"{title}-{number}").exists():
-        number += 1
-    return path
+    paths = (folder / f"{title}-{number}" for number in itertools.count(1))
+    return next(path for path in paths if not path.exists())
 
 
 _job_runs: dict[Path, bool] = {}
