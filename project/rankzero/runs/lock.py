@@ -150,12 +150,8 @@ class RunLock:
         owner, path = current_owner(self._path)
         if owner is None:
             return self._link(file, self._path, claimant)
-        if not owner.is_superseded_by(self.launch):
-            is_alive = self._is_alive(owner, path)
-            if is_alive is None:
-                return False
-            if is_alive:
-                raise self._refusal(owner)
+        if not owner.is_superseded_by(self.launch) and not self._is_dead(owner, path):
+            return False
         claim = _successor_path(self._path, owner)
         if not self._link(file, claim, claimant):
             return False
@@ -166,13 +162,17 @@ class RunLock:
         sync_folder(self._path.parent)
         return True
 
-    def _is_alive(self, owner: Owner, path: Path) -> bool | None:
-        """Returns whether an owner is alive, or None if the lock changed. May wait for `TIMERS.lock_stale`."""
+    def _is_dead(self, owner: Owner, path: Path) -> bool:
+        """Returns True if an owner is dead, or False if the lock changed. May wait for `TIMERS.lock_stale`.
+
+        Raises:
+            RequestError: The owner is alive.
+        """
         if owner.is_on_host_of(Peer.this(self.launch)):
             if owner.process is None:
-                return False
-            if owner.born:
                 return True
+            if owner.born:
+                raise self._refusal(owner)
             # Without /proc, another process may have reused the process id: wait for a heartbeat.
         first_heartbeat, deadline = last_heartbeat(path), time.monotonic() + TIMERS.lock_stale
         line = f"run {self._run.name} belongs to process {owner.pid} on {owner.host} since {owner.since}; "
@@ -180,12 +180,12 @@ class RunLock:
         while time.monotonic() < deadline:
             time.sleep(TIMERS.slow_poll)
             if current_owner(self._path)[0] != owner:
-                return None
+                return False
             if last_heartbeat(path) != first_heartbeat:
-                return True
+                raise self._refusal(owner)
             if reason := self.received_signal():
                 raise self._refusal(owner, f"; {reason} ended the wait for its heartbeat")
-        return False
+        return True
 
     def _refusal(self, owner: Owner, detail: str = "") -> RequestError:
         is_on_this_host = owner.is_on_host_of(Peer.this(self.launch))
@@ -213,10 +213,8 @@ class RunLock:
     def _link(file: Path, path: Path, claimant: Owner) -> bool:
         try:
             os.link(file, path)
-        except FileExistsError:
-            return (
-                _read(path) == claimant
-            )  # NFS repeats a request whose reply was lost: the first try may have linked it
+        except FileExistsError:  # NFS repeats a request whose reply was lost: the first try may have linked it
+            return _read(path) == claimant
         return True
 
     def _keep_alive(self, file: Path, claimant: Owner) -> None:
