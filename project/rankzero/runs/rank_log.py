@@ -3,7 +3,6 @@
 Does not import torch.
 """
 
-import contextlib
 import faulthandler
 import logging
 import os
@@ -48,7 +47,7 @@ def wait_until_visible(is_visible: Callable[[], bool], folder: Path) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(TIMERS.poll)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             list(folder.iterdir())  # lets NFS refresh its cache
     return True
 

@@ -194,9 +194,7 @@ def git_commit(folder: Path) -> str | None:
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(folder), *arguments]
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMERS.optional, check=True
-        ).stdout.strip()
+        return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL, timeout=TIMERS.optional).strip()
 
     try:
         commit = git("rev-parse", "HEAD")
