@@ -144,17 +144,13 @@ class BarProgress(RunProgress):
         super().on_validation_end(trainer, pl_module)
         self._show_event(trainer)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._stop()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._stop()
-
-    def _stop(self) -> None:
+    def _stop(self, *_: Any, **__: Any) -> None:
         """Leaves the last line in the terminal."""
         live, self._live, self._fit = self._live, None, None
         if live is not None:
             live.stop()
+
+    teardown = on_exception = _stop
 
     def _show_event(self, trainer: Trainer) -> None:
         """Draws the line without waiting for the next batch, but not in each of many short epochs."""
@@ -184,8 +180,8 @@ class BarProgress(RunProgress):
             return
         self._shows_evaluation = True
         fraction = batches / total if isfinite(total) and total else None
-        texts = Part(evaluation_label(trainer), LABEL), Part(batches_text(batches, totals, loader), STEP)
-        self._draw([texts[0], Part("", BAR), texts[1]], [], fraction)
+        text = batches_text(batches, totals, loader)
+        self._draw([Part(evaluation_label(trainer), LABEL), Part("", BAR), Part(text, STEP)], [], fraction)
 
     def _draw(self, first: list[Part], last: list[Part], fraction: float | None) -> None:
         """Draws a line with the metrics between the first and the last parts, then speed and time left."""
