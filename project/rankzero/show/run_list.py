@@ -1,7 +1,6 @@
 """List of the runs of a root. Does not import torch."""
 
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,12 +49,7 @@ def runs_in(root: Path) -> list[tuple[float, Path]]:
     Raises:
         OSError: The root cannot be read.
     """
-    runs = []
-    with os.scandir(root) as entries:
-        for entry in entries:
-            if is_run(path := Path(entry.path)):
-                runs.append((_modified(path), path))
-    return sorted(runs)
+    return sorted((_modified(path), path) for path in root.iterdir() if is_run(path))
 
 
 def why_not_listed(root: Path, error: OSError) -> str:
@@ -106,11 +100,10 @@ def print_list(listed: Sequence[ListedRun], root: Path, omitted: str = "") -> No
     notes = [f"{entry.run.name}: {entry.status.note}" for entry in listed if entry.status.note]
     if len(notes) > MAX_NOTES:
         notes = [*notes[-MAX_NOTES:], f"{len(notes) - MAX_NOTES} more notes about older runs; --json prints all"]
-    lines = [printable_line(note) for note in notes]
     if omitted:
-        lines.append(printable_line(f"{root}: {omitted}"))
-    if lines:
-        print_line("\n".join(["", *lines]))
+        notes.append(f"{root}: {omitted}")
+    if notes:
+        print_line("\n".join(["", *map(printable_line, notes)]))
 
 
 def as_json(entry: ListedRun) -> dict[str, Any]:
