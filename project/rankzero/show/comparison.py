@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,25 +34,17 @@ STEPS, SAMPLES, EPOCHS, SECONDS = "steps", "samples", "epochs", "seconds"
 X_AXES = (STEPS, SAMPLES, EPOCHS, SECONDS)
 
 
-class TrainingClock:
-    """Measures the time of a run without the time between its attempts."""
-
-    def __init__(self, starts: Iterable[float], curves: Mapping[str, Curve]) -> None:
-        self._times = sorted(time for curve in curves.values() for time in curve.times)
-        self._starts = sorted(starts) or self._times[:1]
-
-    def seconds(self, times: Sequence[float]) -> list[float]:
-        """Returns the seconds of training until each time."""
-        offsets, total = [], 0.0
-        for start, following in zip(self._starts, [*self._starts[1:], float("inf")], strict=True):
-            offsets.append(total)
-            last = bisect.bisect_left(self._times, following) - 1
-            total += max(0.0, self._times[last] - start) if last >= 0 else 0.0
-        attempts = [max(0, bisect.bisect_right(self._starts, time) - 1) for time in times]
-        return [
-            offsets[attempt] + max(0.0, time - self._starts[attempt])
-            for attempt, time in zip(attempts, times, strict=True)
-        ]
+def training_seconds(starts: Iterable[float], curves: Mapping[str, Curve], times: Sequence[float]) -> list[float]:
+    """Returns the seconds of training until each time, without the time between the attempts of the run."""
+    logged = sorted(time for curve in curves.values() for time in curve.times)
+    starts = sorted(starts) or logged[:1]
+    offsets, total = [], 0.0
+    for start, following in zip(starts, [*starts[1:], math.inf], strict=True):
+        offsets.append(total)
+        last = bisect.bisect_left(logged, following) - 1
+        total += max(0.0, logged[last] - start) if last >= 0 else 0.0
+    attempts = [max(0, bisect.bisect_right(starts, time) - 1) for time in times]
+    return [offsets[attempt] + max(0.0, time - starts[attempt]) for attempt, time in zip(attempts, times, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -69,12 +60,8 @@ class ComparedRun:
     def positions(self, curve: Curve, kind: str) -> Sequence[float]:
         """Returns the position of each value of a curve on a horizontal axis, one of `X_AXES`."""
         if kind == SECONDS:
-            return self._clock.seconds(curve.times)
+            return training_seconds(self.run.starts, self.curves, curve.times)
         return {STEPS: curve.steps, SAMPLES: curve.samples, EPOCHS: curve.epochs}[kind]
-
-    @cached_property
-    def _clock(self) -> TrainingClock:
-        return TrainingClock(self.run.starts, self.curves)
 
     @property
     def notes(self) -> Iterator[str]:
@@ -264,10 +251,10 @@ def results(compared: Sequence[ComparedRun]) -> tuple[list[Result], list[str]]:
     rows = [
         Result("status", [entry.status.word for entry in compared]),
         Result("epochs", [_epochs(run) for run in runs]),
-        Result("steps", [_counted(run.summary.get("steps")) for run in runs]),
-        Result("samples", [_counted(run.summary.get("samples")) for run in runs]),
-        Result("processes", [_counted(run.summary.get("world_size")) for run in runs]),
     ]
+    for name, key in (("steps", "steps"), ("samples", "samples"), ("processes", "world_size")):
+        counts = [run.summary.get(key) for run in runs]
+        rows.append(Result(name, [MISSING if count is None else f"{count:,}" for count in counts]))
     metrics = [unique_metrics(run.metrics) for run in runs]
     names = sorted({name for own in metrics for name in own}, key=lambda name: (not is_validation(name), name))
     for name in names[:MAX_METRICS]:
@@ -293,10 +280,6 @@ def _epochs(run: RecordedRun) -> str:
     if (epochs := run.summary.get("epochs")) is None:
         return MISSING
     return f"{epochs} of {run.max_epochs}" if (run.max_epochs or 0) > epochs else str(epochs)
-
-
-def _counted(count: int | None) -> str:
-    return MISSING if count is None else f"{count:,}"
 
 
 _MAX_LABEL, _MIN_VALUE = 24, 13

@@ -17,7 +17,6 @@ from rankzero.show.comparison import (
     Line,
     Panel,
     Result,
-    TrainingClock,
     best,
     chosen_metrics,
     differences,
@@ -25,6 +24,7 @@ from rankzero.show.comparison import (
     panels,
     print_comparison,
     results,
+    training_seconds,
 )
 from rankzero.show.comparison_figure import STYLES, draw, save
 from rankzero.show.report.curves import Curve, read_curves
@@ -249,4 +249,4 @@ def test_values_are_drawn_at_the_samples_and_epochs_of_their_rows(tmp_path):
 )
 def test_seconds_leave_out_the_time_between_attempts(starts, times, seconds):
     loss = Curve(list(range(1, len(times) + 1)), times, [1.0] * len(times))
-    assert TrainingClock(starts, {"loss": loss}).seconds(times) == seconds
+    assert training_seconds(starts, {"loss": loss}, times) == seconds
