@@ -50,16 +50,6 @@ def chart_order(quantity: str) -> tuple[int, str]:
     return rank, quantity
 
 
-def unit_of(quantity: str) -> str:
-    """Returns the unit of a quantity, or an empty string if it is unknown or there is none."""
-    return next((unit for end, unit in UNITS.items() if re.search(rf"(^|[_/]){end}$", quantity)), "")
-
-
-def may_be_logarithmic(quantity: str) -> bool:
-    """Returns whether a logarithmic scale suits a quantity whose values differ by orders of magnitude."""
-    return any(word in quantity for word in ("loss", "norm", "perplexity"))
-
-
 MAX_CHARTS, MAX_LINES = 24, len(BRIGHT_COLORS)
 MAX_AREA_POINTS = 150
 
@@ -161,9 +151,10 @@ def _grouped(curves: Mapping[str, Curve]) -> tuple[dict[str, dict[str, Curve]], 
 
 def _line_chart(quantity: str, group: Mapping[str, Curve], x: Scale) -> Chart:
     shown = dict(list(group.items())[:MAX_LINES])
-    unit = unit_of(quantity)
+    unit = next((unit for end, unit in UNITS.items() if re.search(rf"(^|[_/]){end}$", quantity)), "")
     bounds = [bound for curve in shown.values() for bound in (curve.low, curve.high) if math.isfinite(bound)]
-    y = plot.value_scale(bounds or [0.0, 1.0], bool(unit), may_be_logarithmic(quantity))
+    may_be_log = any(word in quantity for word in ("loss", "norm", "perplexity"))
+    y = plot.value_scale(bounds or [0.0, 1.0], bool(unit), may_be_log)
     lost = sum(curve.not_finite for curve in shown.values())
     notes = [f"{lost:,} value{'s are' if lost > 1 else ' is'} not finite (NaN or infinity)"] if lost else []
     if len(group) > len(shown):

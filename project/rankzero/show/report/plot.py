@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -141,15 +141,12 @@ def round_values(low: float, high: float, count: int = 5) -> tuple[list[float], 
 
 def _log_values(low: float, high: float, count: int) -> tuple[list[float], float]:
     values: list[float] = []
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for factors in ((1,), (1, 3), (1, 2, 5)):
         if len(values) < 3:
-            values = list(_multiples_of_powers(low, high, factors))
+            multiples = (factor * 10.0**exponent for exponent in exponents for factor in factors)
+            values = [value for value in multiples if low <= value <= high]
     return values[:: math.ceil(len(values) / (count + 1))], 0.0
-
-
-def _multiples_of_powers(low: float, high: float, factors: Sequence[int]) -> Iterator[float]:
-    for exponent in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
-        yield from (value for factor in factors if low <= (value := factor * 10.0**exponent) <= high)
 
 
 def label(value: float, step: float) -> str:
