@@ -31,18 +31,15 @@ MFU = "workload/mfu_percent"
 EPOCH, SAMPLES = "x_axis/epoch", "x_axis/samples"
 
 STEP_PARTS = {
-    DATA_WAIT: Series(
-        "waiting for data", "Milliseconds per step: waiting for a batch and moving it to the device", "mean"
-    ),
-    "wall_time/forward_ms": Series("forward pass", "Milliseconds per step: forward pass", "mean"),
-    "wall_time/backward_ms": Series(
-        "backward pass", "Milliseconds per step: backward pass, without exposed communication", "mean"
-    ),
-    "wall_time/exposed_communication_ms": Series(
-        "communication", "Milliseconds per step: waiting for gradients of other ranks after the backward pass", "mean"
-    ),
-    "wall_time/optimizer_ms": Series("optimizer", "Milliseconds per step: optimizer", "mean"),
-    "wall_time/other_ms": Series("other", "Milliseconds per step: hooks, callbacks, logging", "mean"),
+    f"wall_time/{name}_ms": Series(title, f"Milliseconds per step: {content}", "mean")
+    for name, title, content in (
+        ("data_wait", "waiting for data", "waiting for a batch and moving it to the device"),
+        ("forward", "forward pass", "forward pass"),
+        ("backward", "backward pass", "backward pass, without exposed communication"),
+        ("exposed_communication", "communication", "waiting for gradients of other ranks after the backward pass"),
+        ("optimizer", "optimizer", "optimizer"),
+        ("other", "other", "hooks, callbacks, logging"),
+    )
 }
 """The parts of a step, from the bottom of the chart."""
 
