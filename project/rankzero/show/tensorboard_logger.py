@@ -166,9 +166,8 @@ class DurableTensorBoardLogger(TensorBoardLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
-        super().log_hyperparams(
-            without_secrets(vars(params) if isinstance(params, Namespace) else params or {}), metrics, step
-        )
+        params = vars(params) if isinstance(params, Namespace) else params or {}
+        super().log_hyperparams(without_secrets(params), metrics, step)
 
     @rank_zero_only
     def log_text(self, tag: str, text: str, step: int) -> None:
