@@ -63,8 +63,7 @@ def draw_confusion(matrix: Tensor, names: Sequence[str]) -> Figure:
     is_flat = count <= 12 and max(map(len, labels)) <= 4
     axes.set_xticks(range(count), labels, rotation=0 if is_flat else 90, fontsize=size)
     axes.set_yticks(range(count), labels, fontsize=size)
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class")
+    axes.set(xlabel="predicted class", ylabel="true class")
     all_classes = len(matrix)
     which = f", {count} of {all_classes:,} classes with most errors" if count < all_classes else ""
     axes.set_title(f"Confusion matrix{which}\n{int(matrix.sum()):,} validation samples", fontsize=11)
@@ -106,9 +105,7 @@ def draw_accuracy(samples: Tensor, correct: Tensor, names: Sequence[str]) -> Fig
     axes.axvline(mean, color=BRIGHT_COLORS[1], linestyle="--", linewidth=1.5)
     which = f"{count} of {len(present):,} classes with the lowest accuracy" if count < len(present) else "all classes"
     axes.set_title(f"Accuracy: {which}\ndashed line: {mean:.1%} of all samples", fontsize=11)
-    axes.set_xlabel("fraction of correct predictions")
-    axes.set_xlim(0, 1)
-    axes.set_ylim(count - 0.4, -0.6)
+    axes.set(xlabel="fraction of correct predictions", xlim=(0, 1), ylim=(count - 0.4, -0.6))
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -123,10 +120,7 @@ def draw_precision_recall(curves: Sequence[Curve], micro_average: Curve, names: 
             color, style = BRIGHT_COLORS[index], STYLES[repetition % len(STYLES)]
             axes.plot(*_line(curve), label=_label(name, curve), linewidth=1.5, color=color, linestyle=style)
     axes.plot(*_line(micro_average), label=_label("all (micro average)", micro_average), color="black", linewidth=2.5)
-    axes.set_xlim(-0.01, 1.01)
-    axes.set_ylim(-0.01, 1.01)
-    axes.set_xlabel("recall")
-    axes.set_ylabel("precision")
+    axes.set(xlabel="recall", ylabel="precision", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
     axes.set_title("Precision and recall", fontsize=11)
     axes.grid(True, color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
@@ -154,14 +148,11 @@ def draw_pairs(pairs: Pairs) -> Figure:
         axes.plot(limits, limits, color="black", linewidth=1.2, linestyle="--", label="predicted = true")
         size = 26 if len(true) <= 200 else 10
         axes.scatter(true.numpy(), predicted.numpy(), s=size, color=BRIGHT_COLORS[0], alpha=0.45, linewidths=0)
-        axes.set_xlim(*limits)
-        axes.set_ylim(*limits)
+        axes.set(xlim=limits, ylim=limits)
         axes.legend(loc="upper left", fontsize=9)
     else:
         axes.text(0.5, 0.5, "no finite values", transform=axes.transAxes, ha="center")
-    axes.set_aspect("equal")
-    axes.set_xlabel("true value")
-    axes.set_ylabel("predicted value")
+    axes.set(xlabel="true value", ylabel="predicted value", aspect="equal")
     which = f"{len(true):,} of {pairs.total:,}" if len(true) < pairs.total else f"{pairs.total:,}"
     axes.set_title(f"Predicted and true values\n{which} validation values", fontsize=11)
     axes.grid(True, color="#dddddd", linewidth=0.6)
@@ -236,24 +227,18 @@ def draw_grid(title: str, images: Tensor, labels: Sequence[str]) -> Figure:
     axes = figure.add_axes((0, 0, 1, 1))  # coordinates are inches; one axis per image would take a second to draw
     axes.set_axis_off()
     axes.text(total_width / 2, _TITLE_INCHES / 2, title, ha="center", va="center", fontsize=11)
+    images = images - images.amin((1, 2, 3), keepdim=True)
+    images = images / images.amax((1, 2, 3), keepdim=True).clamp(min=1e-12)
     for number in range(count):
         left = number % columns * (_CELL_INCHES + _GAP_INCHES) + _GAP_INCHES / 2
         top = number // columns * cell_height + _TITLE_INCHES
-        pixels = scaled(images[number]).expand(3, height, width).permute(1, 2, 0).numpy()
+        pixels = images[number].expand(3, height, width).permute(1, 2, 0).numpy()
         axes.imshow(pixels, extent=(left, left + _CELL_INCHES, top + image_height, top), interpolation="nearest")
         if number < len(labels):
             place = left + _CELL_INCHES / 2, top + image_height + 0.03
             axes.text(*place, labels[number], ha="center", va="top", fontsize=8)
-    axes.set_xlim(0, total_width)
-    axes.set_ylim(total_height, 0)
-    axes.set_aspect("auto")
+    axes.set(xlim=(0, total_width), ylim=(total_height, 0), aspect="auto")
     return figure
-
-
-def scaled(image: Tensor) -> Tensor:
-    """Returns an image with values from 0 to 1; zeros if all values are equal."""
-    least, largest = image.aminmax()
-    return (image - least) / (largest - least).clamp(min=1e-12)
 
 
 def _name(label: int, names: Sequence[str]) -> str:
