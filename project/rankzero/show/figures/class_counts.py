@@ -75,7 +75,7 @@ class ClassCounts:
             targets: int64 tensor of shape `(batch,)`.
 
         Returns:
-            The targets, with classes in place of targets that are none, for which `check_targets` raises an error.
+            The targets, with classes in place of targets that are none, for which `target_error` returns an error.
         """
         is_counted = targets != IGNORED_TARGET
         ones = is_counted.long()
@@ -100,10 +100,11 @@ class ClassCounts:
             cells += torch.arange(self.classes, device=cells.device) * (2 * THRESHOLDS)
         self._bins.view(-1).scatter_add_(0, cells.flatten(), ones.repeat_interleave(self.classes))
 
-    def check_targets(self) -> None:
-        """Raises a ValueError if a target is no class."""
-        if int(self._least) < 0 or int(self._largest) >= self.classes:
-            raise ValueError(f"targets are {int(self._least)} to {int(self._largest)} for {self.classes} classes")
+    def target_error(self) -> ValueError | None:
+        """Returns an error if a target is no class."""
+        least, largest = int(self._least), int(self._largest)
+        is_wrong = least < 0 or largest >= self.classes
+        return ValueError(f"targets are {least} to {largest} for {self.classes} classes") if is_wrong else None
 
     @property
     def curves(self) -> list[Curve]:

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Trainer
@@ -16,15 +16,14 @@ from rankzero.distributed.devices import moved
 from rankzero.show.figures.class_counts import IGNORED_TARGET, ClassCounts
 from rankzero.training.strategies import RunStrategy
 
-CLASSIFICATION, REGRESSION = 1, 2
-"""Kinds of outputs; 0 means that there are none."""
+NO_OUTPUTS, CLASSIFICATION, REGRESSION = range(3)
+"""Kinds of outputs."""
 
 MAX_DEPTH = 4
 """Number of nested containers of a batch that are searched for tensors."""
 
 
-@dataclass(frozen=True)
-class Outputs:
+class Outputs(NamedTuple):
     """Predictions for a batch, and the targets; `kind` is `CLASSIFICATION` or `REGRESSION`.
 
     Predictions are float32 logits of shape `(batch, classes)` with int64 targets, or of any shape with float32 targets.
@@ -39,14 +38,15 @@ def read_outputs(returned: Any) -> Outputs | None:
     """Returns the documented outputs of a `validation_step`, or None if it has returned anything else."""
     if not isinstance(returned, Mapping):
         return None
-    logits, predictions, targets = (returned.get(name) for name in ("logits", "predictions", "targets"))
+    found: list[Any] = [returned.get(name) for name in ("logits", "predictions", "targets")]
+    logits, predictions, targets = found
     if not isinstance(targets, Tensor) or not targets.numel():
         return None
-    if isinstance(logits, Tensor) and _are_classes(targets) and _are_logits(logits, len(targets)):
+    has_logits = isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim == 2
+    if has_logits and logits.shape[1] >= 2 and _are_classes(targets) and len(logits) == len(targets):
         return Outputs(CLASSIFICATION, logits.detach().float(), targets.detach().to(logits.device).long())
-    if isinstance(predictions, Tensor) and predictions.is_floating_point() and targets.is_floating_point():
-        if predictions.shape != targets.shape:
-            return None
+    has_values = isinstance(predictions, Tensor) and predictions.is_floating_point() and targets.is_floating_point()
+    if has_values and predictions.shape == targets.shape:
         return Outputs(REGRESSION, predictions.detach().float(), targets.detach().to(predictions.device).float())
     return None
 
@@ -68,10 +68,6 @@ def find_classes(batch: Any, count: int) -> Tensor | None:
 def _are_classes(targets: Tensor) -> bool:
     is_integer = not (targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool)
     return is_integer and targets.ndim == 1
-
-
-def _are_logits(logits: Tensor, count: int) -> bool:
-    return logits.is_floating_point() and logits.ndim == 2 and len(logits) == count and logits.shape[1] >= 2
 
 
 def _tensors(batch: Any, depth: int = 0) -> Iterator[Tensor]:
@@ -269,9 +265,6 @@ def downscaled(images: Tensor) -> Tensor:
     return pixels
 
 
-_NO_OUTPUTS = 0
-
-
 class CollectionError(Exception):
     """Some rank could not collect its outputs, or ranks have different outputs; raised on all ranks."""
 
@@ -291,7 +284,7 @@ class Collection:
     def __init__(self, ranks: int, rank: int) -> None:
         self.ranks, self.rank = ranks, rank
         self.error: Exception | None = None
-        self._kind = _NO_OUTPUTS
+        self._kind = NO_OUTPUTS
         self._counts: ClassCounts | None = None
         self._worst, self._pairs = WorstSamples(), PairSelection(ranks, rank)
 
@@ -307,11 +300,11 @@ class Collection:
         outputs = read_outputs(returned)
         if outputs is None:
             return
-        if self._kind not in (_NO_OUTPUTS, outputs.kind):
+        kind, predictions, targets = outputs
+        if self._kind not in (NO_OUTPUTS, kind):
             raise ValueError("validation_step has returned logits for some batches and predictions for others")
-        self._kind = outputs.kind
-        predictions, targets = outputs.predictions, outputs.targets
-        if outputs.kind == REGRESSION:
+        self._kind = kind
+        if kind == REGRESSION:
             self._pairs.add(predictions, targets)
             return
         classes = predictions.shape[1]
@@ -328,10 +321,7 @@ class Collection:
             CollectionError: There are outputs that cannot be combined; raised on all ranks.
         """
         if self.error is None and self._counts is not None:
-            try:
-                self._counts.check_targets()
-            except ValueError as error:
-                self.error = error
+            self.error = self._counts.target_error()
         if self.error is not None:
             logging.getLogger("rankzero").warning("figures: %r", self.error)
         classes = self._counts.classes if self._counts else 0
