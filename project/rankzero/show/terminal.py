@@ -24,10 +24,6 @@ class ResultDisplay:
     def __init__(self, trainer: Trainer, run: RunDirectory, world: World) -> None:
         self._trainer, self._run, self._world = trainer, run, world
 
-    def result_text(self, summary: dict[str, Any]) -> str:
-        """Returns the result for the log."""
-        return result_text(summary, self._run, self._world)
-
     def show_result(self, summary: dict[str, Any]) -> None:
         """Writes the report and prints the result."""
         here = "" if self._run.path.is_absolute() else f"{Path.cwd()}/"
@@ -42,47 +38,42 @@ class ResultDisplay:
             print_error(f"report.html could not be written: {error!r}")
         # mpirun gives its processes a terminal, also if output goes to a file
         is_local = summary["launcher"] == "local"
-        print_line(result_text(summary, self._run, self._world, folders, report, has_colors=is_local))
+        print_line(self.result_text(summary, folders, report, has_colors=is_local))
 
-
-def result_text(
-    summary: dict[str, Any],
-    run: RunDirectory,
-    world: World,
-    log_folders: Iterable[str] = (),
-    report: Path | None = None,
-    has_colors: bool = False,
-) -> str:
-    """Returns the result of an attempt that has ended: a table, or one line if `--quiet` is set."""
-    if is_quiet():
-        return result_line(summary, run)
-    table = Table(show_header=False, title=f"run {run.name}: {summary['status']}", title_justify="left")
-    backend = f", {world.backend}" if world.size > 1 else ""
-    is_even = world.size == world.nodes * world.devices
-    processes = f"{world.nodes} x {world.devices}" if is_even else f"{world.size} processes on {world.nodes} nodes,"
-    table.add_row("ran on", f"{summary['launcher']}: {processes} {_device(world)}{backend}")
-    max_epochs = summary["max_epochs"] or -1
-    epochs = f"{summary['epochs']}" + f" of {max_epochs}" * (summary["epochs"] < max_epochs)
-    table.add_row("epochs", f"{epochs} ({summary['steps']:,} steps, {summary['samples']:,} samples)")
-    if problem := summary.get("problem"):
-        table.add_row("problem", textwrap.fill(printable_line(problem), 80), style="red")
-    if summary["ledger"]:
-        table.add_row("ledger", summary["ledger"][-1])
-    speed = number_text(summary["samples_per_second"])
-    table.add_row("speed", f"{speed} samples/s; {summary['seconds']:.1f} s in total")
-    for slow_rank in summary["slow_ranks"]:
-        table.add_row("slow", slow_rank)
-    for name, value in unique_metrics(nan_for_none(summary["metrics"])).items():
-        table.add_row(printable_line(name), number_text(value))
-    checkpoint = summary["checkpoint"]
-    table.add_row("checkpoint", str(run.path / checkpoint) if checkpoint else "none")
-    if summary["status"] != "finished" and run.is_kept:
-        table.add_row(_next_purpose(summary), spelled(f"the same command with --name {run.name}"))
-    if report:
-        table.add_row("report", str(report))
-    for label, location in log_locations(run, log_folders):
-        table.add_row(label, location)
-    return rendered(table, has_colors)
+    def result_text(
+        self, summary: dict[str, Any], folders: Iterable[str] = (), report: Path | None = None, has_colors: bool = False
+    ) -> str:
+        """Returns the result of an attempt that has ended: a table, or one line if `--quiet` is set."""
+        if is_quiet():
+            return result_line(summary, self._run)
+        world = self._world
+        table = Table(show_header=False, title=f"run {self._run.name}: {summary['status']}", title_justify="left")
+        backend = f", {world.backend}" if world.size > 1 else ""
+        is_even = world.size == world.nodes * world.devices
+        processes = f"{world.nodes} x {world.devices}" if is_even else f"{world.size} processes on {world.nodes} nodes,"
+        table.add_row("ran on", f"{summary['launcher']}: {processes} {_device(world)}{backend}")
+        max_epochs = summary["max_epochs"] or -1
+        epochs = f"{summary['epochs']}" + f" of {max_epochs}" * (summary["epochs"] < max_epochs)
+        table.add_row("epochs", f"{epochs} ({summary['steps']:,} steps, {summary['samples']:,} samples)")
+        if problem := summary.get("problem"):
+            table.add_row("problem", textwrap.fill(printable_line(problem), 80), style="red")
+        if summary["ledger"]:
+            table.add_row("ledger", summary["ledger"][-1])
+        speed = number_text(summary["samples_per_second"])
+        table.add_row("speed", f"{speed} samples/s; {summary['seconds']:.1f} s in total")
+        for slow_rank in summary["slow_ranks"]:
+            table.add_row("slow", slow_rank)
+        for name, value in unique_metrics(nan_for_none(summary["metrics"])).items():
+            table.add_row(printable_line(name), number_text(value))
+        checkpoint = summary["checkpoint"]
+        table.add_row("checkpoint", str(self._run.path / checkpoint) if checkpoint else "none")
+        if summary["status"] != "finished" and self._run.is_kept:
+            table.add_row(_next_purpose(summary), spelled(f"the same command with --name {self._run.name}"))
+        if report:
+            table.add_row("report", str(report))
+        for label, location in log_locations(self._run, folders):
+            table.add_row(label, location)
+        return rendered(table, has_colors)
 
 
 def result_line(summary: Mapping[str, Any], run: RunDirectory) -> str:

@@ -10,7 +10,7 @@ from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.world import World
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.summary import describe_environment
-from rankzero.show.terminal import _print, print_evaluation, print_predictions, result_text
+from rankzero.show.terminal import ResultDisplay, _print, print_evaluation, print_predictions
 from running import evaluate_in_process, fit_in_process, world_of
 
 TOY = ("--model", "MLP", "--data", "Toy", "--epochs", "1", "--run", "x")
@@ -55,7 +55,8 @@ METRICS = {"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}
 def print_summary(run, metrics, status="finished", world=ONE_PROCESS, **changes):
     numbers = {"epochs": 1, "steps": 2, "samples": 3, "samples_per_second": 1.0, "seconds": 1.0, "max_epochs": 1}
     summary = {"launcher": "local", "ledger": [], "slow_ranks": [], "checkpoint": None, **numbers, **changes}
-    print(result_text({**summary, "status": status, "metrics": metrics}, run, world, has_colors=True))
+    summary |= {"status": status, "metrics": metrics}
+    print(ResultDisplay(None, run, world).result_text(summary, has_colors=True))
 
 
 def test_a_problem_is_wrapped_and_red_in_a_terminal(capsys, tmp_path, monkeypatch):
