@@ -21,16 +21,14 @@ from rankzero.text import metrics_line, numbers, rough_duration
 INTERVAL_SECONDS = 10.0
 """Minimum time between two lines."""
 
-EARLY_FRACTION, EARLY_SECONDS, LATE_FRACTION = 0.1, 900.0, 0.02
-"""The interval is a tenth of the time since the start, at most 15 minutes, and after 12.5 hours 2 % of the time."""
 
-
-def interval_after(elapsed_seconds: float, minimum: float = INTERVAL_SECONDS) -> float:
+def interval_after(elapsed_seconds: float, minimum: float) -> float:
     """Returns the time between two lines, in seconds, which grows with the time since the start.
 
-    A run prints about 10 lines in 100 s, 35 in 15 minutes, 55 in two hours, 130 in a day and 300 in a month.
+    It is a tenth of that time, at most 15 minutes, and after 12.5 hours 2 % of that time. A run prints about 10 lines
+    in 100 s, 35 in 15 minutes, 55 in two hours, 130 in a day and 300 in a month.
     """
-    return max(minimum, min(EARLY_FRACTION * elapsed_seconds, EARLY_SECONDS), LATE_FRACTION * elapsed_seconds)
+    return max(minimum, min(0.1 * elapsed_seconds, 900.0), 0.02 * elapsed_seconds)
 
 
 class PlainProgress(RunProgress):
