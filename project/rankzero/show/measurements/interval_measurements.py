@@ -153,14 +153,8 @@ class IntervalMeasurements(LoopCallback):
                 own_values = own_values | self._speed(trainer) | self._guarded(self._checkpoint)
                 own_values |= {EPOCH: epoch, SAMPLES: float(samples), "x_axis/attempt": float(self.run.attempt)}
             tags_of_module = frozenset(shown_metrics(trainer)["log"])
-            self._interval = _Interval(
-                step=step,
-                loss_tag=_loss_tag(epoch_loop, tags_of_module),
-                has_gradient_norm=GRADIENT_NORM in values,
-                has_details=has_details,
-                own_values=own_values,
-                tags_of_module=tags_of_module,
-            )
+            loss_tag, has_norm = _loss_tag(epoch_loop, tags_of_module), GRADIENT_NORM in values
+            self._interval = _Interval(step, loss_tag, has_norm, has_details, own_values, tags_of_module)
         if exchange.is_complete or (self.log_system and self._is_rank_zero):
             self._finish_exchange(trainer)
 
