@@ -106,12 +106,10 @@ class Trial:
         if self._source is not None:
             self._source.setup("fit")
             loaders = self._source.train_dataloader()
-        prefetched: list[int] = []
-        workers: list[int] = []
+        wrapped: list[DataLoader[Any]] = []
 
         def wrap(loader: "DataLoader[Any]") -> object:
-            workers.append(loader.num_workers)
-            prefetched.append(loader.num_workers * (loader.prefetch_factor or 0))
+            wrapped.append(loader)
             return self.plan.wrap(loader, training=True)
 
         if isinstance(loaders, CombinedLoader):
@@ -126,10 +124,10 @@ class Trial:
             # More steps than in the run could exceed the length of a schedule of the learning rate.
             self._timer.max_steps = min(len(combined) * epochs, MAX_STEPS) if epochs > 0 else MAX_STEPS
             self._batches = max(self._timer.max_steps + 1, len(combined))
-        batch_bytes = _bytes_of(self._batch) // max(1, len(workers))
+        prefetched = sum(loader.num_workers * (loader.prefetch_factor or 0) for loader in wrapped)
         return {
-            "workers": sum(workers),
-            "prefetched_bytes": sum(prefetched) * batch_bytes,
+            "workers": sum(loader.num_workers for loader in wrapped),
+            "prefetched_bytes": prefetched * (_bytes_of(self._batch) // max(1, len(wrapped))),
             "data": dict(self.plan.data),
         }
 
