@@ -28,7 +28,7 @@ class Throughput(LoopCallback):
 
     def __init__(self, plan: SamplingPlan) -> None:
         self.plan = plan
-        self._samples = self._attempt_samples = self._consumed = 0
+        self._samples = self._earlier_samples = self._consumed = 0
         self._trainer: Trainer | None = None
         self._is_on_gpu = False
         self._last_tick: torch.cuda.Event | None = None
@@ -58,8 +58,7 @@ class Throughput(LoopCallback):
     @property
     def attempt_samples(self) -> int:
         """Number of samples in this attempt."""
-        self._count_trained_batches()
-        return self._attempt_samples
+        return self.samples - self._earlier_samples
 
     def needs(self, hook: str) -> bool:
         if hook == "on_tick":
@@ -93,7 +92,7 @@ class Throughput(LoopCallback):
             count = sum(order.samples_in(batch_idx) for order in orders)
         else:  # a user's order: assume that all ranks have as many samples as this rank
             count = (batch_size(batch) or 0) * trainer.world_size
-        self._add(count)
+        self._samples += count
 
     def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         """Lets the host run ahead of a GPU by at most one tick, so that its clock measures the GPU's speed."""
@@ -102,16 +101,12 @@ class Throughput(LoopCallback):
         self._last_tick = torch.cuda.Event()
         self._last_tick.record()
 
-    def _add(self, count: int) -> None:
-        self._samples += count
-        self._attempt_samples += count
-
     def _count_trained_batches(self, at_end: bool = False) -> None:
         """Counts new samples of the current epoch, or with `at_end` of the epoch that has just ended."""
         order, loop = self.plan.counted_order, fit_loop_of(self._trainer) if self._trainer else None
         if order is not None and loop is not None and (at_end or loop.is_within_epoch):
             consumed = order.consumed(loop.epoch_loop.batches_trained)
-            self._add(consumed - self._consumed)
+            self._samples += consumed - self._consumed
             self._consumed = consumed
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -122,6 +117,7 @@ class Throughput(LoopCallback):
         return {"samples": self.samples}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._earlier_samples += state_dict["samples"] - self._samples
         self._samples = state_dict["samples"]
 
     @contextmanager
