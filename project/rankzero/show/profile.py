@@ -28,7 +28,7 @@ from rankzero.messages import RequestError, Stopped, print_error, print_line
 from rankzero.runs.directory import RunDirectory
 from rankzero.show.measurements.step_time import STEP_PHASES
 from rankzero.training.fit_loop import fit_loop_of
-from rankzero.training.hooks import LoopCallback, Subscribers
+from rankzero.training.hooks import LoopCallback
 
 
 class Part(NamedTuple):
@@ -258,7 +258,6 @@ class Profile(LoopCallback):
         self.run, self.request, self._activity = run, request, activity
         self._is_pending = False
         self._recording: Recording | None = None
-        self._subscribers: Subscribers | None = None
         self._begin_after = 0
         self._first: int | None = None
         self._last: int | None = None  # if the recording ended before training did
@@ -271,7 +270,6 @@ class Profile(LoopCallback):
         self._trainer = trainer
         self._is_pending = trainer.global_rank in self.request.ranks
         self._begin_after = max(self.request.after or 0, trainer.global_step + WARM_UP_STEPS)
-        self._subscribers = fit_loop_of(trainer).epoch_loop.subscribers
 
     def on_step_done(self, trainer: Trainer) -> None:
         step = trainer.global_step
@@ -333,8 +331,7 @@ class Profile(LoopCallback):
     def _finish(self) -> None:
         """Removes the callback from the steps that follow."""
         self._is_pending = False
-        if self._subscribers is not None:
-            self._subscribers.remove("on_step_done", self)
+        fit_loop_of(self._trainer).epoch_loop.subscribers.remove("on_step_done", self)
 
     def _write(self, recording: Recording, trainer: Trainer) -> None:
         rank, ranks = trainer.global_rank, self.request.ranks
