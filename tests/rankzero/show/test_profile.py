@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.profiler import ProfilerActivity, profile
 
 import rankzero
 from rankzero import Trainer
-from rankzero.distributed.monitoring.activity import BACKWARD, CHECKPOINT, END, FORWARD, HOOK, Activity
+from rankzero.distributed.monitoring.activity import DATA, Activity
 from rankzero.messages import RequestError
 from rankzero.show.profile import OPERATORS, TRACK, Profile, ProfileRequest, Recording, write_table
 from running import disk_at, refusal_of, script_process
@@ -38,15 +38,9 @@ class Net(BoringModel):
         return loss
 
 
-class AtStep(Callback):
-    """Calls a function after a step."""
-
-    def __init__(self, step, function):
-        self.step, self.function = step, function
-
-    def on_train_batch_end(self, trainer, *arguments):
-        if trainer.global_step == self.step:
-            self.function(trainer)
+def at_step(step, function):
+    """Returns a callback that calls a function after a step."""
+    return LambdaCallback(on_train_batch_end=lambda trainer, *_: trainer.global_step == step and function(trainer))
 
 
 def train(steps=12, model=None, **settings):
@@ -141,7 +135,7 @@ def test_steps_after_the_profile_call_no_hook_and_quiet_keeps_the_line_with_the_
         methods = trainer.fit_loop.epoch_loop.subscribers.methods["on_step_done"]
         called.append(any(isinstance(method.__self__, Profile) for method in methods))
 
-    train(profile="2steps", callbacks=[AtStep(6, look), AtStep(8, look)], quiet=True)
+    train(profile="2steps", callbacks=[at_step(6, look), at_step(8, look)], quiet=True)
     assert called == [True, False] and "rankzero: profiled steps 6 to 7: " in capsys.readouterr().out
 
 
@@ -168,7 +162,7 @@ def fail(*arguments):
     [
         (8, 10, {}, "training ended after step 8"),
         (12, 5, {"limit_val_batches": 3, "val_check_interval": 4}, "a validation began after step 8"),
-        (12, 4, {"callbacks": [AtStep(8, fail)]}, "training ended after step 8"),
+        (12, 4, {"callbacks": [at_step(8, fail)]}, "training ended after step 8"),
     ],
     ids=["few steps", "validation", "error"],
 )
@@ -210,7 +204,7 @@ def test_a_stop_in_a_profiled_step_writes_the_steps_before_it(script_folder):
         trainer.session.coordinator.control_channel.request_stop("the test")
 
     with pytest.raises(rankzero.Stopped):
-        train(200, profile="190steps", callbacks=[AtStep(8, stop)])
+        train(200, profile="190steps", callbacks=[at_step(8, stop)])
     assert len(numbers_of_steps(trace_of(script_folder))) >= 3
 
 
@@ -229,7 +223,7 @@ def test_a_full_disk_does_not_end_training(script_folder, capsys):
 
 def test_another_profiler_keeps_running(script_folder, capsys):
     other = profile(activities=[ProfilerActivity.CPU])
-    train(profile="2steps", callbacks=[AtStep(4, lambda _: other.start()), AtStep(10, lambda _: other.stop())])
+    train(profile="2steps", callbacks=[at_step(4, lambda _: other.start()), at_step(10, lambda _: other.stop())])
     assert "training is not affected: another profiler of torch is running" in capsys.readouterr().err
     assert any(event.name == "aten::linear" for event in other.events())
 
@@ -244,15 +238,15 @@ def write_half(self, path):
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "function", "found"),
+    ("name", "function", "found"),
     [
-        *((profile, name, fail, "it failed") for name in ("prepare_trace", "start_trace", "key_averages")),
-        (profile, "stop_trace", stop_and_fail, "it failed"),
-        (profile, "export_chrome_trace", write_half, "torch could not write its trace to "),
+        *((name, fail, "it failed") for name in ("prepare_trace", "start_trace", "key_averages")),
+        ("stop_trace", stop_and_fail, "it failed"),
+        ("export_chrome_trace", write_half, "torch could not write its trace to "),
     ],
 )
-def test_an_error_of_the_profiler_ends_no_training(owner, name, function, found, script_folder, capsys, monkeypatch):
-    monkeypatch.setattr(owner, name, function)
+def test_an_error_of_the_profiler_ends_no_training(name, function, found, script_folder, capsys, monkeypatch):
+    monkeypatch.setattr(profile, name, function)
     assert train(profile="2steps").global_step == 12
     err = capsys.readouterr().err
     assert err.count("the profile could not be written") == err.count(f"training is not affected: {found}") == 1
@@ -278,23 +272,12 @@ def test_ranks_that_cannot_be_profiled_are_refused(profile, ranks, world, found,
     assert error.asked == f"--profile_ranks {ranks}" and found in error.found and error.instead == instead
 
 
-def recorded(steps):
-    activity = Activity()
-    recording = Recording(activity, "cpu")
-    activity.listen(recording.enter)
-    for step in range(steps):
-        activity.begin_batch(step)
-        for phase in (FORWARD, BACKWARD, HOOK, CHECKPOINT):
-            activity.enter(phase)
-            torch.ones(3) @ torch.ones(3)
-    activity.enter(END)
-    recording.end()
-    return recording
-
-
 def test_the_table_of_a_gpu_has_a_second_section(tmp_path):
     """The section is written without CUDA times: no test of this project has run on CUDA."""
-    recording = recorded(1)
+    recording = Recording(Activity(), "cpu")
+    recording.enter(DATA)
+    torch.ones(3) @ torch.ones(3)
+    recording.end()
     recording.has_cuda = True
     write_table(tmp_path / "rank-000.txt", recording, "the title")
     text = (tmp_path / "rank-000.txt").read_text()

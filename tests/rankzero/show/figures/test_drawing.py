@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
@@ -31,19 +31,14 @@ class Recorder:
         self.curves = names
 
 
-def counts_of(classes, samples=300):
-    torch.manual_seed(0)
-    counts = ClassCounts(classes)
-    counts.add(torch.randn(samples, classes), torch.randint(classes, (samples,)))
-    return counts
-
-
 @pytest.mark.parametrize("classes", [4, 300])
 def test_all_figures_of_a_classification_are_drawn(classes):
-    recorder = Recorder()
+    torch.manual_seed(0)
+    recorder, counts = Recorder(), ClassCounts(classes)
+    counts.add(torch.randn(300, classes), torch.randint(classes, (300,)))
     worst = tuple(WorstSample(2.0, 1, 0, torch.rand(1, 5, 9)) for _ in range(3))
     names = (HOSTILE * classes)[:classes]
-    drawing.draw_validation(recorder, Validation(counts_of(classes), worst), names)
+    drawing.draw_validation(recorder, Validation(counts, worst), names)
     assert set(recorder.sizes) == {"most_wrong", "confusion_matrix", "accuracy_by_class", "precision_recall"}
     assert all(200 < side < 2500 for size in recorder.sizes.values() for side in size)
     assert recorder.curves == ([*names, "micro average"] if classes <= 10 else ["micro average"])
@@ -114,21 +109,14 @@ def test_tags_are_distinct_and_have_no_separators():
 def fit(*callbacks, **settings):
     """Trains, and returns for each validation whether it is known to be the last one."""
     seen = []
-
-    class Validations(Callback):
-        def on_validation_start(self, trainer, pl_module):
-            seen.append(is_last_validation(trainer))
-
-    train_in_process(*callbacks, Validations(), loops=True, num_sanity_val_steps=0, **settings)
+    validations = LambdaCallback(on_validation_start=lambda trainer, _: seen.append(is_last_validation(trainer)))
+    train_in_process(*callbacks, validations, loops=True, num_sanity_val_steps=0, **settings)
     return seen
 
 
 def test_a_requested_stop_that_min_epochs_prevents_makes_no_validation_the_last():
-    class StopEarly(Callback):
-        def on_train_epoch_start(self, trainer, module):
-            trainer.should_stop = True
-
-    assert fit(StopEarly(), limit_train_batches=2, min_epochs=3, max_epochs=5) == [False] * 3
+    stop_early = LambdaCallback(on_train_epoch_start=lambda trainer, _: setattr(trainer, "should_stop", True))
+    assert fit(stop_early, limit_train_batches=2, min_epochs=3, max_epochs=5) == [False] * 3
 
 
 @pytest.mark.parametrize(
@@ -149,10 +137,6 @@ def test_a_requested_stop_that_min_epochs_prevents_makes_no_validation_the_last(
     ],
 )
 def test_exactly_the_last_validation_is_known_to_be_the_last_also_without_a_length(settings, count):
-    if "data" in settings:
-        settings = {
-            **settings,
-            "data": DataLoader(Unsized(torch.rand(4, 32))),
-            "limit_train_batches": 1.0,
-        }  # four batches, no length
+    if "data" in settings:  # four batches, no length
+        settings = {**settings, "data": DataLoader(Unsized(torch.rand(4, 32))), "limit_train_batches": 1.0}
     assert fit(**{"limit_train_batches": 10, **settings}) == [False] * (count - 1) + [True]
