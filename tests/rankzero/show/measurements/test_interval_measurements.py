@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule
-from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import LambdaCallback, LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 from reported import PARTS_MS, scalars_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -114,15 +114,15 @@ def test_a_module_that_logs_the_loss_itself_keeps_its_own_values_and_one_without
 
 
 def test_the_curves_of_stopped_and_lost_attempts_are_those_of_an_uninterrupted_run(script_folder, whole):
-    class Crash(Callback):
-        def on_train_batch_end(self, trainer, *arguments):
-            if trainer.global_step == 27:
-                raise RuntimeError("crash")
+    def crash(trainer, *_):
+        if trainer.global_step == 27:
+            raise RuntimeError("crash")
 
     for steps in (8, 22):  # in the middle of an interval, and of an epoch
         fit(Net(), max_steps=steps)
     with pytest.raises(RuntimeError, match="crash"):
-        fit(Net(), callbacks=[Crash()])  # saved last at step 24, within the interval that it has logged
+        # Saved last at step 24, within the interval that it has logged.
+        fit(Net(), callbacks=[LambdaCallback(on_train_batch_end=crash)])
     parts = fit(Net())
     for tag in ("train/loss", "train/lr", "weights/gradient_norm"):
         assert parts[tag] == pytest.approx(whole[1][tag], rel=1e-6) and len(parts[tag]) >= 7, tag
@@ -291,13 +291,6 @@ def test_each_parameter_group_has_its_own_series():
     assert learning_rates([optimizer_with(0.5), optimizer_with(0.25)]) == two
 
 
-def fit_boring(module, **settings):
-    """Trains in the working directory, and returns the curves of the run."""
-    settings = {"log_every_n_steps": 2, "limit_train_batches": 6, "max_epochs": 1, **QUIET, **settings}
-    Trainer(name="x", **settings).fit(module)
-    return scalars_of(Path("runs/x"))
-
-
 class Scheduled(BoringModel):
     """The learning rate of the n-th step, from 0, is 0.5 to the power of n."""
 
@@ -316,7 +309,9 @@ class Scheduled(BoringModel):
     ],
 )
 def test_the_rate_is_that_of_the_step_at_which_it_is_logged(script_folder, settings, steps):
-    assert fit_boring(Scheduled(), **settings)["train/lr"] == {step: 0.5**step for step in steps}
+    settings = {"log_every_n_steps": 2, **settings}
+    logged = fit(Scheduled(), epochs=1, limit_train_batches=6, **settings)
+    assert logged["train/lr"] == {step: 0.5**step for step in steps}
 
 
 class TwoOptimizers(BoringModel):
@@ -343,12 +338,11 @@ class TwoOptimizers(BoringModel):
         return [torch.optim.SGD(self.parameters(), lr=rate) for rate in (0.2, 0.1)]
 
 
-def test_series_of_two_optimizers_have_the_same_steps_and_one_time_of_both(script_folder, monkeypatch):
-    monkeypatch.setattr(interval_measurements, "DETAIL_SECONDS", 0.0)
+def test_series_of_two_optimizers_have_the_same_steps_and_one_time_of_both(detailed, script_folder, monkeypatch):
     for settings in ({"max_steps": 6}, {}):  # three batches, then all
         model = TwoOptimizers()
         monkeypatch.setattr(activity, "monotonic", lambda model=model: model.now)
-        logged = fit_boring(model, log_every_n_steps=1, **settings)
+        logged = fit(model, epochs=1, limit_train_batches=6, log_every_n_steps=1, **settings)
     for tag, value in {"train/lr": 0.2, "train/lr-1": 0.1, "wall_time/step_ms": 20}.items():
         assert logged[tag] == pytest.approx(dict.fromkeys(range(6), value)), tag
     assert list(logged["loss"]) == list(logged["weights/gradient_norm"]) == list(range(6))
