@@ -9,7 +9,6 @@ from rankzero.runs.metrics_file import Row
 from rankzero.show.report import curves as curves_module
 from rankzero.show.report.curves import CurveBuilder, read_curves
 from rankzero.show.tensorboard_logger import DurableTensorBoardLogger
-from running import run_without_importing
 
 
 def log(folder, values, purge_from=None):
@@ -38,15 +37,6 @@ def test_a_resumed_attempt_removes_values_of_a_lost_one_which_tensorboard_hides(
     for number, path in enumerate(files):  # TensorBoard sorts files by the second in their names
         path.rename(path.with_name(f"events.out.tfevents.{number}"))
     assert scalars_of(tmp_path)["loss"] == dict(points_of(loss))
-
-
-def test_reading_imports_neither_torch_nor_lightning_nor_tensorboard(tmp_path):
-    log(tmp_path, [(0, 1.0)])
-    code = (
-        "from pathlib import Path; from rankzero.show.report.curves import read_curves\n"
-        "assert read_curves(Path())['loss'].steps[0] == 0"
-    )
-    run_without_importing("torch", "lightning", "tensorflow", "tensorboard", code=code, folder=tmp_path)
 
 
 @pytest.fixture
