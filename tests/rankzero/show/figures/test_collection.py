@@ -131,22 +131,12 @@ def test_a_single_process_without_a_group_collects_everything():
     assert exchange(OneProcess(SamplingPlan(), device="cpu"), collection) == expected_classification()
 
 
-def batches(classes, sizes=(50, 7, 1)):
-    torch.manual_seed(0)
-    return [(3 * torch.randn(size, classes), torch.randint(classes, (size,))) for size in sizes]
-
-
-def counted(classes):
-    counts = ClassCounts(classes)
-    for logits, targets in batches(classes):
-        counts.add(logits, targets)
-    return counts
-
-
 @pytest.mark.parametrize("classes", [2, 10, 13])
 def test_counts_and_curves_equal_those_of_torchmetrics(classes):
-    logits, targets = (torch.cat(parts) for parts in zip(*batches(classes), strict=True))
-    counts = counted(classes)
+    torch.manual_seed(0)
+    logits, targets, counts = 3 * torch.randn(58, classes), torch.randint(classes, (58,)), ClassCounts(classes)
+    for part in torch.arange(58).split((50, 7, 1)):
+        counts.add(logits[part], targets[part])
     assert torch.equal(counts.matrix, MulticlassConfusionMatrix(classes)(logits, targets))
     accuracy = counts.correct / counts.samples
     torch.testing.assert_close(accuracy, MulticlassAccuracy(classes, average="none")(logits, targets))
@@ -209,15 +199,11 @@ def test_large_images_are_downscaled():
     assert tuple(downscaled(torch.zeros(1, 1, 5000, 2, dtype=torch.uint8)).shape) == (1, 1, 96, 1)
 
 
-def gather_pairs(selection):
-    return selection.gather(OneProcess(SamplingPlan(), device="cpu"), selection.row())
-
-
 def test_many_pairs_are_selected_evenly_without_the_global_generator_and_each_rank_keeps_a_part():
     state, selection = torch.get_rng_state(), PairSelection(1, 0)
     for part in torch.arange(100_000.0).split(7_001):
         selection.add(part, part)
-    pairs = gather_pairs(selection)
+    pairs = selection.gather(OneProcess(SamplingPlan(), device="cpu"), selection.row())
     assert len(pairs.true) == MAX_PAIRS == len(set(pairs.true.tolist())) and pairs.total == 100_000
     assert abs(float(pairs.true.mean()) - 50_000) < 3_000
     assert torch.equal(torch.get_rng_state(), state)
