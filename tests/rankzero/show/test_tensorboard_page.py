@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 from reported import PARTS_MS
@@ -22,9 +22,6 @@ from stock import Net as StockNet
 
 
 class Net(BoringModel):
-    def __init__(self):
-        super().__init__()
-
     def validation_step(self, batch, batch_idx):
         self.log("val/accuracy", 0.5)
 
@@ -119,23 +116,20 @@ def test_secrets_are_in_no_file_no_hyperparameter_and_no_text(script_folder):
 
 
 def test_a_resumed_run_keeps_the_rows_of_a_csv_logger_and_logs_no_step_twice(script_folder, recwarn):
-    class Crash(Callback):
-        def on_train_batch_start(self, trainer, *arguments):
-            if trainer.global_step == 13:  # saved last after step 8
-                raise RuntimeError("crash")
+    def crash(trainer, *_):
+        if trainer.global_step == 13:  # saved last after step 8
+            raise RuntimeError("crash")
 
     def fit(**settings):
-        logger = CSVLogger(".", name="", version="logs")
-        Trainer(name="x", logger=logger, log_every_n_steps=2, **{"max_epochs": 2, **QUIET, **settings}).fit(
-            StockNet(), Loaders()()
-        )
+        settings = {"max_epochs": 2, "logger": CSVLogger(".", name="", version="logs"), **QUIET, **settings}
+        Trainer(name="x", log_every_n_steps=2, **settings).fit(StockNet(), Loaders()())
 
     def steps():
         with Path("logs/metrics.csv").open(newline="") as file:
             return [int(row["step"]) for row in csv.DictReader(file) if row["loss"]]
 
     with pytest.raises(RuntimeError, match="crash"):
-        fit(callbacks=[Crash()])
+        fit(callbacks=[LambdaCallback(on_train_batch_start=crash)])
     assert steps() == [1, 3, 5, 7, 9, 11]
     for settings, count in (({}, 16), ({"max_epochs": 3}, 24), ({"max_epochs": 3}, 24)):
         fit(**settings)
