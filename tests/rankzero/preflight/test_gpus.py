@@ -33,10 +33,8 @@ class OneCoordinator:
     """Replacement for the coordinator of rank zero, with the values of the other ranks."""
 
     def __init__(self, others=(), hosts=("n1",)):
-        self.world, self.others = (
-            SimpleNamespace(rank=0, local_rank=0, size=len(hosts), devices=1, nodes=1, hosts=hosts),
-            others,
-        )
+        self.world = SimpleNamespace(rank=0, local_rank=0, size=len(hosts), devices=1, nodes=1, hosts=hosts)
+        self.others = others
 
     def decide(self, own, choose, seconds=None):
         return choose([own, *self.others])
@@ -52,17 +50,14 @@ def smi(programs, monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 300 << 20)
 
     def add(rows=ROWS, links="", fields="clocks_event_reasons"):
-        programs(
-            **{
-                "nvidia-smi": f"""
+        script = f"""
 case "$*" in
     *{fields}.active*) printf '{rows}' ;;
     "nvlink --status") printf '{links}' ;;
     *) echo 'Field is not a valid field to query.'; exit 2 ;;
 esac
 """
-            }
-        )
+        programs(**{"nvidia-smi": script})
 
     return add
 

@@ -88,11 +88,8 @@ def test_a_damaged_file_is_read_as_an_empty_configuration(text):
 
 def test_changes_name_flags_and_both_values_except_of_secrets():
     stored = {"model": {"class_path": "a.Net", "init_args": {"lr": 0.1, "depth": 3}}, "logger": {"api_key": "abc"}}
-    current = {
-        "model": {"class_path": "a.Net", "init_args": {"lr": 0.2, "depth": 3}},
-        "logger": {"api_key": "def"},
-        "limit": float("inf"),
-    }
+    model = {"class_path": "a.Net", "init_args": {"lr": 0.2, "depth": 3}}
+    current = {"model": model, "logger": {"api_key": "def"}, "limit": float("inf")}
     expected = ["--model.lr 0.1 -> 0.2", "--logger.api_key ... -> ...", "--limit None -> .inf"]
     assert changed_settings(stored, current) == expected
     assert changed_settings(as_json(current), current) == []

@@ -41,11 +41,10 @@ def run(tmp_path):
     return RunDirectory(tmp_path / "x", attempt=4)
 
 
-def summary_of(trainer, run, world=None, keep_best=None, status="finished", another_attempt=False, **settings):
+def summary_of(trainer, run, world=None, keep_best=None, status="finished", **settings):
     world = world or world_of("cpu")
     world.launch = world.launch._replace(launcher="slurm")
-    facts = {"another_attempt": another_attempt, **FACTS, **settings}
-    return summarize(status, "at token=abc", run, trainer, world, keep_best, **facts)
+    return summarize(status, "at token=abc", run, trainer, world, keep_best, **FACTS, **settings)
 
 
 def test_the_summary_of_a_run_has_all_fields_and_survives_strict_json(trainer, run):

@@ -98,9 +98,8 @@ def run_of(tmp_path, label="a", kept_best=None, **tags):
         tag.replace("__", "/"): Curve(list(range(len(values))), [0.0] * len(values), list(values))
         for tag, values in tags.items()
     }
-    return ComparedRun(
-        label, RecordedRun(tmp_path / label, config=f"keep_best: {kept_best}"), Status("finished"), {}, curves
-    )
+    run = RecordedRun(tmp_path / label, config=f"keep_best: {kept_best}")
+    return ComparedRun(label, run, Status("finished"), {}, curves)
 
 
 def test_train_loss_and_validation_metrics_are_drawn_that_of_keep_best_first_then_common_ones(tmp_path):
@@ -140,13 +139,8 @@ def compared(tmp_path, *runs, config=""):
 
 def test_rows_have_the_values_and_best_runs_of_all(tmp_path):
     first = {"epochs": 2, "max_epochs": 4, "steps": 1000, "metrics": {"val/loss": 0.5, "train/loss": 0.1}}
-    second = {
-        "epochs": 4,
-        "max_epochs": 4,
-        "samples": 7,
-        "metrics": {"val/loss": math.nan, "extra": 1.0},
-        "seconds": 70,
-    }
+    metrics = {"val/loss": math.nan, "extra": 1.0}
+    second = {"epochs": 4, "max_epochs": 4, "samples": 7, "metrics": metrics, "seconds": 70}
     rows = {row.name: row for row in results(compared(tmp_path, first, second))[0]}
     assert best([1.0, 2.0, 2.0, None], "max") == {1, 2} and best([1.0, 2.0], None) == best([1.0, 1.0], "max") == set()
     assert rows["epochs"].values == ["2 of 4", "4"] and rows["steps"].values == ["1,000", "-"]
