@@ -32,16 +32,11 @@ def test_rankzeros_code_covers_all_its_files():
 
 
 def test_the_users_code_covers_imported_modules_outside_of_libraries(tmp_path, monkeypatch):
-    def add_module(name, file):
-        module = types.ModuleType(name)
-        module.__file__ = str(file)
-        monkeypatch.setitem(sys.modules, name, module)
-
     own = tmp_path / "my_model.py"
     own.write_text("x = 1\n")
-    add_module("my_model", own)
-    add_module("__main__", f"{sysconfig.get_path('scripts')}/rankzero")
-    add_module("my_extension", "/home/me/my_extension.cpython-311-x86_64-linux-gnu.so")
+    add_module(monkeypatch, "my_model", own)
+    add_module(monkeypatch, "__main__", f"{sysconfig.get_path('scripts')}/rankzero")
+    add_module(monkeypatch, "my_extension", "/home/me/my_extension.cpython-311-x86_64-linux-gnu.so")
     before = user_code()
     assert {"my_model", "lightning_modules", "data_modules"} <= set(before)
     assert not {"torch", "json", "rankzero", "builtins", "__main__", "my_extension"} & set(before)
@@ -73,7 +68,9 @@ def compare(coordinator, folder):
     for change, *_ in CASES:
         with pytest.MonkeyPatch.context() as patch:
             if isinstance(change, str) and (is_second or change != "only_here"):
-                add_module(patch, folder, change, f"x = {is_second}")
+                file = folder / f"{change}.{os.getpid()}.py"
+                file.write_text(f"x = {is_second}")
+                add_module(patch, change, file)
             elif callable(change) and is_second:
                 change(patch)
             settings = CONFIG | (change if isinstance(change, dict) and is_second else {})
@@ -82,10 +79,9 @@ def compare(coordinator, folder):
     return checks
 
 
-def add_module(patch, folder, name, text):
+def add_module(patch, name, file):
     module = types.ModuleType(name)
-    module.__file__ = str(folder / f"{name}.{os.getpid()}.py")
-    Path(module.__file__).write_text(text)
+    module.__file__ = str(file)
     patch.setitem(sys.modules, name, module)
 
 
