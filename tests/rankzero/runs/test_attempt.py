@@ -40,9 +40,9 @@ from rankzero.training.fit_loop import install
 from rankzero.training.strategies import OneProcess
 from recorded_runs import locked
 from running import TOY, fit_in_process
+from stock import SILENT
 
 CONFIG = {"model": {"class_path": "Net"}}
-QUIET = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
 
 
 class Ranks(OneProcess):
@@ -63,7 +63,7 @@ def attempt(cwd):
     def make(plan=None, has_trained=True, rank=0, backend="gloo", **options):
         plan = plan or SamplingPlan()
         strategy = Ranks(plan, device="cpu")
-        trainer = Trainer(strategy=strategy, plugins=[DirectoryCheckpointIO()], max_epochs=2, **QUIET)
+        trainer = Trainer(strategy=strategy, plugins=[DirectoryCheckpointIO()], max_epochs=2, **SILENT)
         install(trainer, plan)
         coordinator = Coordinator(World(Launch(rank=rank), backend=backend), RequestedWorld())
         counts = {"problem": None, "samples": 0, "samples_per_second": 0.0, "ledger": []}
