@@ -66,24 +66,18 @@ def check_gpus(coordinator: Coordinator, world: World) -> tuple[Check, Link | No
 
 
 def _check_rows(ranks: Sequence[dict[str, Any]], hosts: Sequence[str]) -> Check:
-    rows_of = {
-        (host, uuid): row
-        for host, values in zip(hosts, ranks, strict=True)
-        for uuid, row in values.get("gpus", {}).items()
-    }
     details: list[str] = []
     advice: dict[str, None] = {}
+    rows_of: dict[tuple[str, str], list[str]] = {}
+    first_rank: dict[tuple[str, str], int] = {}
     expected_mib: Counter[tuple[str, str]] = Counter()
-    for host, values in zip(hosts, ranks, strict=True):
-        expected_mib[host, values["uuid"]] += values["reserved"] + CONTEXT_MIB
-    seen: dict[tuple[str, str], list[str]] = {}
     for rank, (host, values) in enumerate(zip(hosts, ranks, strict=True)):
-        gpu = host, values["uuid"]
-        row = rows_of.get(gpu)
-        if row is None or gpu in seen:
-            continue
-        seen[gpu] = row
-        name = f"the GPU of rank {rank} on {host}"
+        rows_of |= {(host, uuid): row for uuid, row in values.get("gpus", {}).items()}
+        first_rank.setdefault((host, values["uuid"]), rank)
+        expected_mib[host, values["uuid"]] += values["reserved"] + CONTEXT_MIB
+    seen = {gpu: rows_of[gpu] for gpu in first_rank if gpu in rows_of}
+    for (host, uuid), row in seen.items():
+        name = f"the GPU of rank {first_rank[host, uuid]} on {host}"
         used, errors, reasons = map(_number, row)
         if errors:
             details.append(f"{name} has had {errors} uncorrectable memory errors (ECC)")
@@ -91,7 +85,7 @@ def _check_rows(ranks: Sequence[dict[str, Any]], hosts: Sequence[str]) -> Check:
         if slow := [text for bit, text in SLOWDOWNS.items() if reasons & bit]:
             details.append(f"{name} runs at a low clock: {', '.join(slow)}")
             advice[f"check cooling and power of {host}, or start the job without this host"] = None
-        if used > expected_mib[gpu]:
+        if used > expected_mib[host, uuid]:
             details.append(f"other processes use {name}: {used / 1024:.0f} GiB of its memory are in use")
             advice[f"end the other processes on the GPUs of {host}; nvidia-smi lists them"] = None
     if not seen:
