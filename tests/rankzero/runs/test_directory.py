@@ -3,6 +3,7 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -131,9 +132,6 @@ def test_a_root_without_write_permission_is_refused(tmp_path, mode):
 
 @pytest.mark.parametrize("end", ["begun", "cannot begin"])
 def test_archived_files_are_restored_if_an_attempt_is_discarded_or_cannot_begin(tmp_path, end, monkeypatch):
-    def refuse(descriptor):
-        raise OSError("full")
-
     begin(tmp_path)
     for name in ("step-00000001", "step-00000002"):
         (tmp_path / "x/checkpoints" / name).mkdir(parents=True)
@@ -146,7 +144,7 @@ def test_archived_files_are_restored_if_an_attempt_is_discarded_or_cannot_begin(
             run.discard_attempt()
         else:
             with monkeypatch.context() as patch, pytest.raises(RequestError):
-                patch.setattr("rankzero.checkpoints.atomic_files.os.fsync", refuse)
+                patch.setattr("rankzero.checkpoints.atomic_files.os.fsync", Mock(side_effect=OSError("full")))
                 run.begin_attempt("a: 2")
         assert sorted(tmp_path.rglob("*")) == before
 

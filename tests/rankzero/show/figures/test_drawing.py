@@ -1,5 +1,6 @@
 import io
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,30 +19,24 @@ from stock import Unsized
 HOSTILE = ["$\\frac{", "a" * 200, "\u732b \U0001f408", "<b>&amp;</b>"]
 
 
-class Recorder:
-    """Stores the sizes of figures in place of publishing them."""
-
-    def __init__(self):
-        self.sizes, self.curves = {}, []
-
-    def publish(self, name, content):
-        self.sizes[name] = Image.open(io.BytesIO(content)).size
-
-    def publish_curves(self, names, curves):
-        self.curves = names
+def sizes_of(figures):
+    """Returns the sizes of the published figures, by name."""
+    return {name: Image.open(io.BytesIO(content)).size for (name, content), _ in figures.publish.call_args_list}
 
 
 @pytest.mark.parametrize("classes", [4, 300])
 def test_all_figures_of_a_classification_are_drawn(classes):
     torch.manual_seed(0)
-    recorder, counts = Recorder(), ClassCounts(classes)
+    figures, counts = Mock(), ClassCounts(classes)
     counts.add(torch.randn(300, classes), torch.randint(classes, (300,)))
     worst = tuple(WorstSample(2.0, 1, 0, torch.rand(1, 5, 9)) for _ in range(3))
     names = (HOSTILE * classes)[:classes]
-    drawing.draw_validation(recorder, Validation(counts, worst), names)
-    assert set(recorder.sizes) == {"most_wrong", "confusion_matrix", "accuracy_by_class", "precision_recall"}
-    assert all(200 < side < 2500 for size in recorder.sizes.values() for side in size)
-    assert recorder.curves == ([*names, "micro average"] if classes <= 10 else ["micro average"])
+    drawing.draw_validation(figures, Validation(counts, worst), names)
+    sizes = sizes_of(figures)
+    assert set(sizes) == {"most_wrong", "confusion_matrix", "accuracy_by_class", "precision_recall"}
+    assert all(200 < side < 2500 for size in sizes.values() for side in size)
+    curves = names if classes <= 10 else []
+    assert figures.publish_curves.call_args.args[0] == [*curves, "micro average"]
 
 
 def test_the_most_confused_of_many_classes_are_shown():
@@ -63,9 +58,9 @@ def test_images_are_drawn_with_and_without_labels(count):
     images = torch.rand(count, 3, 6, 4)
     for labels in ([], ["a\nb"] * count):
         assert png(drawing.draw_grid("title", images, labels)).startswith(b"\x89PNG")
-    recorder = Recorder()
-    drawing.draw_inputs(recorder, torch.zeros(2, 1, 3, 3, dtype=torch.uint8), [0, -5], ["cat"])  # an unknown class
-    assert set(recorder.sizes) == {"training_inputs"}
+    figures = Mock()
+    drawing.draw_inputs(figures, torch.zeros(2, 1, 3, 3, dtype=torch.uint8), [0, -5], ["cat"])  # an unknown class
+    assert set(sizes_of(figures)) == {"training_inputs"}
 
 
 NAMES = ["cat", "dog", "owl"]

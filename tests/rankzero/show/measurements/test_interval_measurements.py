@@ -3,6 +3,7 @@ import math
 import time
 from collections import defaultdict
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -213,10 +214,7 @@ def test_nothing_is_measured_without_a_logger_or_an_interval(script_folder, sett
 
 
 def test_training_continues_if_a_value_cannot_be_measured(detailed, script_folder, monkeypatch, recwarn):
-    def fail(device):
-        raise OSError("/proc is not mounted")
-
-    monkeypatch.setattr(interval_measurements, "memory_in_use", fail)
+    monkeypatch.setattr(interval_measurements, "memory_in_use", Mock(side_effect=OSError("/proc is not mounted")))
     logged = fit(Net())
     warnings = [str(warning.message) for warning in recwarn if "/proc is not mounted" in str(warning.message)]
     assert len(warnings) == 1 and "missing in the charts" in warnings[0]
