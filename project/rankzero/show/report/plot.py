@@ -100,13 +100,8 @@ def areas(steps: Sequence[int], layers: Sequence[Sequence[float]], x: Scale, y: 
     sums = [[0.0] * len(steps)]
     for layer in layers:
         sums.append([below + value for below, value in zip(sums[-1], layer, strict=True)])
-    return [
-        " ".join(
-            [_point(x(step), y(value)) for step, value in zip(steps, upper, strict=True)]
-            + [_point(x(step), y(value)) for step, value in reversed(list(zip(steps, lower, strict=True)))]
-        )
-        for lower, upper in pairwise(sums)
-    ]
+    edges = [[_point(x(step), y(value)) for step, value in zip(steps, values, strict=True)] for values in sums]
+    return [" ".join([*upper, *reversed(lower)]) for lower, upper in pairwise(edges)]
 
 
 def mapped_ticks(steps: Sequence[int], values: Sequence[float], x: Scale) -> list[Tick]:
