@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,13 +87,9 @@ def _resume(
 
 def _without_resume(tokens: Sequence[str]) -> list[str]:
     """Returns a command line without `--resume`: `--resume never` would start the run from the beginning again."""
-    kept: list[str] = []
-    previous = ""
-    for token in tokens:
-        if token.partition("=")[0] not in ("--resume", "--ckpt_path") and previous not in ("--resume", "--ckpt_path"):
-            kept.append(token)
-        previous = token
-    return kept
+    flags = ("--resume", "--ckpt_path")
+    pairs = pairwise(["", *tokens])
+    return [token for previous, token in pairs if previous not in flags and token.partition("=")[0] not in flags]
 
 
 REPORT = "report.html"
