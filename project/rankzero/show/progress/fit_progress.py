@@ -19,6 +19,7 @@ from rankzero.training.hooks import LoopCallback
 from rankzero.training.validations import ValidationSchedule
 
 WINDOW_SECONDS = 30.0
+ENTRY_SECONDS = 0.5
 
 
 class RecentRate:
@@ -26,19 +27,23 @@ class RecentRate:
 
     def __init__(self) -> None:
         self._records: deque[tuple[float, float]] = deque()
+        self._last: tuple[float, float] | None = None
 
     def record(self, seconds: float, count: float) -> None:
         """Records the count at a time; the time must not decrease."""
-        self._records.append((seconds, count))
-        while len(self._records) > 2 and seconds - self._records[1][0] >= WINDOW_SECONDS:
-            self._records.popleft()
+        self._last = (seconds, count)
+        records = self._records
+        if not records or seconds - records[-1][0] >= ENTRY_SECONDS:
+            records.append(self._last)
+            while len(records) > 2 and seconds - records[1][0] >= WINDOW_SECONDS:
+                records.popleft()
 
     @property
     def per_second(self) -> float | None:
         """The rate; None before the count has grown."""
-        if not self._records:
+        if self._last is None:
             return None
-        seconds, count = (last - first for last, first in zip(self._records[-1], self._records[0], strict=True))
+        seconds, count = (last - first for last, first in zip(self._last, self._records[0], strict=True))
         return count / seconds if seconds > 0 and count > 0 else None
 
 
