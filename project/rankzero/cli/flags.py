@@ -7,6 +7,7 @@ A reader returns the value, or raises a ValueError that describes valid values.
 """
 
 import contextlib
+import math
 import re
 import shlex
 from collections.abc import Callable
@@ -22,29 +23,25 @@ EXPORTS = (".pt", ".safetensors")
 Reader = Callable[[str], Any]
 
 
-def whole_number(minimum: int, maximum: int | None = None) -> Reader:
-    """Returns a reader of whole numbers from `minimum` to `maximum`; None means no upper limit."""
+def whole_number(minimum: int, maximum: float = math.inf) -> Reader:
+    """Returns a reader of whole numbers from `minimum` to `maximum`."""
 
     def read(text: str) -> int:
-        if (
-            not re.fullmatch(r"[0-9]{1,18}", text)
-            or int(text) < minimum
-            or (maximum is not None and int(text) > maximum)
-        ):
-            valid_range = f">= {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        if not re.fullmatch(r"[0-9]{1,18}", text) or not minimum <= int(text) <= maximum:
+            valid_range = f">= {minimum}" if maximum == math.inf else f"from {minimum} to {maximum}"
             raise ValueError(f"a whole number {valid_range}")
         return int(text)
 
     return read
 
 
-def text_matching(pattern: str, description: str) -> Reader:
-    """Returns a reader of text that matches a regular expression as a whole."""
+def text_matching(pattern: str, description: str, convert: Reader = str) -> Reader:
+    """Returns a reader of text that matches a regular expression as a whole, and is then converted."""
 
-    def read(text: str) -> str:
+    def read(text: str) -> Any:
         if not re.fullmatch(pattern, text):
             raise ValueError(description)
-        return text
+        return convert(text)
 
     return read
 
@@ -53,6 +50,7 @@ positive_int = whole_number(1)
 non_negative_int = whole_number(0)
 seed_value = whole_number(0, 2**32 - 1)
 port_number = whole_number(1, 2**16 - 1)
+bandwidth_value = text_matching(r"[0-9]+(\.[0-9]+)?", "a number of Gbit/s (0.5, 10)", float)
 hostname = text_matching(r"[!-~]+", "a name without spaces")
 profiled_steps = text_matching(
     r"0*([1-9][0-9]{0,2}|1000)steps?(@[0-9]{1,18})?",  # a recording of many steps would fill the memory
@@ -60,6 +58,10 @@ profiled_steps = text_matching(
 )
 profiled_ranks = text_matching(r"all|[0-9]{1,9}(,[0-9]{1,9})*", "all, or ranks separated by commas (0,1)")
 metric_to_keep = text_matching(r"(min|max):\S+", "min:NAME or max:NAME, where NAME is a metric that the model logs")
+accepted_changes = text_matching(
+    r"(data|global_batch_size)(,(data|global_batch_size))*",
+    "one or more of data, global_batch_size, separated by commas",
+)
 run_name = text_matching(
     r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,127}",
     "a folder name of letters, digits and . _ - + = @ (at most 128 characters, not starting with . or -)",
@@ -90,13 +92,6 @@ def seconds_value(text: str) -> float:
     raise ValueError("a time in seconds (300) or with a unit (5min)")
 
 
-def bandwidth_value(text: str) -> float:
-    """Reads a bandwidth in Gbit/s."""
-    if not re.fullmatch(r"[0-9]+(\.[0-9]+)?", text):
-        raise ValueError("a number of Gbit/s (0.5, 10)")
-    return float(text)
-
-
 def file_path(text: str) -> str:
     """Reads a path; rejects blank text and NUL characters."""
     if not text.strip() or "\0" in text:
@@ -113,17 +108,6 @@ def resume_value(text: str) -> str:
 def checkpoint_value(text: str) -> str:
     """Reads `last`, `best` or a path; converts LightningCLI's `null` to `last`."""
     return "last" if text in ("null", "None") else file_path(text)
-
-
-def choices(*options: str) -> Reader:
-    """Returns a reader of one or more of the `options`, separated by commas."""
-
-    def read(text: str) -> str:
-        if not set(text.split(",")) <= set(options):
-            raise ValueError("one or more of " + ", ".join(options) + ", separated by commas")
-        return text
-
-    return read
 
 
 def choice(*options: str) -> Reader:
@@ -168,7 +152,7 @@ class Flag(NamedTuple):
 
     name: str
     metavar: str
-    read: Callable[[str], Any]
+    read: Reader
     help: str
     example: str
     commands: tuple[str, ...] = ()
@@ -188,9 +172,7 @@ class Flag(NamedTuple):
         except RequestError:
             raise
         except ValueError as error:
-            suggestion = (
-                nearest(text, str(error).removeprefix("one of ").split(", ")) if "one of" in str(error) else None
-            )
+            suggestion = nearest(text, str(error).partition("one of ")[2].split(", "))
             raise RequestError(
                 f"--{self.name} {shlex.quote(text)}",
                 f"{text!r} is not {error}",
@@ -298,7 +280,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("checkpoint", "PATH", checkpoint_value,
              "load this checkpoint: last or best of --name, or a path [last]", "runs/my-run", LOAD,
              aliases=CHECKPOINT_ALIASES),
-        Flag("accept_changed", "WHAT", choices("data", "global_batch_size"),
+        Flag("accept_changed", "WHAT", accepted_changes,
              "resume although this has changed: data, global_batch_size [none]", "data", FIT),
         Flag("trust_checkpoint", "yes", yes_or_no,
              "load a checkpoint that can run any code; only if you trust its author [no]", "yes", ALL, default="no"),

@@ -6,7 +6,6 @@ from rankzero.cli.command_line import parse, run_command, unknown_flag
 from rankzero.cli.flags import Flag, choice, file_path, flags_of, positive_int
 from running import refusal_of
 
-CHOICES = values.choices("data", "size")
 VALID = {
     values.save_interval: ["5", "200steps", "1step", "90s", "15min", "2h"],
     values.non_negative_int: {"0": 0},
@@ -18,7 +17,7 @@ VALID = {
     values.checkpoint_value: {"None": "last"},
     values.profiled_steps: ["10steps@200", "1000steps", "1step"],
     values.profiled_ranks: ["0,12", "all"],
-    CHOICES: ["size,data"],
+    values.accepted_changes: ["global_batch_size,data"],
     values.yes_or_no: {"True": "yes"},
     values.export_file: ["out/model.safetensors"],
     values.seconds_value: {"300": 300.0, "2.5": 2.5, "5min": 300.0, "1h": 3600.0},
@@ -42,7 +41,7 @@ INVALID = {
     values.resume_value: (".", [" "]),
     values.profiled_steps: (".", ("10", "0steps", "1001steps", "10steps@", "10s")),
     values.profiled_ranks: (".", ("0,", "-1", "zero")),
-    CHOICES: (".", ["data;size"]),
+    values.accepted_changes: ("^one or more of data, global_batch_size, sep", ("data;global_batch_size", "data,", "")),
     values.yes_or_no: (".", ["maybe"]),
     values.export_file: (".", ["model.onnx"]),
 }
