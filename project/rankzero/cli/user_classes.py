@@ -32,7 +32,8 @@ def unknown_class_error(flag: str, text: str, names: Sequence[str]) -> RequestEr
     """
     classes = classes_named(text)
     if text.endswith(".py"):
-        found = f"{text} is a file, not a class path" if _is_file(Path(text)) else "there is no such file"
+        is_file = os.path.isfile(text)  # noqa: PTH113 - `Path` raises an error if the name is too long
+        found = f"{text} is a file, not a class path" if is_file else "there is no such file"
     else:
         found = f"there is no {flag} of that name; choose {', '.join(names)}, or a class path"
     if classes:
@@ -46,16 +47,9 @@ def unknown_class_error(flag: str, text: str, names: Sequence[str]) -> RequestEr
 def classes_named(text: str) -> list[str]:
     """Returns the class paths in the current folder that the name of a file, module or class may mean."""
     file = Path(text if text.endswith(".py") else f"{text}.py")
-    if _is_file(file) and not file.is_absolute() and ".." not in file.parts:
+    if os.path.isfile(file) and not file.is_absolute() and ".." not in file.parts:  # noqa: PTH113 - as in `unknown_class_error`
         return [f"{'.'.join(file.with_suffix('').parts)}.{name}" for name in _classes_in(file)]
     return [f"{file.stem}.{text}" for file in sorted(Path().glob("*.py")) if text in _classes_in(file)]
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # the name is too long
-        return False
 
 
 def _classes_in(file: Path) -> list[str]:
