@@ -12,14 +12,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from rankzero.cli.config_file import Origins
-from rankzero.cli.user_classes import (
-    classes_named,
-    hidden_file,
-    hidden_file_error,
-    import_failure,
-    missing_class_error,
-    wrong_class_error,
-)
+from rankzero.cli.user_classes import classes_named, hidden_file, hidden_file_error, import_failure, missing_class_error
 from rankzero.messages import RequestError, few, nearest, quoted, similar_names
 
 
@@ -91,7 +84,7 @@ def parsing_error(
     if failure := import_failure(requested, error):
         return failure
     if match := re.search(r"Import path.* does not correspond to a subclass of (\w+)", branch):
-        return wrong_class_error(requested, class_path, match[1])
+        return RequestError(requested, f"{class_path} is not a {match[1]}", f"the class path of a {match[1]}")
     if missing := missing_class_error(requested, key, class_path, *_classes(hint)[:1]):
         return missing
     if class_paths and class_paths[-1] == value:

@@ -17,9 +17,6 @@ from rankzero.messages import RequestError, few, nearest
 if TYPE_CHECKING:
     from rankzero.cli.config_file import Origins
 
-MAX_CLASSES = 12
-"""Number of classes of a module that a message lists."""
-
 
 def unknown_class_error(flag: str, text: str, names: Sequence[str]) -> RequestError:
     """Returns the message for a `--model` or `--data` that is neither a short name nor a class path.
@@ -71,14 +68,13 @@ def import_failure(requested: str, error: BaseException | None) -> RequestError 
         file, line = location
         text = (linecache.getline(file, line) or "").strip()
         path = os.path.relpath(file) if Path(file).is_relative_to(Path.cwd()) else file
-        found = f"{path}, line {line}" + f": {text}" * bool(text) + f"\n{type(cause).__name__}: {_message(cause)}"
+        message = cause.msg if isinstance(cause, SyntaxError) else cause
+        found = f"{path}, line {line}" + f": {text}" * bool(text) + f"\n{type(cause).__name__}: {message}"
         missing_package = (cause.name or "").partition(".")[0] if isinstance(cause, ModuleNotFoundError) else ""
-        instead = f"the same command, after correcting {path}"
-        if missing_package:
-            instead = (
-                f"the same command, after installing {missing_package} in this environment or correcting its import"
-            )
-        return RequestError(requested, found, instead)
+        remedy = f"installing {missing_package} in this environment or correcting its import"
+        return RequestError(
+            requested, found, f"the same command, after {remedy if missing_package else f'correcting {path}'}"
+        )
     return None
 
 
@@ -89,11 +85,6 @@ def hidden_file_error(requested: str, module: str, file: str) -> RequestError:
         f"{file} cannot be imported as {module}: Rankzero has a module of that name",
         f"the same command, after renaming {Path(file).name}, also in the statements that import it",
     )
-
-
-def wrong_class_error(requested: str, class_path: str, base: str) -> RequestError:
-    """Returns the message for a class that is not a subclass of the required class `base`."""
-    return RequestError(requested, f"{class_path} is not a {base}", f"the class path of a {base}")
 
 
 def missing_class_error(requested: str, flag: str, class_path: str, base: type = object) -> RequestError | None:
@@ -110,15 +101,13 @@ def missing_class_error(requested: str, flag: str, class_path: str, base: type =
         return RequestError(requested, found, f"--{flag} {similar or f'{module}.FILE.{name}'}")
     classes = [one for one in vars(sys.modules[module]).values() if isinstance(one, type) and one.__module__ == module]
     names = [one.__name__ for one in classes if one.__name__[0] != "_" and issubclass(one, base)]
-    defined = few(names, MAX_CLASSES) or f"no {base.__name__}"
+    defined = few(names, 12) or f"no {base.__name__}"
     best = nearest(name, names) or next(iter(names), None)
     instead = f"--{flag} {module}.{best}" if best else f"the class path of a {base.__name__}"
     return RequestError(requested, f"{module} has no class {name}; it defines {defined}", instead)
 
 
-def missing_requirement_error(
-    error: BaseException, config: Mapping[str, Any], origins: "Origins"
-) -> RequestError | None:
+def missing_requirement_error(error: ValueError, config: Mapping[str, Any], origins: "Origins") -> RequestError | None:
     """Returns the message for a class, such as WandbLogger, whose package is not installed; None for another error."""
     causes = [str(cause) for cause in _causes(error)]
     install = next((match[1] for text in causes if (match := re.search("pip install (?:-U )?([^`\n]+)`", text))), None)
@@ -144,10 +133,6 @@ def _location(error: BaseException) -> tuple[str, int] | None:
         return error.filename, error.lineno
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_file(frame.filename)]
     return (frames[-1].filename, frames[-1].lineno or 0) if frames else None
-
-
-def _message(error: BaseException) -> str:
-    return error.msg if isinstance(error, SyntaxError) else str(error)
 
 
 PACKAGES = ("data_modules", "lightning_modules")
