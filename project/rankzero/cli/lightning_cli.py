@@ -144,9 +144,7 @@ class RankzeroCLI(LightningCLI):
     @property
     def trainer_arguments(self) -> dict[str, Any]:
         """Arguments of `rankzero.Trainer`."""
-        own_arguments = {
-            name: value for name, value in self.config_init.items() if name in TRAINER_FLAGS and name != "seed"
-        }
+        own_arguments = {name: value for name, value in self.config_init.items() if name in TRAINER_FLAGS}
         return {**own_arguments, **self.config_init.trainer.as_dict()}
 
 

@@ -48,11 +48,7 @@ class HelpFormatter(DefaultHelpFormatter):
 
 def reader(read: Callable[[str], Any]) -> Callable[[Any], Any]:
     """Returns a reader that also accepts values already converted by YAML, such as numbers."""
-
-    def read_any(value: Any) -> Any:
-        return read(str(value))
-
-    return read_any
+    return lambda value: read(str(value))
 
 
 def parsing_error(
@@ -75,9 +71,7 @@ def parsing_error(
     if match := re.search(r"(?:\b(\w+)':\s+)?[^\n]* arguments are required: (.+)", message):
         flags = "".join(f" --{key}.{name} VALUE" if key else f" --{name} VALUE" for name in match[2].split(", "))
         items = re.findall(r"[\w.]+", value) if re.fullmatch(r"\[[\w., ]+\]", value) else []
-        lines = [f"--{key}+ {item}{flags * item.endswith(match[1])}" for item in items] or [
-            requested * bool(key) + flags
-        ]
+        lines = [f"--{key}+ {one}{flags * one.endswith(match[1])}" for one in items] or [requested * bool(key) + flags]
         return RequestError(requested, f"required argument missing: {match[2]}", " ".join(lines).strip())
     if file := hidden_file(class_path.rpartition(".")[0]):
         return hidden_file_error(requested, class_path.rpartition(".")[0], file)
@@ -213,10 +207,8 @@ def _unknown_argument_error(
 def _selection(group: str, argument: str, value: str, owner: type) -> str:
     """Returns the flags that select a class of a list, with its required arguments and one more argument."""
     hints = _arguments_of(owner)
-    required = [
-        name for name, parameter in inspect.signature(owner).parameters.items() if parameter.default is parameter.empty
-    ]
-    values = {name: "VALUE" for name in required if name in hints}
+    parameters = inspect.signature(owner).parameters.values()
+    values = {one.name: "VALUE" for one in parameters if one.default is one.empty and one.name in hints}
     values[argument] = value if _accepts(hints[argument], value) else _valid_value(value, hints[argument]) or "VALUE"
     settings = " ".join(f"--{group}.{name} {quoted(text)}" for name, text in values.items())
     return f"--{group}+ {owner.__name__} {settings}"
