@@ -46,10 +46,8 @@ class Arguments(NamedTuple):
     def requested_world(self) -> RequestedWorld:
         """The requested processes."""
         own_values = {flag.name: self.get(flag.name) for flag in self.command.own_flags}
-        trainer_values = {
-            key.removeprefix("trainer."): self.values[key] for key in self.values if key.startswith("trainer.")
-        }
-        return requested_world(own_values, trainer_values)
+        keys = [key for key in self.values if key.startswith("trainer.")]
+        return requested_world(own_values, {key.removeprefix("trainer."): self.values[key] for key in keys})
 
     def get(self, name: str) -> Any:
         """Returns the given value of a short flag, or its default."""
@@ -59,10 +57,8 @@ class Arguments(NamedTuple):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        match = re.match(r"argument (--\S+): expected (?:at least )?one argument", message)
-        if match:
-            name = match[1].split("/")[0]
-            raise RequestError(name, "it has no value", f"{name} VALUE")
+        if match := re.match(r"argument (--[^\s/]+)\S*: expected (?:at least )?one argument", message):
+            raise RequestError(match[1], "it has no value", f"{match[1]} VALUE")
         raise RequestError(" ".join(sys.argv[1:]), message, "--help")
 
 
@@ -103,10 +99,8 @@ def parse_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
     values.update(_lightning_values(command, rest))
     chosen = {name: getattr(parsed, name) for name in ("model", "data") if getattr(parsed, name) is not None}
     in_config = {name for name in ("model", "data") if values.pop(name, None) is not None}
-    by_class_path = {
-        name for name in ("model", "data") if any(token.startswith(f"--{name}.class_path") for token in rest)
-    }
-    explicitly_set = {*chosen, *in_config, *by_class_path}
+    by_path = {name for name in ("model", "data") if any(token.startswith(f"--{name}.class_path") for token in rest)}
+    explicitly_set = {*chosen, *in_config, *by_path}
     for name, default in (("model", command.default_model), ("data", command.default_data)):
         if default and name not in explicitly_set:
             chosen[name] = default
@@ -149,14 +143,12 @@ def _unexpected_argument(command: Command, argument: str, is_first: bool) -> Req
     script = f"python launch/{command.name}.py"
     if argument in SUBCOMMANDS:
         return RequestError(argument, "the subcommand must come before the flags", f"{script} {argument} ...")
+    found, subcommand = "unexpected argument, which is neither a flag nor the value of one", None
     if is_first:
-        subcommand = nearest(argument[:100], [*SUBCOMMANDS, *OTHER_SUBCOMMANDS])
         found = f"unexpected argument; the subcommands are {', '.join(SUBCOMMANDS)}"
-        line = f"{script} {OTHER_SUBCOMMANDS.get(subcommand, subcommand)} ..." if subcommand else f"{script} --help"
-        return RequestError(quoted(argument), found, line)
-    return RequestError(
-        quoted(argument), "unexpected argument, which is neither a flag nor the value of one", f"{script} --help"
-    )
+        subcommand = nearest(argument[:100], [*SUBCOMMANDS, *OTHER_SUBCOMMANDS])
+    line = f"{script} {OTHER_SUBCOMMANDS.get(subcommand, subcommand)} ..." if subcommand else f"{script} --help"
+    return RequestError(quoted(argument), found, line)
 
 
 def _lightning_values(command: Command, rest: Sequence[str]) -> dict[str, Any]:

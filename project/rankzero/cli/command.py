@@ -73,7 +73,8 @@ class Command(NamedTuple):
 
     def help(self) -> str:
         """Returns the help: common flags first, then all other flags by group."""
-        classes = {"--model NAME": self._names(self.models), "--data NAME": self._names(self.data)}
+        packages = {"model": self.models, "data": self.data}
+        classes = {f"--{name} NAME": f"{', '.join(packages[name].__all__)}, or a class path" for name in packages}
         lines = [f"python launch/{self.name}.py: {self.purpose} (defaults are in brackets)", ""]
         for title, flags in FLAGS.items():
             rows = dict(OTHER_ROWS.get(title, {})) if title else classes
@@ -85,10 +86,6 @@ class Command(NamedTuple):
             title = title.replace("train", {"fit": "train", "preflight": "check"}.get(self.name, self.name))
             lines += [*([f"{title}:"] if title and group_lines else []), *group_lines, *([""] if group_lines else [])]
         return spelled("\n".join([*lines, *(f"  {example}" for example in self.examples)]))
-
-    @staticmethod
-    def _names(package: ModuleType) -> str:
-        return ", ".join(package.__all__) + ", or a class path"
 
     def class_path(self, flag: str, text: str) -> str:
         """Returns the class path of a short name; returns class paths, config files and dicts unchanged.
