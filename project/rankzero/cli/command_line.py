@@ -45,15 +45,16 @@ def run_command(
     """
 
     def run() -> int:
-        given, positional, rest = parse(flags, sys.argv[1:] if arguments is None else arguments, unknown)
+        given, positional, rest = parse(
+            flags,
+            sys.argv[1:] if arguments is None else arguments,
+            lambda typed, value, _: unknown_flag(name, flags, typed, value),
+        )
         if "help" in given:
             print_line(help_text(title, flags, examples))
             return Exit.FINISHED
         defaults = {flag.name: flag.default if flag.metavar else False for flag in flags}
         return work({**defaults, **given}, [*positional, *(rest or ())])
-
-    def unknown(typed: str, value: str, given: Mapping[str, Any]) -> RequestError:
-        return unknown_flag(name, flags, typed, value)
 
     return exit_code_of(run)
 
@@ -135,9 +136,7 @@ def unknown_flag(name: str, flags: Sequence[Flag], typed: str, value: str, meant
     )
 
 
-def help_text(
-    title: str, flags: Sequence[Flag], examples: Sequence[str], actions: Sequence[tuple[str, str]] = ()
-) -> str:
+def help_text(title: str, flags: Sequence[Flag], examples: Sequence[str], actions: Sequence[Sequence[str]] = ()) -> str:
     """Returns the help of a command: its actions, with their descriptions, its flags, and examples."""
     options = [(f"--{flag.name} {flag.metavar}".rstrip(), flag.help) for flag in flags]
     width = max(len(name) for name, _ in (*actions, *options))

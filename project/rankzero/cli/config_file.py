@@ -39,15 +39,11 @@ def read_config(command: Command, path: str) -> tuple[str, dict[str, Any], dict[
                 try:
                     _put(translated, flag.lightning_key or flag.name, flag.value(str(value)))
                 except RequestError as error:
-                    example = error.instead.removeprefix(f"--{flag.name} ")
-                    source = f"in --config {path}"
-                    raise RequestError(
-                        f"{name}: {value}, {source}", error.found, f"{name}: {example}, {source}"
-                    ) from None
+                    example, end = error.instead.removeprefix(f"--{flag.name} "), f", in --config {path}"
+                    raise RequestError(f"{name}: {value}{end}", error.found, f"{name}: {example}{end}") from None
     keys = [*(flag.lightning_key or flag.name for flag in command.flags), "model", "data"]
     values = {key: value for key in keys if (value := _get(translated, key)) is not None}
-    is_unchanged = translated == content
-    return path if is_unchanged else yaml.safe_dump(translated, sort_keys=False), translated, values
+    return path if translated == content else yaml.safe_dump(translated, sort_keys=False), translated, values
 
 
 def read_section(name: str, text: str) -> dict[str, Any]:
@@ -141,11 +137,9 @@ class Origins(NamedTuple):
     def request_for(self, key: str) -> str:
         """Returns the request that set a value: the flag and value as typed, or the key, the value and the file."""
         options = list(self._options())
-        exact = [
-            text for option, text, _ in options if self.keys.get(option, option).removesuffix(".class_path") == key
-        ]
-        if exact:
-            return exact[-1]
+        same = [text for option, text, _ in options if self.keys.get(option, option).removesuffix(".class_path") == key]
+        if same:
+            return same[-1]
         if name := self.source_of(key):
             value = self.value_of(key)
             return f"{key}{f': {quoted(value)}' if value else ''}, in {name}"

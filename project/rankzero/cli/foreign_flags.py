@@ -69,8 +69,6 @@ _LOGGERS = {
 }
 """Value of `--logger` in other trainers -> value of `--trainer.logger`."""
 
-_LEARNING_RATE_FLAGS = ("lr", "learning_rate", "base_lr")
-
 
 def equivalent_flag(name: str, value: str | None, valid_names: Sequence[str], model: str) -> str | None:
     """Returns the text to type for another trainer's flag, with the user's value; None for an unknown flag.
@@ -83,8 +81,9 @@ def equivalent_flag(name: str, value: str | None, valid_names: Sequence[str], mo
     """
     normalized = name.lower().replace("-", "_").removeprefix("trainer_")
     value_text = f" {quoted(value)}" if value is not None else ""
+    shown = value_text or " VALUE"
     if normalized in valid_names:
-        return f"--{normalized}{value_text or ' VALUE'}"
+        return f"--{normalized}{shown}"
     if normalized == "gpu" or (normalized == "device" and value is not None):
         if match := re.fullmatch(r"(?:cuda|gpu)?:?([0-9,]+)", value or "0"):
             by_index = f"--trainer.devices [{match[1]}]"
@@ -94,18 +93,15 @@ def equivalent_flag(name: str, value: str | None, valid_names: Sequence[str], mo
             return "--accelerator gpu --devices N"
     for flag, other_names in _OTHER_NAMES.items():
         if normalized in other_names.split() and ("." in flag or flag in valid_names):
-            return f"--{flag}{value_text or ' VALUE'}"
+            return f"--{flag}{shown}"
     if normalized in _SWITCHES:
         return _SWITCHES[normalized]
-    if normalized in _LEARNING_RATE_FLAGS:
+    if normalized in ("lr", "learning_rate", "base_lr"):
         if model:
-            return f"--model.optimizer AdamW --model.optimizer.lr{value_text or ' VALUE'}"
-        return (
-            f"--model.{name}{value_text or ' VALUE'}, where the model takes it, "
-            f"or --optimizer AdamW --optimizer.lr{value_text}"
-        )
+            return f"--model.optimizer AdamW --model.optimizer.lr{shown}"
+        return f"--model.{name}{shown}, where the model takes it, or --optimizer AdamW --optimizer.lr{value_text}"
     if normalized == "logger" and (value or "").lower() in _LOGGERS:
         return f"--trainer.logger {_LOGGERS[str(value).lower()]}"
     if normalized in TRAINER_ARGUMENTS:
-        return f"--trainer.{normalized}{value_text or ' VALUE'}"
+        return f"--trainer.{normalized}{shown}"
     return None

@@ -22,16 +22,14 @@ from rankzero.messages import WrongArgumentError, mark_refusal, nearest, user_me
 TRAINER_FLAGS = {flag.name: flag for flag in flags_of("fit") if flag.lightning_key is None or flag.name == "seed"}
 """Flags that Rankzero adds to the arguments of the Trainer; all other flags stand for Lightning's arguments."""
 
-_LIGHTNING_KEYS = {
-    name: flag.lightning_key for flag in flags_of("fit") if flag.lightning_key for name in (flag.name, *flag.aliases)
-}
+_KEYS = {name: flag.lightning_key or name for flag in flags_of("fit") for name in (flag.name, *flag.aliases)}
 
 _SHELL_COMMAND = re.compile(r"(or )?(srun|mpirun|torchrun|pbsdsh|python|[A-Z_]+=\S+) ")
 
 
 def argument_of(flag: str) -> str:
     """Returns the argument of the Trainer for a flag: `max_epochs` for `epochs`."""
-    return "seed" if flag == "seed" else _LIGHTNING_KEYS.get(flag, flag).rpartition(".")[2]
+    return "seed" if flag == "seed" else _KEYS.get(flag, flag).rpartition(".")[2]
 
 
 def as_arguments(text: str) -> str:
