@@ -45,11 +45,8 @@ def run_command(
     """
 
     def run() -> int:
-        given, positional, rest = parse(
-            flags,
-            sys.argv[1:] if arguments is None else arguments,
-            lambda typed, value, _: unknown_flag(name, flags, typed, value),
-        )
+        tokens = sys.argv[1:] if arguments is None else arguments
+        given, positional, rest = parse(flags, tokens, lambda typed, value, _: unknown_flag(name, flags, typed, value))
         if "help" in given:
             print_line(help_text(title, flags, examples))
             return Exit.FINISHED
