@@ -43,7 +43,10 @@ def evaluate(flags: Arguments, world: World) -> int:
     if flags.only_prints:
         RankzeroCLI(with_stored_configuration(flags, checkpoint))  # prints and exits
     if flags.get("export"):
-        return export(flags, checkpoint, world.rank)
+        if not world.rank:  # on rank zero only and without communication
+            file = expanded(flags.get("export"))
+            print_line(f"rankzero: {export_weights(checkpoint, file, flags.get('trust_checkpoint') == 'yes')}")
+        return Exit.FINISHED
     with Session.for_command(flags.requested_world, world) as session, as_user_errors(has_begun=lambda: False):
         cli, trainer, checkpoint = prepare(flags, session.coordinator)
         metrics = run_split(trainer, cli, flags.get("split"), checkpoint)
@@ -79,14 +82,6 @@ def prepare(flags: Arguments, coordinator: Coordinator) -> tuple[RankzeroCLI, Tr
     return cli, trainer, checkpoint
 
 
-def export(flags: Arguments, checkpoint: Path, rank: int | None) -> int:
-    """Writes the weights of the checkpoint to `--export`, on rank zero only and without communication."""
-    if not rank:
-        file = expanded(flags.get("export"))
-        print_line(f"rankzero: {export_weights(checkpoint, file, flags.get('trust_checkpoint') == 'yes')}")
-    return Exit.FINISHED
-
-
 def find_checkpoint(flags: Arguments) -> Path:
     """Returns the requested checkpoint: `--checkpoint`, or the newest one of `--name` or of the newest run.
 
@@ -104,7 +99,13 @@ def find_checkpoint(flags: Arguments) -> Path:
         raise unknown_run_error(asked, name, root, f"python launch/{verb}.py --name {{}}")
     run = RunDirectory(root / name)
     if requested == "best":
-        return _best_checkpoint(run)
+        if best := run.read("summary.json").get("best"):
+            return requested_checkpoint(str(run.path / best))
+        raise RequestError(
+            f"the best checkpoint of run {run.name}",
+            "the run kept no best checkpoint",
+            "--checkpoint last (to keep the best checkpoint of a run: fit.py --keep_best min:val/loss)",
+        )
     checkpoint, refused = newest_valid(run.checkpoints)
     if checkpoint is None:
         raise RequestError(
@@ -113,18 +114,6 @@ def find_checkpoint(flags: Arguments) -> Path:
             "--name ANOTHER-NAME, or --checkpoint PATH",
         )
     return checkpoint
-
-
-def _best_checkpoint(run: RunDirectory) -> Path:
-    """Returns the checkpoint that the run kept because of `--keep_best`."""
-    best = run.read("summary.json").get("best")
-    if not best:
-        raise RequestError(
-            f"the best checkpoint of run {run.name}",
-            "the run kept no best checkpoint",
-            "--checkpoint last (to keep the best checkpoint of a run: fit.py --keep_best min:val/loss)",
-        )
-    return requested_checkpoint(str(run.path / best))
 
 
 def with_stored_configuration(flags: Arguments, checkpoint: Path) -> Arguments:
@@ -153,10 +142,8 @@ def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) 
         others = [other for other, step in steps.items() if is_overridden(step, cli.model)]
         advice = f"--split {others[0]}" if others else f"the same command, after adding {steps[split]} to the class"
         raise RequestError(f"--split {split}", f"{type(cli.model).__name__} has no {steps[split]}", advice)
-    evaluate_split = trainer.validate if split == "val" else trainer.test
-    results = evaluate_split(
-        cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=None
-    )
+    run = trainer.validate if split == "val" else trainer.test
+    results = run(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=None)
     return {name: value for result in results for name, value in sorted(result.items())}
 
 
