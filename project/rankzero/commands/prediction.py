@@ -69,7 +69,9 @@ def predict(flags: Arguments, world: World) -> int:
             )
         except BaseException:
             if coordinator.world.rank == 0:
-                _remove_parts(folder)
+                shutil.rmtree(folder / PARTS_FOLDER, ignore_errors=True)
+                with suppress(OSError):  # the folder contains other files
+                    folder.rmdir()
             raise
         result = {"run": title_of(checkpoint), "checkpoint": str(checkpoint), "split": flags.get("split")}
         result |= {"world_size": trainer.world_size, "samples": samples}
@@ -89,28 +91,16 @@ def read_split(cli: RankzeroCLI, split: str) -> None:
     owners = [owner for owner in (cli.datamodule, cli.model) if owner is not None]
     owner_with_loader = next((owner for owner in owners if is_overridden(hook, owner)), None)
     if owner_with_loader is None:
-        available_splits = [
-            name for name in STAGES if any(is_overridden(f"{name}_dataloader", owner) for owner in owners)
-        ]
+        splits = [name for name in STAGES if any(is_overridden(f"{name}_dataloader", owner) for owner in owners)]
         raise RequestError(
             " ".join(["predict", *map(quoted, cli.flags.origins.typed_arguments)]),
             f"no {hook} in {' or '.join(type(owner).__name__ for owner in owners)}",
-            f"--split {available_splits[0]}" if available_splits else f"a data module with a {hook}",
+            f"--split {splits[0]}" if splits else f"a data module with a {hook}",
         )
     owners[0].predict_dataloader = getattr(owner_with_loader, hook)  # type: ignore[method-assign]
     if split != "predict":
-        for owner in owners:
-            _set_stage(owner, STAGES[split])
-
-
-def _set_stage(owner: Any, stage: str) -> None:
-    """Makes Lightning's call of `setup` pass this stage in place of `predict`."""
-    setup = owner.setup
-
-    def set_up(stage: str = stage, actual_stage: str = stage) -> None:
-        setup(actual_stage)
-
-    owner.setup = set_up
+        for owner in owners:  # Lightning's call of `setup` passes `predict`
+            owner.setup = lambda stage="", setup=owner.setup: setup(STAGES[split])  # type: ignore[method-assign]
 
 
 def _prepare_folder(folder: Path) -> None:
@@ -131,13 +121,6 @@ def _write_files(folder: Path, loader_count: int) -> dict[str, int]:
     samples = {name: merge(folder / PARTS_FOLDER / str(i), folder / name) for i, name in enumerate(names)}
     shutil.rmtree(folder / PARTS_FOLDER)
     return samples
-
-
-def _remove_parts(folder: Path) -> None:
-    """Removes the parts of a failed prediction, and the folder if it is empty then."""
-    shutil.rmtree(folder / PARTS_FOLDER, ignore_errors=True)
-    with suppress(OSError):
-        folder.rmdir()
 
 
 class KeepPredictions(Callback):
@@ -165,13 +148,7 @@ class KeepPredictions(Callback):
             )
 
     def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         samples = self._samples(outputs, batch_idx, dataloader_idx)
         if samples:
