@@ -58,11 +58,8 @@ def as_plain(output: Any) -> Any:
         RequestError: The output contains an object of another type.
     """
     if isinstance(output, Tensor):
-        return (
-            output.detach().cpu().clone()
-            if output.untyped_storage().nbytes() > output.nbytes
-            else output.detach().cpu()
-        )
+        plain = output.detach().cpu()
+        return plain.clone() if output.untyped_storage().nbytes() > output.nbytes else plain
     if isinstance(output, np.generic):
         return output.item()
     if isinstance(output, np.ndarray) and output.dtype.kind in "biuf":
@@ -76,11 +73,8 @@ def as_plain(output: Any) -> Any:
     if isinstance(output, tuple) and hasattr(output, "_asdict"):
         return as_plain(output._asdict())
     if isinstance(output, list | tuple):
-        return (
-            type(output)([as_plain(value) for value in output])
-            if type(output) in (list, tuple)
-            else list(map(as_plain, output))
-        )
+        values = list(map(as_plain, output))
+        return tuple(values) if type(output) is tuple else values
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         return {field.name: as_plain(getattr(output, field.name)) for field in dataclasses.fields(output)}
     raise RequestError(
@@ -124,9 +118,7 @@ def merge(folder: Path, file: Path) -> int:
     rows = np.empty(len(indices), np.int64)  # the row of each sample in the result
     rows[np.argsort(indices, kind="stable")] = np.arange(len(indices))
     ends = np.cumsum([len(samples) for samples in batch_indices])
-    batch_rows = [
-        torch.from_numpy(rows[end - len(samples) : end]) for samples, end in zip(batch_indices, ends, strict=True)
-    ]
+    batch_rows = [torch.from_numpy(part) for part in np.split(rows, ends[:-1])]
     merged = _Merger(folder, len(indices), batch_rows).merge(outputs, "the output") if outputs else None
     with replacing(file) as temporary, synced(temporary) as stream:
         torch.save(merged, stream)
@@ -152,39 +144,25 @@ class _Merger:
     def merge(self, outputs: Sequence[Any], name: str) -> Any:
         """Merges one value of every batch; `name` is its name in error messages."""
         first = outputs[0]
-        sizes = [len(rows) for rows in self.batch_rows]
-        if all(
-            isinstance(output, Tensor) and output.ndim and len(output) == size
-            for output, size in zip(outputs, sizes, strict=True)
-        ):
+        pairs = [(output, len(rows)) for output, rows in zip(outputs, self.batch_rows, strict=True)]
+        if all(_is_batch(output, size) for output, size in pairs):
             return self._tensors(outputs)
         if all(output is None for output in outputs):
             return None
         if all(isinstance(output, dict) and output.keys() == first.keys() for output in outputs):
             return {key: self.merge([output[key] for output in outputs], f"{name}[{key!r}]") for key in first}
-        have_same_structure = all(
-            type(output) is type(first) in (list, tuple) and len(output) == len(first) for output in outputs
-        )
-        if have_same_structure and (type(first) is tuple or self._contains_batches(outputs, sizes)):
+        alike = all(type(output) is type(first) in (list, tuple) and len(output) == len(first) for output in outputs)
+        if alike and (
+            type(first) is tuple or all(_is_batch(value, size) for output, size in pairs for value in output)
+        ):
             parts = [self.merge([output[i] for output in outputs], f"{name}[{i}]") for i in range(len(first))]
             return type(first)(parts)
-        if all(
-            isinstance(output, list | tuple) and len(output) == size
-            for output, size in zip(outputs, sizes, strict=True)
-        ):
+        if all(isinstance(output, list | tuple) and len(output) == size for output, size in pairs):
             return self._rows(outputs)
         raise RequestError(
             "predictions in the order of the samples",
-            f"{name} of predict_step does not have one row per sample: {_description(first)} for {sizes[0]} samples",
+            f"{name} of predict_step does not have one row per sample: {_description(first)} for {pairs[0][1]} samples",
             "a predict_step that returns tensors or lists with one row per sample of the batch",
-        )
-
-    def _contains_batches(self, outputs: Sequence[Any], sizes: Sequence[int]) -> bool:
-        """Returns whether all entries of the lists are tensors with one row for each sample of the batch."""
-        return all(
-            isinstance(value, Tensor) and value.ndim and len(value) == size
-            for output, size in zip(outputs, sizes, strict=True)
-            for value in output
         )
 
     def _tensors(self, outputs: Sequence[Tensor]) -> Any:
@@ -209,6 +187,11 @@ class _Merger:
             for row, value in zip(rows.tolist(), output, strict=True):
                 merged[row] = value.clone() if isinstance(value, Tensor) else value
         return merged
+
+
+def _is_batch(value: Any, size: int) -> bool:
+    """Returns whether a value is a tensor with one row for each sample of the batch."""
+    return isinstance(value, Tensor) and value.ndim > 0 and len(value) == size
 
 
 def _description(value: Any) -> str:
