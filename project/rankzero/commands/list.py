@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,8 @@ def _list(values: Mapping[str, Any], positional: Sequence[str]) -> int:
         runs = runs_in(root)
         jobs = recorded_jobs(root)
     except OSError as error:
-        raise RequestError(
-            f"--root {root}", why_not_listed(root, error), "--root DIR, where DIR contains runs"
-        ) from None
+        found = why_not_listed(root, error)
+        raise RequestError(f"--root {root}", found, "--root DIR, where DIR contains runs") from None
     wanted = [(modified, path) for modified, path in runs if values["all"] or not ARCHIVED_NAME.fullmatch(path.name)]
     archived, older = len(runs) - len(wanted), max(0, len(wanted) - count)
     listed = _with_jobs([_listed(path, modified) for modified, path in wanted[older:]], jobs, root)
@@ -89,17 +89,16 @@ def _with_jobs(listed: list[ListedRun], jobs: dict[str, Record], root: Path) -> 
         if not (root / name).exists()
         and (record.array is None or any(not (root / f"{name}-{i}").exists() for i in array_indices(record.array)))
     }
-    asked = [
-        own[entry.run.name]
+    begun = {
+        entry.run.name: own[entry.run.name]
         for entry in listed
         if entry.run.name in own and may_change_status(entry.run, entry.status, own[entry.run.name])
-    ]
-    asked = sorted([*asked, *not_begun.values()], key=lambda record: submitted_at(root, record), reverse=True)
-    states = states_of(asked) if asked else {}
-    asked_names = {record.name for record in asked}
+    }
+    asked = [*begun.values(), *not_begun.values()]
+    states = states_of(sorted(asked, key=lambda record: submitted_at(root, record), reverse=True)) if asked else {}
     rows = [
-        ListedRun(entry.run, status_with_job(entry.run, entry.status, own[entry.run.name], states), entry.started)
-        if entry.run.name in asked_names & own.keys()
+        replace(entry, status=status_with_job(entry.run, entry.status, begun[entry.run.name], states))
+        if entry.run.name in begun
         else entry
         for entry in listed
     ]
