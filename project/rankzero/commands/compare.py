@@ -32,7 +32,7 @@ MAX_RUNS = 8
 FORMATS = (".png", ".svg", ".pdf")
 
 
-def figure_file(text: str) -> str:
+def figure(text: str) -> str:
     """Reads the path of a figure; its suffix must be one of `FORMATS`."""
     if Path(file_path(text)).suffix.lower() not in FORMATS:
         raise ValueError("a file that ends in " + ", ".join(FORMATS))
@@ -41,9 +41,7 @@ def figure_file(text: str) -> str:
 
 COMPARE_FLAGS = (
     Flag("root", "DIR", file_path, "folder of the runs [runs]", "runs", default="runs"),
-    Flag(
-        "output", "FILE", figure_file, "write the figure to FILE (.png, .svg or .pdf) [DIR/compare.png]", "compare.svg"
-    ),
+    Flag("output", "FILE", figure, "write the figure to FILE (.png, .svg or .pdf) [DIR/compare.png]", "compare.svg"),
     Flag("x", "AXIS", choice(*X_AXES), f"draw over {', '.join(X_AXES)} [{STEPS}]", STEPS, default=STEPS),
     Flag(
         "metric",

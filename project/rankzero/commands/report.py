@@ -30,9 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _report(values: Mapping[str, Any], names: Sequence[str]) -> int:
     root = expanded(values["root"])
     if len(names) > 1:
-        raise RequestError(
-            f"report {' '.join(names)}", "more than one run", f"python launch/report.py {names[0]}{root_flag(root)}"
-        )
+        instead = f"python launch/report.py {names[0]}{root_flag(root)}"
+        raise RequestError(f"report {' '.join(names)}", "more than one run", instead)
     name = "".join(names)
     path = root / name
     if not (name and is_run(path)):

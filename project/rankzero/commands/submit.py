@@ -20,14 +20,7 @@ from rankzero.messages import Exit, RequestError, few, nearest, print_line, prin
 ACTIONS = ("status", "log", "stop", "resume")
 """First arguments that act on the job of a run."""
 
-_OTHER_ACTIONS = {
-    "logs": "log",
-    "tail": "log",
-    "cancel": "stop",
-    "kill": "stop",
-    "state": "status",
-    "restart": "resume",
-}
+_SYNONYMS = {"logs": "log", "tail": "log", "cancel": "stop", "kill": "stop", "state": "status", "restart": "resume"}
 """Other names of actions -> the action to type."""
 
 
@@ -78,9 +71,7 @@ def _submit(command_line: CommandLine) -> int:
 def _unexpected(words: Sequence[str]) -> RequestError:
     """Returns the error for arguments without a flag that do not begin with an action."""
     word = words[0]
-    action = next(
-        iter([_OTHER_ACTIONS[word]] if word in _OTHER_ACTIONS else similar_names(word, ACTIONS, 1, 0.75)), None
-    )
+    action = next(iter([_SYNONYMS[word]] if word in _SYNONYMS else similar_names(word, ACTIONS, 1, 0.75)), None)
     if action:
         instead = f"python launch/submit.py {action} {words[1] if len(words) > 1 else 'NAME'}"
     elif word in FORMS:
