@@ -51,8 +51,7 @@ def _launch_lines(flags: Arguments, launch: Launch) -> list[str]:
         rows.append(("rendezvous", f"{launch.address}:{launch.port}"))
     if launch.hosts:
         rows.append(("hosts", ", ".join(launch.hosts)))
-    backend = flags.get("backend") or "nccl if each process has its own GPU, else gloo"
-    rows.append(("backend", backend))
+    rows.append(("backend", flags.get("backend") or "nccl if each process has its own GPU, else gloo"))
     rows.append(("threads", _threads(flags, launch)))
     rows += [("read", f"{name}={value}") for name, value in sorted(launch.variables.items())]
     return [f"{label + ':':<12} {text}" for label, text in rows]

@@ -17,8 +17,6 @@ from rankzero.preflight.check import FAIL, OK, Check, Report
 
 STARTED = time.monotonic()
 
-_INSTEAD = "--json FILE, where FILE is in a folder in which you may write"
-
 PREFLIGHT = Command(
     name="preflight",
     purpose="check whether all processes can train together, with fit's flags",
@@ -114,7 +112,8 @@ def _remove_old_result(file: Path | None) -> None:
         file.touch()
         file.unlink()
     except OSError as error:
-        raise RequestError(f"--json {file}", f"the file cannot be written: {error.strerror}", _INSTEAD) from None
+        instead = "--json FILE, where FILE is in a folder in which you may write"
+        raise RequestError(f"--json {file}", f"the file cannot be written: {error.strerror}", instead) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

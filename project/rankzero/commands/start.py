@@ -75,7 +75,8 @@ def start(
         launch = detect(requested)
         check_world(requested, launch)
         if flags.only_prints:
-            return print_only(flags, launch, work)
+            extend_packages()
+            return work(flags, World()) if is_reporting_rank(launch) else Exit.FINISHED  # without a rendezvous
         count = processes_to_start(requested, launch)
         has_announced = _announce_imports(flags, launch)
         world = join_ranks(requested, launch, count)
@@ -125,12 +126,6 @@ def resolve_subcommand(command: Command, arguments: list[str]) -> tuple[str, lis
         return command.name, arguments
     name, flags = SUBCOMMANDS[arguments[0]]
     return name, [*flags, *arguments[1:]]
-
-
-def print_only(flags: Arguments, launch: Launch, work: Callable[[Arguments, World], int]) -> int:
-    """Prints a config file or help on the reporting rank only, without a rendezvous."""
-    extend_packages()
-    return work(flags, World()) if is_reporting_rank(launch) else Exit.FINISHED
 
 
 @contextmanager
