@@ -44,7 +44,7 @@ def unknown_class_error(flag: str, text: str, names: Sequence[str]) -> RequestEr
 def classes_named(text: str) -> list[str]:
     """Returns the class paths in the current folder that the name of a file, module or class may mean."""
     file = Path(text if text.endswith(".py") else f"{text}.py")
-    if os.path.isfile(file) and not file.is_absolute() and ".." not in file.parts:  # noqa: PTH113 - as in `unknown_class_error`
+    if os.path.isfile(file) and not file.is_absolute() and ".." not in file.parts:  # noqa: PTH113
         return [f"{'.'.join(file.with_suffix('').parts)}.{name}" for name in _classes_in(file)]
     return [f"{file.stem}.{text}" for file in sorted(Path().glob("*.py")) if text in _classes_in(file)]
 

@@ -40,9 +40,8 @@ def job_request(command_line: CommandLine) -> JobRequest:
     if scheduler == "pbs":
         _check_pbs({**site, **given})
     if "name" not in given:
-        raise RequestError(
-            "a job without --name", "status, log, stop and resume find a job by its name", "--name my-run"
-        )
+        found = "status, log, stop and resume find a job by its name"
+        raise RequestError("a job without --name", found, "--name my-run")
     if "hosts" in given or "hostfile" in given:
         site = {name: value for name, value in site.items() if name not in ("hosts", "hostfile")}
     if "venv" in given:
@@ -119,23 +118,18 @@ def _with_hosts(request: JobRequest, nodes_given: bool) -> JobRequest:
     """Returns the request with the machines of `--hostfile`, and with as many nodes as machines if none were given."""
     if request.scheduler in QUEUING:
         return request
-    hosts = request.hosts
+    hosts, scheduler = request.hosts, request.scheduler
     if request.hostfile is not None:
         if hosts:
             raise RequestError("--hosts and --hostfile", "both list machines", "leave one of them out")
         hosts = hosts_in(Path(request.hostfile))
     nodes = request.nodes if nodes_given or not hosts else max(request.nodes, len(hosts))
     flag = "--hostfile" if request.hostfile else "--hosts"
-    if request.scheduler == "local" and nodes > 1:
-        raise RequestError(
-            f"--nodes {nodes} with --scheduler local", "it is one machine", "--scheduler ssh --hosts n1,n2"
-        )
-    if len(hosts) < nodes and (nodes > 1 or request.scheduler == "ssh"):
-        found = (
-            f"{flag} lists {len(hosts)}: {', '.join(hosts)}"
-            if hosts
-            else f"{request.scheduler} does not choose machines"
-        )
+    if scheduler == "local" and nodes > 1:
+        instead = "--scheduler ssh --hosts n1,n2"
+        raise RequestError(f"--nodes {nodes} with --scheduler local", "it is one machine", instead)
+    if len(hosts) < nodes and (nodes > 1 or scheduler == "ssh"):
+        found = f"{flag} lists {len(hosts)}: {', '.join(hosts)}" if hosts else f"{scheduler} does not choose machines"
         names = ",".join(f"n{i + 1}" for i in range(nodes))
         raise RequestError(f"{nodes} machines (--nodes {nodes})", found, f"--hosts {names}")
     return replace(request, hosts=hosts[:nodes], nodes=nodes)
@@ -205,22 +199,13 @@ def _add(values: dict[str, Any], key: str, item: object, file: Path) -> None:
     if not isinstance(item, str) or not item:
         found = "the value is empty; a value that begins with # needs quotes" if not item else "the value is not text"
         raise RequestError(f"{file}: {key}", found, instead)
+    text = os.path.expandvars(item) if flag.name in _PATHS else item  # as a shell does on the command line
+    if flag.name in _PATHS and "$" in text:
+        raise RequestError(f"{file}: {key}: {item}", "a variable in this path is not set", instead)
     try:
-        flag.add(values, _expanded(item) if flag.name in _PATHS else item)
+        flag.add(values, text)
     except RequestError as error:
         raise RequestError(f"{file}: {key}: {item}", error.found, instead) from None
-
-
-def _expanded(path: str) -> str:
-    """Returns a path with variables expanded, as a shell does on the command line.
-
-    Raises:
-        RequestError: A variable is not set.
-    """
-    expanded = os.path.expandvars(path)
-    if "$" in expanded:
-        raise RequestError(path, "a variable in this path is not set", path)
-    return expanded
 
 
 def _users_file() -> Path | None:

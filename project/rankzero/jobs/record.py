@@ -82,21 +82,19 @@ def read_record(root: Path, name: str) -> Record | None:
     """
     path = record_path(root, name)
     try:
-        values = json.loads(path.read_text())
-        record = Record(**values)
+        record = Record(**json.loads(path.read_text()))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise RequestError(f"--root {root}", f"cannot read {path}: {error.strerror}", "--root DIR") from None
     except (ValueError, TypeError, RecursionError) as error:
-        raise RequestError(
-            f"the job of run {name}", f"{path} is not a record of a job: {error}", f"rm {path}"
-        ) from None
+        found = f"{path} is not a record of a job: {error}"
+        raise RequestError(f"the job of run {name}", found, f"rm {path}") from None
     try:
         next_id = next_id_path(root, name).read_text().strip()
     except (OSError, UnicodeError):
         next_id = ""
-    return Record(**{**values, "id": next_id}) if next_id else record
+    return replace(record, id=next_id) if next_id else record
 
 
 def recorded_jobs(root: Path) -> dict[str, Record]:
