@@ -68,9 +68,8 @@ def resubmit(root: Path, record: Record) -> Record:
     _refuse_active(root, record, f"to resume run {record.name}", "or wait until the job has ended")
     script = script_path(root, record.name)
     if not script.is_file():
-        raise RequestError(
-            f"to resume run {record.name}", f"{script} is missing", "submit the run again with its options"
-        )
+        instead = "submit the run again with its options"
+        raise RequestError(f"to resume run {record.name}", f"{script} is missing", instead)
     return _write(root, record, *_start(script, root, record))
 
 
@@ -105,27 +104,12 @@ def stop(root: Path, record: Record) -> None:
 
 def _start(script: Path, root: Path, record: Record) -> tuple[str, str]:
     """Submits or starts a script; returns the id of the job, and the start time of its process without a queue."""
-    if queue := _QUEUES.get(record.scheduler):
-        return _enqueue(queue, script, root, record), ""
-    try:
-        return background.start(script, log_path(root, record.name))
-    except OSError as error:
-        raise RequestError(f"to start {script}", str(error), "--root DIR, or install bash") from None
-
-
-def _write(root: Path, record: Record, job: str, started: str) -> Record:
-    """Writes the record of a submitted job, and returns it."""
-    submitted = replace(record, id=job, host=socket.gethostname(), started=started)
-    try:
-        write_record(root, submitted)
-    except OSError as error:
-        found = f"its record cannot be written: {error.strerror}"
-        raise RequestError(f"run {record.name}, submitted as job {job}", found, f"free space in {root}") from None
-    return submitted
-
-
-def _enqueue(queue: ModuleType, script: Path, root: Path, record: Record) -> str:
-    """Submits a script to a queue; returns the id of the job."""
+    queue = _QUEUES.get(record.scheduler)
+    if queue is None:
+        try:
+            return background.start(script, log_path(root, record.name))
+        except OSError as error:
+            raise RequestError(f"to start {script}", str(error), "--root DIR, or install bash") from None
     asked = f"to submit run {record.name} with {queue.SUBMIT}"
     earlier = read_record(root, record.name)
     archived: dict[Path, Path] = {}
@@ -141,7 +125,18 @@ def _enqueue(queue: ModuleType, script: Path, root: Path, record: Record) -> str
         for log, archive in archived.items():
             archive.rename(log)
         raise
-    return job[0]
+    return job[0], ""
+
+
+def _write(root: Path, record: Record, job: str, started: str) -> Record:
+    """Writes the record of a submitted job, and returns it."""
+    submitted = replace(record, id=job, host=socket.gethostname(), started=started)
+    try:
+        write_record(root, submitted)
+    except OSError as error:
+        found = f"its record cannot be written: {error.strerror}"
+        raise RequestError(f"run {record.name}, submitted as job {job}", found, f"free space in {root}") from None
+    return submitted
 
 
 def _reason(process: "subprocess.CompletedProcess[str]") -> str:
