@@ -61,24 +61,16 @@ def render(request: JobRequest, program: Sequence[str], folder: Path) -> str:
 
 def fit_arguments(request: JobRequest, root: Path) -> list[str]:
     """Returns the arguments of `fit` in a job: those that follow from the request, then the user's own."""
-    suffix = f"-{ARRAY_INDEX}" if request.array else ""
-    arguments = [
-        f"--name={request.name}{suffix}",
-        f"--root={root}",
-        f"--nodes={request.nodes}",
-        f"--devices={request.devices}",
-    ]
+    name = f"{request.name}-{ARRAY_INDEX}" if request.array else request.name
+    arguments = [f"--name={name}", f"--root={root}", f"--nodes={request.nodes}", f"--devices={request.devices}"]
     if request.scheduler not in QUEUING and request.time:
         arguments.append(f"--time_limit={request.time}s")
-    if request.gpus_per_device and not any(_names_accelerator(token) for token in request.arguments):
+    given = {token.partition("=")[0] for token in request.arguments}
+    if request.gpus_per_device and not given & {"--accelerator", "--trainer.accelerator"}:
         arguments.append("--accelerator=gpu")  # `auto` would train on the CPU if no GPU is visible
     if request.scheduler == "pbs":
         arguments.append("--requeue=never")  # the script submits itself again; PBS permits qrerun to operators only
     return [*arguments, *request.arguments]
-
-
-def _names_accelerator(token: str) -> bool:
-    return token.partition("=")[0] in ("--accelerator", "--trainer.accelerator")
 
 
 def script_path(root: Path, name: str) -> Path:

@@ -13,20 +13,8 @@ STOP = "qdel"
 JOB_ID = r"[0-9]+(\[\])?(\.\S+)?"
 """Pattern of a job's id, with which the output of qsub begins."""
 
-_WORDS = {
-    "B": "RUNNING (array)",
-    "E": "EXITING",
-    "F": "FINISHED",
-    "H": "HELD",
-    "M": "MOVED",
-    "Q": "QUEUED",
-    "R": "RUNNING",
-    "S": "SUSPENDED",
-    "T": "MOVING",
-    "U": "SUSPENDED",
-    "W": "WAITING",
-    "X": "FINISHED",
-}
+_WORDS = {"B": "RUNNING (array)", "E": "EXITING", "F": "FINISHED", "H": "HELD", "M": "MOVED", "Q": "QUEUED"}
+_WORDS |= {"R": "RUNNING", "S": "SUSPENDED", "T": "MOVING", "U": "SUSPENDED", "W": "WAITING", "X": "FINISHED"}
 """Value of PBS's `job_state` -> the word that is shown."""
 
 
