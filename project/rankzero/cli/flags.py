@@ -23,6 +23,10 @@ EXPORTS = (".pt", ".safetensors")
 Reader = Callable[[str], Any]
 
 
+NOT_BLANK = r"(?s)(?=.*\S)[^\0]+"
+"""Pattern of text that has a visible character and no NUL."""
+
+
 def whole_number(minimum: int, maximum: float = math.inf) -> Reader:
     """Returns a reader of whole numbers from `minimum` to `maximum`."""
 
@@ -51,6 +55,7 @@ non_negative_int = whole_number(0)
 seed_value = whole_number(0, 2**32 - 1)
 port_number = whole_number(1, 2**16 - 1)
 bandwidth_value = text_matching(r"[0-9]+(\.[0-9]+)?", "a number of Gbit/s (0.5, 10)", float)
+file_path = text_matching(NOT_BLANK, "a path")
 hostname = text_matching(r"[!-~]+", "a name without spaces")
 profiled_steps = text_matching(
     r"0*([1-9][0-9]{0,2}|1000)steps?(@[0-9]{1,18})?",  # a recording of many steps would fill the memory
@@ -92,22 +97,15 @@ def seconds_value(text: str) -> float:
     raise ValueError("a time in seconds (300) or with a unit (5min)")
 
 
-def file_path(text: str) -> str:
-    """Reads a path; rejects blank text and NUL characters."""
-    if not text.strip() or "\0" in text:
-        raise ValueError("a path")
-    return text
-
-
 def resume_value(text: str) -> str:
     """Reads `auto`, `never` or a path; converts `yes`, `no`, and LightningCLI's `last` and `null`."""
     aliases = {"yes": "auto", "last": "auto", "no": "never", "null": "never", "None": "never"}
-    return aliases.get(text) or file_path(text)
+    return aliases.get(text) or str(file_path(text))
 
 
 def checkpoint_value(text: str) -> str:
     """Reads `last`, `best` or a path; converts LightningCLI's `null` to `last`."""
-    return "last" if text in ("null", "None") else file_path(text)
+    return "last" if text in ("null", "None") else str(file_path(text))
 
 
 def choice(*options: str) -> Reader:

@@ -11,6 +11,7 @@ from rankzero.cli import command_line
 from rankzero.cli.command_line import CommandLine, unknown_flag
 from rankzero.cli.flags import (
     NAME_ALIASES,
+    NOT_BLANK,
     Flag,
     Reader,
     choice,
@@ -39,6 +40,10 @@ QUEUING = ("slurm", "pbs")
 """Schedulers with a queue. All others start a job at once, on this machine or from it."""
 
 
+command_lines = text_matching(NOT_BLANK, "one or more lines of text")
+host_value = text_matching(r"(?a)(\w[\w.-]*@)?\w[\w.-]*", "a list of host names, separated by commas")
+
+
 def memory_value(text: str) -> str:
     """Reads an amount of memory, such as `64G`, `64 GB` or `64GiB`, and returns it as `64G`."""
     match = re.fullmatch(r"([1-9][0-9]{0,8}) ?([kmgt])(i?b)?", text, re.IGNORECASE | re.ASCII)
@@ -54,13 +59,6 @@ def one_line(text: str) -> str:
     return text
 
 
-def command_lines(text: str) -> str:
-    """Reads lines that are inserted unchanged."""
-    if not text.strip() or "\0" in text:
-        raise ValueError("one or more lines of text")
-    return text
-
-
 def script_line(text: str) -> str:
     """Reads a line that is inserted unchanged; an option without `#SBATCH` or `#PBS` would be run as a command."""
     if re.match(r"\s*(-|SBATCH|PBS)", command_lines(text)):
@@ -70,15 +68,10 @@ def script_line(text: str) -> str:
 
 def path_value(text: str) -> str:
     """Reads a path, and expands `~`, which a shell does not expand after `=` or in quotes."""
-    path = os.path.expanduser(file_path(text))  # noqa: PTH111 - `Path` would change the image `docker://x`
+    path: str = os.path.expanduser(file_path(text))  # noqa: PTH111 - `Path` would change the image `docker://x`
     if path.startswith("~"):
         raise ValueError("a path in the home folder of an existing user")
     return path
-
-
-def image_value(text: str) -> str:
-    """Reads the name or the path of a container image."""
-    return path_value(one_line(text))
 
 
 def array_value(text: str) -> str:
@@ -89,11 +82,6 @@ def array_value(text: str) -> str:
     if not is_valid or any(int(first) > int(last) for first, last in ranges):
         raise ValueError("a list of indices (0-3, 1,5,9)")
     return text
-
-
-host_value = text_matching(
-    r"([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*", "a list of host names, separated by commas"
-)
 
 
 def comma_list(read: Reader) -> Reader:
@@ -134,7 +122,8 @@ JOB_FLAGS = (
     Flag("setup", "COMMAND", command_lines, "shell command to run before training; can be repeated",
          "source settings.sh", default=()),
     Flag("venv", "DIR", path_value, "virtual environment whose Python runs [that of submit]", ".venv"),
-    Flag("image", "IMAGE", image_value, "container image in which to train", "rankzero.sif"),
+    Flag("image", "IMAGE", lambda text: path_value(one_line(text)), "container image in which to train",
+         "rankzero.sif"),
     Flag("hosts", "HOSTS", comma_list(host_value), "machines, separated by commas; the first has rank zero", "n1,n2",
          default=()),
     Flag("hostfile", "FILE", path_value, "file of machines for mpirun, instead of --hosts", "hosts.txt"),

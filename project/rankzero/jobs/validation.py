@@ -98,9 +98,6 @@ def check_syntax(text: str) -> None:
     """Raises an error if bash cannot parse a script.
 
     The template is correct, so the cause is a line of `--setup` or `--extra`.
-
-    Raises:
-        RequestError: There is a syntax error.
     """
     bash = find_program("bash")
     if bash is None:

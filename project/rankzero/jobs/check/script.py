@@ -56,9 +56,8 @@ class Script:
             if command.program == "exit" and command.is_certain:
                 break
             for name, text in command.assignments.items() if not command.words else ():
-                if (
-                    name not in changing and not self.reads_settings
-                ):  # a value can double its length with each assignment
+                if name not in changing and not self.reads_settings:
+                    # A value can double its length with each assignment.
                     values[name] = resolved(values, text)[:4_000]
         return commands
 
