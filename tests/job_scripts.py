@@ -13,11 +13,11 @@ def pbs(*lines, select="2:ncpus=8:mpiprocs=1"):
     return "\n".join(["#!/bin/bash", f"#PBS -l select={select}", "#PBS -l place=scatter", *lines, ""])
 
 
-def assert_findings(rows):
+def assert_findings(*rows):
     """Checks that each script has the one finding beside it, in this line and with this beginning, or none.
 
     Args:
-        rows: A script, the line and the beginning of its finding; or a script without a finding.
+        *rows: A script, the line and the beginning of its finding; or a script without a finding.
     """
     for row in rows:
         script, *expected = [row] if isinstance(row, str) else row

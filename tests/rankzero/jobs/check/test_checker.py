@@ -57,9 +57,8 @@ def test_a_file_that_cannot_be_checked_is_refused(tmp_path):
 
 
 def test_the_report_has_no_control_characters_and_is_shown_in_the_documentation():
-    text = report(
-        "x", check("mpirun -np 1 -x WORLD_SIZE=2 python a.py\nsrun torchrun --nnodes=2 --rdzv-endpoint='::1:\x1b' a.py")
-    )
+    lines = "mpirun -np 1 -x WORLD_SIZE=2 python a.py\nsrun torchrun --nnodes=2 --rdzv-endpoint='::1:\x1b' a.py"
+    text = report("x", check(lines))
     assert text.count("\n") == 3 and "\x1b" not in text
     text = (REPOSITORY / "docs/jobs.md").read_text()
     documented = re.search(r"^`job.sh`:\n\n```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
