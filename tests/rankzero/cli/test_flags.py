@@ -28,10 +28,7 @@ INVALID = {
     values.positive_int: ("whole number", ("0", "-1", "x", "", "1.5", "1e3", "٣", " 2", "0x10", "9" * 5000)),
     values.save_interval: ("steps", ("0", "0steps", "5epochs", "min", "-5", "1.5h", "9999999999h")),
     values.run_name: ("folder", NAMES),
-    values.seconds_value: (
-        r"^a time in seconds \(300\) or with a unit \(5min\)$",
-        ("0", "-1", "", "90m", "soon", "nan", "1e3"),
-    ),
+    values.seconds_value: (r"^a time in seconds \(300\) or with a unit", ("0", "-1", "", "90m", "soon", "nan", "1e3")),
     values.checkpoint_value: (".", []),
     values.non_negative_int: (".", ["-1"]),
     values.port_number: (".", ("0", "65536")),
@@ -91,13 +88,11 @@ FLAGS = (
 def test_values_switches_and_arguments_in_any_order():
     asked = []
 
-    def called_with(*arguments):
-        assert run_command("list", "title", FLAGS, (), lambda *values: asked.append(values) or 0, arguments) == 0
+    def called_with(line=""):
+        assert run_command("list", "title", FLAGS, (), lambda *values: asked.append(values) or 0, line.split()) == 0
         return asked.pop()
 
-    values, positional = called_with(
-        "a", "--newest=3", "--all", "b", "--last", "4", "--kind", "one", "--kind=two", "--", "--c"
-    )
+    values, positional = called_with("a --newest=3 --all b --last 4 --kind one --kind=two -- --c")
     assert values == {"root": "runs", "last": 4, "kind": ("one", "two"), "all": True}
     assert positional == ["a", "b", "--c"]
     assert called_with() == ({"root": "runs", "last": None, "kind": (), "all": False}, [])
@@ -107,8 +102,6 @@ def test_wrong_flags_are_refused_with_the_words_to_type():
     expected = {"--lsat 3": "--last 3", "--lsat=3": "--last 3", "--unknown": "python launch/list.py --help"}
     expected |= {"--kind tow": "--kind two", "--all=yes": "--all", "--al x": "--all"}
     expected |= dict.fromkeys(("--last", "--last --all", "--last -- 3", "--last=0"), "--last 20")
-
-    def unknown(typed, value, given):
-        return unknown_flag("list", FLAGS, typed, value)
-
-    assert {text: refusal_of(parse, FLAGS, text.split(), unknown).instead for text in expected} == expected
+    for text, instead in expected.items():
+        error = refusal_of(parse, FLAGS, text.split(), lambda flag, value, _: unknown_flag("list", FLAGS, flag, value))
+        assert error.instead == instead, text

@@ -120,9 +120,8 @@ def test_a_model_with_its_own_loaders_needs_no_data_module(cwd, user_module, nam
 def test_a_users_model_without_loaders_needs_data(cwd, user_module, model):
     error = refusal_of(fit_in_process, *model.split())
     assert error.asked == model and error.instead == "--data mine.Data"
-    assert "has no train_dataloader; choose CIFAR10, Digits" in error.found and {*os.listdir(cwd)} - {
-        "__pycache__"
-    } == {"mine.py"}
+    assert "has no train_dataloader; choose CIFAR10, Digits" in error.found
+    assert {*os.listdir(cwd)} - {"__pycache__"} == {"mine.py"}
 
 
 def test_data_that_does_not_fit_the_default_model_is_refused_with_a_model_of_its_module(cwd, user_module):
@@ -135,10 +134,8 @@ BAD_INPUT = [
     *(("--trainer.max_epoch 3", "--trainer.max_epochs"), ("--trainer.max_epochs x", "expected int")),
     *(("--trainer.precision 17", "expected one of"), ("--trainer.val_check_interval 5.5", "val_check_interval")),
     ("--trainer.strategy fsdp", "ddp_find_unused_parameters_true"),
-    *(
-        ("--model ResNet --model.dept 18", "type   --model.depth"),
-        ("--config unknown.yaml", "type   model.depth: 18, in --config unknown.yaml"),
-    ),
+    ("--model ResNet --model.dept 18", "type   --model.depth"),
+    ("--config unknown.yaml", "type   model.depth: 18, in --config unknown.yaml"),
     ("--model MLP --model.hidden_sizes [8,0]", "hidden_sizes is"),
     ("--model ResNet --data Toy", "type   --model MLP"),
     ("--model MLP --trainer.logger WandbLogger", "type   pip install 'wandb>=0."),

@@ -52,23 +52,14 @@ def refusal(*arguments, files=(), stored=""):
             *("--model.optimizer.lrr 0.1", "SGD has no such argument", "--model.optimizer.lr 0.1"),
         ),
         (
-            *(
-                "--logger [CSVLogger,WandbLogger]",
-                "--logger '[CSVLogger,WandbLogger]'",
-                "required argument missing: save",
-            ),
+            *("--logger [CSVLogger,WandbLogger]", "--logger '[CSVLogger,WandbLogger]'", "required argument missing: "),
             "--logger+ CSVLogger --logger.save_dir VALUE --logger+ WandbLogger",
         ),
         (
             *("--callbacks.patience x", "--callbacks.patience x", "Callback has no such argument"),
             "--callbacks+ EarlyStopping --callbacks.monitor VALUE --callbacks.patience 1",
         ),
-        (
-            f"--model {BASE}",
-            f"--model {BASE}",
-            "required argument missing: network",
-            f"--model {BASE} --model.network VALUE",
-        ),
+        (*[f"--model {BASE}"] * 2, "required argument missing: network", f"--model {BASE} --model.network VALUE"),
     ],
 )
 def test_a_wrong_argument_gives_a_message_with_asked_found_and_type(arguments, asked, found, instead, cwd):
@@ -104,10 +95,8 @@ def test_a_mistake_in_a_config_file_names_the_file(tmp_path):
     file.write_text("model: {class_path: lightning_modules.MLP, init_args: {hiden: 3}}")
     content = {"model": {"class_path": MLP, "init_args": {"hiden": 3}}}
     error = refusal("--config", str(file), files=[("--config c.yaml", content)])
-    assert (
-        error.asked == "model.hiden: 3, in --config c.yaml"
-        and error.instead == "model.hidden_sizes: 3, in --config c.yaml"
-    )
+    assert error.asked == "model.hiden: 3, in --config c.yaml"
+    assert error.instead == "model.hidden_sizes: 3, in --config c.yaml"
     content["model"]["init_args"] = {"optimizer": "Adan"}
     file.write_text(str(content))
     error = refusal("--config", str(file), files=[("--config c.yaml", content)])

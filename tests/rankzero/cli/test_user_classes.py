@@ -60,12 +60,9 @@ def test_an_error_in_a_users_module_names_its_file_and_line(cwd, monkeypatch, fi
 
 
 def test_a_missing_class_of_a_module_names_the_classes_of_the_same_kind_that_it_defines(add_module):
-    classes = (
-        "class Data(LightningDataModule): ...\nclass Other(LightningModule): ...\nclass Net(LightningModule): ...\n"
-    )
-    add_module(
-        "seen", f"from lightning.pytorch import LightningDataModule, LightningModule\n{classes}class Plain: ...\n"
-    )
+    bases = {"Data": "LightningDataModule", "Other": "LightningModule", "Net": "LightningModule", "Plain": ""}
+    classes = "\n".join(f"class {name}({base}): ..." for name, base in bases.items())
+    add_module("seen", f"from lightning.pytorch import LightningDataModule, LightningModule\n{classes}\n")
     for flag, name, advice, defined in (
         *(("model", "Netz", "Net", "Other, Net"), ("model", "Missing", "Other", "Other, Net")),
         ("data", "Net_", "Data", "Data"),
