@@ -24,13 +24,12 @@ def call(name, *arguments):
         return work(parse_arguments(COMMANDS[name], arguments), World())
 
 
-@pytest.mark.parametrize(
-    ("name", "example"), [(name, example) for name, command in COMMANDS.items() for example in command.examples]
-)
-def test_the_examples_in_the_help_are_valid_command_lines(name, example):
-    start, arguments = re.split(rf"launch/{name}\.py", example)
-    assert start.split()[0] in ("python", "torchrun", "srun")
-    assert parse_arguments(COMMANDS[name], shlex.split(arguments)).command is COMMANDS[name]
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_examples_in_the_help_are_valid_command_lines(name):
+    for example in COMMANDS[name].examples:
+        start, arguments = re.split(rf"launch/{name}\.py", example)
+        assert start.split()[0] in ("python", "torchrun", "srun")
+        assert parse_arguments(COMMANDS[name], shlex.split(arguments)).command is COMMANDS[name]
 
 
 def test_fit_has_a_default_model_and_default_data_and_alone_stops_at_a_safe_point(cwd, capsys):
@@ -58,10 +57,8 @@ ERROR = RequestError("2 nodes x 1 process", "missing rank 1", "the same command 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_failed_rendezvous_replaces_the_json_file_on_each_rank(cwd, monkeypatch, rank):
     monkeypatch.setattr("rankzero.commands.preflight.refuse", lambda error, launch, code: code)
-    assert (
-        preflight.report_failed_rendezvous(CannotStart("reason"), parse_arguments(COMMANDS["preflight"], []), Launch())
-        == 1
-    )
+    flags = parse_arguments(COMMANDS["preflight"], [])
+    assert preflight.report_failed_rendezvous(CannotStart("reason"), flags, Launch()) == 1
     assert list(cwd.iterdir()) == []  # without --json
     (cwd / "preflight.json").write_text('{"fit_to_train": true}')
     flags = parse_arguments(COMMANDS["preflight"], ["--json", "preflight.json"])

@@ -92,9 +92,7 @@ def test_an_unknown_run_or_root_is_refused_with_similar_names_and_the_other_runs
         assert "there is no such run" in compare(path, code=2)[2]
 
 
-def test_suggested_commands_contain_the_root_and_one_without_permission_is_named_as_such(
-    root, cwd, compare, without_permission
-):
+def test_suggested_commands_name_the_root_and_one_without_permission_is_named(root, cwd, compare, without_permission):
     add(cwd / "my runs/second")
     for run_name, end in {
         "secondd": "compare.py second --root 'my runs'",

@@ -147,9 +147,7 @@ def test_an_empty_root_has_a_line_and_a_missing_root_is_refused_with_the_flag_to
     assert "cannot be read: Not a directory" in "\n".join(listing("--root", "runs/file", code=2))
 
 
-def test_folders_without_permission_and_runs_that_cannot_be_read_are_listed_as_unknown(
-    root, listing, without_permission
-):
+def test_folders_without_permission_and_unreadable_runs_are_listed_as_unknown(root, listing, without_permission):
     write_run(root / "closed")
     listing()  # imports everything, which an unprivileged user may be unable to do
     with without_permission(root / "closed"):
@@ -179,9 +177,7 @@ def job_states(monkeypatch):
     return states
 
 
-def test_a_submitted_run_has_the_status_of_its_job_until_it_begins_and_a_finished_run_its_own(
-    root, listing, job_states
-):
+def test_a_submitted_run_has_the_status_of_its_job_until_it_begins_and_a_finished_its_own(root, listing, job_states):
     write_run(root / "done")
     write_run(root / "sweep-0")
     for name, array in (("new", None), ("done", None), ("sweep", "0-3")):

@@ -158,9 +158,7 @@ def keep(folder, model, *loaders, **arguments):
         (NetWithLoader, lambda: None, "test", "test", 7),
     ],
 )
-def test_a_split_comes_from_the_data_module_or_the_model_and_is_set_up_as_its_stage(
-    tmp_path, make_model, make_data, split, stage, count
-):
+def test_a_split_of_data_module_or_model_is_set_up_as_its_stage(tmp_path, make_model, make_data, split, stage, count):
     model, data = make_model(), make_data()
     read_split(SimpleNamespace(model=model, datamodule=data), split)
     keep(tmp_path, model, datamodule=data)

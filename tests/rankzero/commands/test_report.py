@@ -22,9 +22,7 @@ def test_a_killed_run_has_a_report_of_what_it_has_logged(root, capsys):
     ("names", "instead"),
     [((), "report.py mine"), (("mien",), "report.py mine"), (("nope",), "list.py"), (("x", "y"), "report.py x")],
 )
-def test_a_run_that_does_not_exist_is_refused_with_a_similar_name_or_the_command_that_lists_the_runs(
-    root, capsys, names, instead
-):
+def test_an_unknown_run_is_refused_with_a_similar_name_or_the_command_that_lists_the_runs(root, capsys, names, instead):
     write_run(root / "mine")
     assert main([*names, "--root", str(root)]) == 2
     assert f"type   python launch/{instead} --root {root}\n" in capsys.readouterr().err

@@ -106,10 +106,8 @@ def test_the_work_runs_once_on_each_rank(start_program):
 def test_ranks_of_a_launcher_complete_the_rendezvous_before_the_work(start_program):
     with reserved_port() as port:
         variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        ranks = [
-            start_program("seven", "--devices", "2", RANK=str(rank), LOCAL_RANK=str(rank), **variables)
-            for rank in range(2)
-        ]
+        own = [{"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+        ranks = [start_program("seven", "--devices", "2", **variables | names) for names in own]
         results = [wait_for(process) for process in ranks]
     for rank, (code, (call,), _) in enumerate(results):
         assert (code, call["rank"], call["world"], call["members"]) == (7, rank, 2, 2)

@@ -254,9 +254,7 @@ def test_resume_submits_the_script_again_unless_the_run_is_finished(launch, prog
     assert "the run is finished; this job trains only if" in launch(*SLURM)[1]
 
 
-def test_status_prints_the_schedulers_word_and_the_result_of_an_ended_run_or_exits_with_1(
-    launch, programs, record, cwd
-):
+def test_status_prints_the_schedulers_word_and_the_result_of_ended_runs_or_exits_with_1(launch, programs, record, cwd):
     programs(squeue="exit 1")
     assert launch("status", "my-run")[0] == 1
     programs(squeue="echo 'PENDING|Resources|0:00|1:00|'")
