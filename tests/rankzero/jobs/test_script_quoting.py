@@ -152,9 +152,8 @@ def check_script(request, program, folder, variables, base):
         ends = got[len(program) - 1 + len(expected) :]
         assert got[: len(program) - 1] == program[1:]
         assert got[len(program) - 1 : len(got) - len(ends)] == expected
-        assert [word.partition("=")[0] for word in ends] == (
-            ["--node_rank", "--master_addr", "--master_port"] if by_ssh else []
-        )
+        flags = ["--node_rank", "--master_addr", "--master_port"] if by_ssh else []
+        assert [word.partition("=")[0] for word in ends] == flags
         assert not by_ssh or ends[:2] == [f"--node_rank={node}", "--master_addr=n1"]
 
 

@@ -83,9 +83,7 @@ def test_a_rejected_job_shows_the_schedulers_words_and_leaves_no_file(programs, 
 
 
 @pytest.mark.parametrize("job", [SLURM, PBS])
-def test_a_rejected_job_leaves_an_existing_folder_with_script_record_and_log_as_it_was(
-    submitted, programs, folder, job
-):
+def test_a_rejected_job_leaves_a_folder_with_script_record_and_log_as_it_was(submitted, programs, folder, job):
     record = submitted(job)
     for name in ("x.job.log", "other"):
         (folder / "runs" / name).write_text("kept")
@@ -122,9 +120,7 @@ def test_a_missing_program_is_refused_before_anything_is_written(programs, folde
         (SLURM, {"squeue": f"echo '{NO_ANSWER}' >&2; exit 1"}, UNKNOWN, "my project/runs/x.job.json'"),
     ],
 )
-def test_a_run_with_an_active_or_unknown_job_is_not_submitted_again(
-    submitted, calls, folder, job, scripts, found, instead
-):
+def test_a_run_with_an_active_or_unknown_job_is_not_resubmitted(submitted, calls, folder, job, scripts, found, instead):
     record = submitted(job, **scripts)
     before = content(folder)
     for verb, call in (("submit", (submit, job, "second", folder)), ("resume", (resubmit, folder / "runs", record))):
@@ -217,9 +213,7 @@ def test_a_submission_gets_the_users_variables_without_those_of_a_job(submitted,
     assert found == "unset /etc/slurm.conf maintenance\n"
 
 
-def test_a_folder_that_cannot_be_written_is_refused_and_an_interrupted_submission_leaves_no_file(
-    programs, folder, monkeypatch
-):
+def test_an_unwritable_folder_is_refused_and_an_interrupted_submission_leaves_no_file(programs, folder, monkeypatch):
     programs(sbatch="echo 123")
     interrupt = Mock(side_effect=KeyboardInterrupt)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

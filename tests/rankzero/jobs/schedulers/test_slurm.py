@@ -25,10 +25,7 @@ RAN, WAITS = "on n1, 1:02 of 2:00:00", "0:00|2:00:00|"
     [
         *(("RUNNING|None|1:02|2:00:00|n1", State("RUNNING", True, RAN)), ("RUNNING", State("RUNNING", True))),
         ("RUNNING|None|1:02|2:00:00|n[1-2]", State("RUNNING", True, "on n[1-2], 1:02 of 2:00:00")),
-        *(
-            (f"PENDING|{reason}|{WAITS}", State("PENDING", True, f"({reason})"))
-            for reason in ("Resources", "BeginTime")
-        ),
+        (f"PENDING|Resources|{WAITS}", State("PENDING", True, "(Resources)")),
         *((f"PENDING|{reason}|{WAITS}", State("PENDING", True)) for reason in ("None", "")),
         (f"REQUEUE_HOLD|x|{WAITS}", State("REQUEUE_HOLD", True)),
         ("COMPLETING|None|1:02|2:00:00|n1", State("COMPLETING", True, RAN)),
@@ -52,15 +49,10 @@ UNKNOWN = State("UNKNOWN", None, "(squeue: Unable to contact slurm controller)")
 
 
 @pytest.mark.parametrize(
-    ("script", "state"),
-    [
-        ("true", FORGOTTEN),
-        (f"echo '{NO_JOB}' >&2; exit 1", FORGOTTEN),
-        ("echo 'Unable to contact slurm controller' >&2; exit 1", UNKNOWN),
-    ],
+    ("error", "state"), [("", FORGOTTEN), (NO_JOB, FORGOTTEN), ("Unable to contact slurm controller", UNKNOWN)]
 )
-def test_squeue_is_asked_for_ended_jobs_too(programs, calls, script, state):
+def test_squeue_is_asked_for_ended_jobs_too(programs, calls, error, state):
     assert str(slurm.state(RECORD)) == "UNKNOWN (squeue: not found on PATH)"
-    programs(squeue=script)
+    programs(squeue=f"echo '{error}' >&2; exit 1" if error else "true")
     assert slurm.state(RECORD) == state
     assert calls("squeue") == ["--noheader --jobs=123 --states=all --format=%T|%r|%M|%l|%N"]
