@@ -1,5 +1,4 @@
 import socket
-import time
 from unittest.mock import Mock
 
 import pytest
@@ -7,7 +6,7 @@ import pytest
 from rankzero.jobs.options import JobRequest
 from rankzero.jobs.record import Record, read_record
 from rankzero.jobs.submission import job_state, resubmit, stop, submit
-from running import refusal_of
+from running import refusal_of, wait_until
 
 RECORD = Record("x", "slurm", "srun", "123")
 SLURM = JobRequest("slurm", "x", "srun")
@@ -40,16 +39,6 @@ def submitted(programs, folder):
         return submit(job, text, folder)
 
     return submit_job
-
-
-def wait_for_end(record):
-    while job_state(record).is_active:
-        time.sleep(0.01)
-
-
-def wait_for_text(log, text):
-    while log.read_text() != text:
-        time.sleep(0.01)
 
 
 def test_an_accepted_job_has_a_script_and_a_record(programs, calls, folder):
@@ -185,14 +174,14 @@ def test_a_local_job_starts_at_once_and_can_be_repeated_when_it_has_ended(folder
     assert record.started and record.host == socket.gethostname()
     found = f"its job {record.id} (local) is RUNNING as process {record.id}"
     assert refusal_of(submit, LOCAL, "text", folder).found == found
-    wait_for_text(log, f"{folder}/runs/x.job.sh\n")
+    wait_until(lambda: log.read_text() == f"{folder}/runs/x.job.sh\n")
     stop(folder / "runs", record)
-    wait_for_end(record)
+    wait_until(lambda: not job_state(record).is_active)
     again = resubmit(folder / "runs", record)
-    wait_for_text(log, f"{folder}/runs/x.job.sh\nstopped\n{folder}/runs/x.job.sh\n")
+    wait_until(lambda: log.read_text() == f"{folder}/runs/x.job.sh\nstopped\n{folder}/runs/x.job.sh\n")
     assert again.id != record.id and read_record(folder / "runs", "x") == again
     stop(folder / "runs", again)
-    wait_for_end(again)
+    wait_until(lambda: not job_state(again).is_active)
 
 
 def test_a_missing_script_or_a_program_that_is_missing_later_is_named(programs, folder):
