@@ -181,13 +181,8 @@ def test_keys_of_a_site_file_that_the_scheduler_does_not_accept_are_ignored(site
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [
-        ("time", "1:30:00", 5400),
-        ("time", "'30:00'", 1800),
-        ("time", "30:00", 1800),
-        ("time", "90", 5400),
-        ("time", "1-00:00:00", 86400),
-        ("account", "0123", "0123"),
-        ("partition", "no", "no"),
+        *(("time", "1:30:00", 5400), ("time", "'30:00'", 1800), ("time", "30:00", 1800), ("time", "90", 5400)),
+        *(("time", "1-00:00:00", 86400), ("account", "0123", "0123"), ("partition", "no", "no")),
     ],
 )
 def test_a_value_in_a_site_file_means_the_same_as_on_the_command_line(site, name, text, value):

