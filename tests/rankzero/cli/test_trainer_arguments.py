@@ -87,14 +87,6 @@ def test_a_wrong_argument_raises_a_request_error_and_lists_may_be_one_value():
     assert (as_list(None), as_list(1), as_list((1, 2))) == ([], [1], [1, 2])
 
 
-class OwnCheckpointIO(TorchCheckpointIO):
-    pass
-
-
-class OwnEnvironment(LightningEnvironment):
-    pass
-
-
 @pytest.mark.parametrize(
     ("plugin", "launcher", "requeue"),
     [
@@ -111,7 +103,10 @@ def test_plugins_whose_work_rankzero_does_set_arguments(plugin, launcher, requeu
     assert arguments == {"launcher": launcher, "requeue": requeue}
 
 
-@pytest.mark.parametrize("kind", [OwnCheckpointIO, OwnEnvironment, KubeflowEnvironment])
+OWN = (type("OwnCheckpointIO", (TorchCheckpointIO,), {}), type("OwnEnvironment", (LightningEnvironment,), {}))
+
+
+@pytest.mark.parametrize("kind", [*OWN, KubeflowEnvironment])
 def test_plugins_that_replace_checkpoints_or_launchers_are_refused_by_name(kind):
     with pytest.raises(RequestError, match=kind.__name__):
         without_replaced([kind()], {"launcher": "auto", "requeue": "auto"})

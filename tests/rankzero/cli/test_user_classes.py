@@ -89,19 +89,6 @@ def test_a_users_file_hidden_by_a_rankzero_module_is_named(cwd):
     assert f"{cwd}/data_modules/toy.py cannot be imported as data_modules.toy: Rankzero has a module" in process.stderr
 
 
-def run_code(code, folder):
-    """Runs code in a user's folder, as Rankzero's commands run user code."""
-    setup = f"import sys; sys.path[:0] = {SOURCES!r}\nfrom rankzero.cli.user_classes import extend_packages\n"
-    return run(sys.executable, "-c", setup + code, folder=folder).out
-
-
-def write_files(folder, files):
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-
-
 MODEL_MODULE = """
 import torch
 import pytorch_lightning as pl
@@ -146,7 +133,9 @@ class Data(LightningDataModule):
             workers = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": self.context}
         return DataLoader(Rows(), 8, **workers)
 """
-STOCK_SCRIPT = """
+STOCK_SCRIPT = f"""
+import sys; sys.path[:0] = {SOURCES!r}
+from rankzero.cli.user_classes import extend_packages
 extend_packages()
 import lightning.pytorch as pl
 from data_modules.mine import Data
@@ -161,18 +150,19 @@ print(trainer.callback_metrics["loss_epoch"].item())
 @pytest.fixture
 def user_folder(tmp_path):
     """A user's folder with packages that have the same names as Rankzero's packages."""
-    hiding_module = "raise RuntimeError('a file of the user hides a module')"
     files = {
         "project/nets.py": MODEL_MODULE,
         "project/width.py": "WIDTH = 4",
         "data_modules/__init__.py": "",
         "data_modules/mine.py": DATA_MODULE,
-        "data_modules/toy.py": hiding_module,
+        "data_modules/toy.py": "raise RuntimeError('a file of the user hides a module')",
         "data_modules/deep/rows.py": "import torch\ndef row(index): return torch.full((4,), index / 32)",
         "lightning_modules/mine.py": "from project.nets import Net\nclass Mine(Net): pass",
         "evaluate.py": "",
     }
-    write_files(tmp_path, files)
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
     return tmp_path
 
 
@@ -183,7 +173,7 @@ def test_user_packages_named_like_rankzeros_train_as_in_stock_lightning(user_fol
     arguments = ["--data", "data_modules.mine.Data", "--data.context", context]
     arguments += ["--epochs", "2", "--run", "x", "--trainer.enable_progress_bar", "false"]
     result = fit("--model", "lightning_modules.mine.Mine", *arguments, folder=user_folder, environment=environment)
-    stock_loss = float(run_code(STOCK_SCRIPT, user_folder))
+    stock_loss = float(run(sys.executable, "-c", STOCK_SCRIPT, folder=user_folder).out)
     assert result.summary()["metrics"]["loss_epoch"] == pytest.approx(stock_loss, rel=1e-6)
 
 
