@@ -72,9 +72,8 @@ def import_failure(requested: str, error: BaseException | None) -> RequestError 
         found = f"{path}, line {line}" + f": {text}" * bool(text) + f"\n{type(cause).__name__}: {message}"
         missing_package = (cause.name or "").partition(".")[0] if isinstance(cause, ModuleNotFoundError) else ""
         remedy = f"installing {missing_package} in this environment or correcting its import"
-        return RequestError(
-            requested, found, f"the same command, after {remedy if missing_package else f'correcting {path}'}"
-        )
+        remedy = remedy if missing_package else f"correcting {path}"
+        return RequestError(requested, found, f"the same command, after {remedy}")
     return None
 
 

@@ -151,10 +151,8 @@ class _Merger:
             return None
         if all(isinstance(output, dict) and output.keys() == first.keys() for output in outputs):
             return {key: self.merge([output[key] for output in outputs], f"{name}[{key!r}]") for key in first}
-        alike = all(type(output) is type(first) in (list, tuple) and len(output) == len(first) for output in outputs)
-        if alike and (
-            type(first) is tuple or all(_is_batch(value, size) for output, size in pairs for value in output)
-        ):
+        same = all(type(output) is type(first) in (list, tuple) and len(output) == len(first) for output in outputs)
+        if same and (type(first) is tuple or all(_is_batch(value, size) for output, size in pairs for value in output)):
             parts = [self.merge([output[i] for output in outputs], f"{name}[{i}]") for i in range(len(first))]
             return type(first)(parts)
         if all(isinstance(output, list | tuple) and len(output) == size for output, size in pairs):
