@@ -51,9 +51,6 @@ def test_evaluate_and_predict_have_a_default_split_and_refuse_an_unknown_run(cwd
     assert refusal_of(call, name).asked == f"to {name} the newest run"
 
 
-ERROR = RequestError("2 nodes x 1 process", "missing rank 1", "the same command on every machine")
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_failed_rendezvous_replaces_the_json_file_on_each_rank(cwd, monkeypatch, rank):
     monkeypatch.setattr("rankzero.commands.preflight.refuse", lambda error, launch, code: code)
@@ -62,7 +59,8 @@ def test_a_failed_rendezvous_replaces_the_json_file_on_each_rank(cwd, monkeypatc
     assert list(cwd.iterdir()) == []  # without --json
     (cwd / "preflight.json").write_text('{"fit_to_train": true}')
     flags = parse_arguments(COMMANDS["preflight"], ["--json", "preflight.json"])
-    assert preflight.report_failed_rendezvous(ERROR, flags, Launch(launcher="slurm", rank=rank, world_size=2)) == 1
+    error = RequestError("2 nodes x 1 process", "missing rank 1", "the same command on every machine")
+    assert preflight.report_failed_rendezvous(error, flags, Launch(launcher="slurm", rank=rank, world_size=2)) == 1
     content = json.loads((cwd / "preflight.json").read_text())
     assert [check["status"] for check in content["checks"][:3]] == ["ok", "fail", "skipped"]
     assert content["checks"][1]["summary"] == "missing rank 1" and not content["fit_to_train"]

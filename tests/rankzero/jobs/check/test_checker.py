@@ -32,8 +32,6 @@ def test_only_what_is_wrong_is_found_in_scripts_of_tutorials_and_of_submit():
 
 NOTHING = "neither #SBATCH, #PBS nor a command that trains was found"
 PYTHON = "#!/usr/bin/env python3"
-
-
 REFUSED = {
     b"": NOTHING,
     b"#BSUB -n 4\njsrun ./a.out\n": NOTHING,
