@@ -150,16 +150,15 @@ class LineConnection:
             is_open = self._wait_for_data(seconds) is not True or self.read_available()
             if not is_open and not self._lines:
                 return None
-        messages = []
-        while self._lines:
+        messages: list[Message] = []
+        while self._lines and not (messages and only_first):
             if (body := self._verified_body(self._lines.popleft())) is None:
                 self.close_reason = " (a message has a wrong signature)"
                 return None
-            message = parse_message(body)
-            if message is not None:
-                messages.append(message)
-                if only_first:
-                    break
+            with contextlib.suppress(ValueError, RecursionError):  # invalid, or nested too deeply
+                message = json.loads(body) if body else {}
+                if isinstance(message, dict):
+                    messages.append(message)
         return messages
 
     def receive_line(self, seconds: float) -> bytes | None:
@@ -173,13 +172,8 @@ class LineConnection:
             if not self._wait_for_data(max(deadline - time.monotonic(), 0.0)):
                 raise TimeoutError
             if not self.read_available():
-                return self._lines.popleft() if self._lines else None
-        return self._lines.popleft()
-
-    @property
-    def has_lines(self) -> bool:
-        """Whether lines have been received that no method has returned."""
-        return bool(self._lines)
+                break
+        return self.pop_line()
 
     def pop_line(self) -> bytes | None:
         """Returns a line that has been received and not returned; None if there is none."""
@@ -241,15 +235,6 @@ def encode_message(message: Message | None) -> bytes:
     return b"" if message is None else json.dumps(message).encode()
 
 
-def parse_message(body: bytes) -> Message | None:
-    """Returns the message in a line; an empty message for a heartbeat, and None if the line is malformed."""
-    try:
-        message = json.loads(body) if body else {}
-    except (ValueError, RecursionError):  # invalid, or nested too deeply
-        return None
-    return message if isinstance(message, dict) else None
-
-
 def _signature(key: bytes, number: int, body: bytes) -> bytes:
     return hmac.digest(key, number.to_bytes(8, "big") + body, "sha256").hex()[:_SIGNATURE_LENGTH].encode()
 
@@ -258,9 +243,8 @@ def keep_alive(connection: socket.socket) -> None:
     """Configures TCP so that the kernel detects a broken connection within about `TIMERS.unreachable`."""
     seconds = max(5, round(TIMERS.unreachable))
     options = {"TCP_KEEPIDLE": seconds // 3, "TCP_KEEPINTVL": seconds // 5, "TCP_KEEPCNT": 3}
-    options["TCP_USER_TIMEOUT"] = 1000 * seconds
+    options |= {"TCP_USER_TIMEOUT": 1000 * seconds, "TCP_NODELAY": 1}
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in options.items():
         if hasattr(socket, name):  # Linux has all of them
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -228,7 +228,7 @@ class LineServer:
             if not is_open:
                 self.disconnect(connection)
                 return None
-            if not connection.has_lines:
+            if not connection.has_said_hello:
                 return None
         messages = connection.receive(0)
         if messages is None:
