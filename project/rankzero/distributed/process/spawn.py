@@ -31,9 +31,6 @@ from rankzero.messages import Exit, Stopped, print_error
 START_FOLDER = Path.cwd()
 """Folder in which this program was started, if it imports `rankzero` before it changes the folder."""
 
-ABORT_REASON = "for example, gloo aborts if the ranks call different collectives"
-"""Added to the report of a process that was killed by SIGABRT."""
-
 
 def run_processes(command: Sequence[str], count: int, launch: Launch | None = None) -> int:
     """Runs `command` in `count` processes and waits for all of them.
@@ -100,25 +97,19 @@ def _start(command: Sequence[str], count: int, launch: Launch) -> list["_Process
     listens on the port.
     """
     if (launch.num_nodes or 1) > 1:
-        variables = _variables(count, launch)
-        return [
-            _Process(command, variables | _rank_variables(local_rank, count, launch)) for local_rank in range(count)
-        ]
+        return [_Process(command, variables) for variables in _variables(count, launch)]
     secret = secrets.token_bytes(32)
     with network.listen("127.0.0.1", 0) as listener:
-        variables = _variables(count, launch._replace(port=listener.getsockname()[1]))
-        first_variables = variables | _rank_variables(0, count, launch) | {local.LISTENING_FD: str(listener.fileno())}
-        processes = [_Process(command, first_variables, listener.fileno(), secret=secret)]
-        return processes + [
-            _Process(command, variables | _rank_variables(local_rank, count, launch), secret=secret)
-            for local_rank in range(1, count)
-        ]
+        first, *others = _variables(count, launch._replace(port=listener.getsockname()[1]))
+        first[local.LISTENING_FD] = str(listener.fileno())
+        processes = [_Process(command, first, listener.fileno(), secret=secret)]
+        return processes + [_Process(command, variables, secret=secret) for variables in others]
 
 
-def _variables(count: int, launch: Launch) -> dict[str, str]:
-    """Returns the variables that torchrun would set for all processes, and the marks of Rankzero's local processes."""
-    nodes = launch.num_nodes or 1
-    return {
+def _variables(count: int, launch: Launch) -> list[dict[str, str]]:
+    """Returns the variables that torchrun would set for each process, and the marks of Rankzero's local processes."""
+    nodes, first_rank = launch.num_nodes or 1, (launch.node_rank or 0) * count
+    common = {
         **os.environ,
         local.SUPERVISOR_PID: str(os.getpid()),
         local.EVIDENCE: launch.evidence,
@@ -129,11 +120,7 @@ def _variables(count: int, launch: Launch) -> dict[str, str]:
         "MASTER_ADDR": launch.address,
         "MASTER_PORT": str(launch.port),
     }
-
-
-def _rank_variables(local_rank: int, count: int, launch: Launch) -> dict[str, str]:
-    """Returns the variables that torchrun would set for one process."""
-    return {"RANK": str((launch.node_rank or 0) * count + local_rank), "LOCAL_RANK": str(local_rank)}
+    return [common | {"RANK": str(first_rank + rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
 class _Process(subprocess.Popen[bytes]):
@@ -207,7 +194,7 @@ class _Processes:
                 if name == SIGNALS.received:  # it arrived before the handlers were installed, so no work had begun
                     print_error(f"{name}: stopped while the processes were starting; nothing was started")
                     return Stopped.exit_code
-                reason = f" ({ABORT_REASON})" if name == "SIGABRT" else ""
+                reason = " (for example, gloo aborts if the ranks call different collectives)" * (name == "SIGABRT")
                 return self._report_failure(rank, f"was killed by {name}{reason}")
             if code is not None and not process.has_reported:
                 return self._report_failure(rank, f"exited with code {code} without an exit report")
