@@ -18,9 +18,6 @@ _SAME_VALUE = f"the same RANKZERO_KEY on all machines ({NEW_KEY_COMMAND} creates
 SAME_KEY_ADVICE = _SAME_VALUE + "or start all ranks with the same home directory"
 """What to do if the ranks do not have the same key."""
 
-NEW_KEY_ADVICE = _SAME_VALUE + "or remove the cause named above, so that the key file can be used"
-"""What to do if a rank has no key."""
-
 UNAUTHENTICATED_ADVICE = (
     "to authenticate it, give all machines the same RANKZERO_KEY or home directory "
     "(--auth required refuses an unauthenticated run)"
@@ -68,12 +65,13 @@ def wrong_address_error(launch: Launch, ips: Sequence[str]) -> RequestError:
     found = f"rank 0 is on {host}, but {address} is another machine or does not exist"
     if launch.rank != 0:
         found = f"{address} is {host}, but rank 0 is elsewhere: this is rank {launch.rank}"
-    node_rank_flag = f"--node_rank 0 on {launch.address}" if launch.launcher == "local" else ""
-    return RequestError(
-        f"rendezvous at {launch.address}:{launch.port}, the machine of rank 0",
-        found,
-        "\nor ".join(filter(None, (node_rank_flag, _address_flags(launch, host if launch.rank == 0 else "HOST")))),
-    )
+        host = "HOST"
+    instead = {
+        "local": f"--node_rank 0 on {launch.address}\nor ",
+        "mpi": f"mpirun -x MASTER_ADDR={host} ... (Open MPI), -genv MASTER_ADDR {host} (hydra),\nor ",
+    }.get(launch.launcher, "")
+    asked = f"rendezvous at {launch.address}:{launch.port}, the machine of rank 0"
+    return RequestError(asked, found, f"{instead}--master_addr {host}")
 
 
 def no_answer_error(launch: Launch, ips: Sequence[str]) -> RequestError:
@@ -93,15 +91,14 @@ def no_answer_error(launch: Launch, ips: Sequence[str]) -> RequestError:
 
 def wrong_listener_error(launch: Launch, greeting: str) -> RequestError:
     """Returns the error for a port on which another run or an unrelated program listens."""
+    found = "on that port is a program other than a starting run"
     if greeting.startswith(GREETING):
-        listener = f"another run's rank 0 ({greeting.removeprefix(GREETING).strip()})"
-    else:
-        listener = "a program other than a starting run"
-        if any(network.is_local_address(ip) for ip in network.resolve(launch.address)):
-            listener = f"in use by {network.describe_listener(launch.port)}"
+        found = f"on that port is another run's rank 0 ({greeting.removeprefix(GREETING).strip()})"
+    elif any(network.is_local_address(ip) for ip in network.resolve(launch.address)):
+        found = f"that port is in use by {network.describe_listener(launch.port)}"
     return RequestError(
         f"rendezvous at {launch.address}:{launch.port}",
-        f"that port is {listener}" if listener.startswith("in use") else f"on that port is {listener}",
+        found,
         "another --master_port PORT (or MASTER_PORT=PORT), the same on every machine",
     )
 
@@ -142,7 +139,8 @@ def _key_request(launch: Launch) -> str:
 
 def missing_key_error(key: Key) -> RequestError:
     """Returns the error for a process without a key, if `--auth required` is set."""
-    return RequestError("--auth required", f"no key on {socket.gethostname()}: {key.origin}", NEW_KEY_ADVICE)
+    advice = _SAME_VALUE + "or remove the cause named above, so that the key file can be used"
+    return RequestError("--auth required", f"no key on {socket.gethostname()}: {key.origin}", advice)
 
 
 def describe_key_problem(key: Key, first: Peer, others: Sequence[Peer]) -> str:
@@ -151,9 +149,3 @@ def describe_key_problem(key: Key, first: Peer, others: Sequence[Peer]) -> str:
         return f"rank 0 on {first.host} has no key ({key.origin})"
     names = few([peer.host if peer.rank is None else f"rank {peer.rank} on {peer.host}" for peer in others])
     return f"rank 0 on {first.host} has another key ({key.origin}) than {names}"
-
-
-def _address_flags(launch: Launch, host: str) -> str:
-    """Returns the flags that set rank zero's address under a launcher."""
-    prefixes = {"mpi": f"mpirun -x MASTER_ADDR={host} ... (Open MPI), -genv MASTER_ADDR {host} (hydra),\nor "}
-    return prefixes.get(launch.launcher, "") + f"--master_addr {host}"
