@@ -12,14 +12,14 @@ from rankzero.distributed.environments.launch import (
     rendezvous_endpoint,
 )
 
-FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""Lowest id of special steps, such as batch scripts and salloc's shell (slurm.h)."""
-
 
 def found(variables: Variables) -> bool:
-    """Returns whether this process is a task of a step. SLURM_NTASKS is no evidence: a batch script has it too."""
+    """Returns whether this process is a task of a step. SLURM_NTASKS is no evidence: a batch script has it too.
+
+    Ids from 0xFFFFFFF0 on are those of special steps, such as batch scripts and salloc's shell (slurm.h).
+    """
     step = variables.find("SLURM_STEP_ID") or "batch"
-    return step.isdigit() and int(step) < FIRST_SPECIAL_STEP and "SLURM_PROCID" in variables
+    return step.isdigit() and int(step) < 0xFFFFFFF0 and "SLURM_PROCID" in variables
 
 
 def read(variables: Variables, requested: RequestedWorld) -> Launch:

@@ -13,9 +13,6 @@ from rankzero.distributed.environments.ancestors import (
 from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, folder_name
 from rankzero.messages import RequestError
 
-SEPARATE_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
-"""Setting that makes torchrun's agents use a store that they do not share with the processes they start."""
-
 
 def found(variables: Variables) -> bool:
     """Returns whether torchrun started this process."""
@@ -25,7 +22,7 @@ def found(variables: Variables) -> bool:
 def read(variables: Variables, requested: RequestedWorld) -> Launch:
     """Returns the launch that torchrun's variables describe."""
     run_id = variables.find("TORCHELASTIC_RUN_ID") or "none"
-    if is_random(run_id):
+    if re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", run_id):  # drawn, as `--rdzv-id` is not set
         run_id = run_id[:8]
     attempt = variables.find_number("TORCHELASTIC_RESTART_COUNT") or 0
     address = variables.find("MASTER_ADDR") or "127.0.0.1"
@@ -51,26 +48,17 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     )
 
 
-def is_random(run_id: str) -> bool:
-    """Returns whether a run id is a UUID, which torchrun draws if `--rdzv-id` is not set."""
-    return bool(re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", run_id))
-
-
 def elastic_nodes(variables: Variables) -> str | None:
     """Returns the setting of an elastic torchrun, such as `--nnodes 1:2`; None for a fixed number of nodes.
 
     torchrun sets no variable with the range, so it is read from torchrun's command line, or from the user's PET_NNODES.
     """
-    nodes = option(torchrun_command(), "nnodes")
-    if nodes:
-        return f"--nnodes {nodes}" if _is_range(nodes) else None
-    nodes = variables.find("PET_NNODES") or ""
-    return f"PET_NNODES={nodes}" if _is_range(nodes) else None
-
-
-def _is_range(nodes: str) -> bool:
+    command = next((arguments for arguments in ancestor_commands() if _is_torchrun(arguments)), [])
+    nodes, setting = option(command, "nnodes"), "--nnodes "
+    if not nodes:
+        nodes, setting = variables.find("PET_NNODES") or "", "PET_NNODES="
     fewest, _, most = nodes.partition(":")
-    return bool(most) and fewest != most
+    return f"{setting}{nodes}" if most and fewest != most else None
 
 
 def check_elastic(launch: Launch) -> None:
@@ -86,13 +74,8 @@ def check_elastic(launch: Launch) -> None:
         raise RequestError(
             f"an elastic torchrun ({launch.elastic})",
             "torchrun shares its store with its workers, so a machine that joins later would wait forever",
-            f"{SEPARATE_STORE} torchrun ..., the same command on every machine",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun ..., the same command on every machine",
         )
-
-
-def torchrun_command() -> list[str]:
-    """Returns the command-line arguments of the nearest torchrun; empty if they cannot be read."""
-    return next((arguments for arguments in ancestor_commands() if _is_torchrun(arguments)), [])
 
 
 def agent_environment() -> dict[str, str] | None:
