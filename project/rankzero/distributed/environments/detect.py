@@ -120,10 +120,7 @@ def _refuse_separate_runs(environ: Mapping[str, str], requested: RequestedWorld)
     """Refuses `--launcher local` in one of several tasks, because each task would start a separate run."""
     for name in LAUNCHERS:
         outer = None if name == "local" else _outer_launch(name, environ)
-        if outer is None or outer.world_size == 1:
-            continue
-        is_manual = outer.world_size == outer.num_nodes == requested.nodes and requested.node_rank is not None
-        if not is_manual:
+        if outer and not (outer.world_size == outer.num_nodes == requested.nodes and requested.node_rank is not None):
             raise RequestError(
                 "--launcher local",
                 f"{outer.world_size} processes that {name} started; each would start a separate run",
@@ -132,10 +129,11 @@ def _refuse_separate_runs(environ: Mapping[str, str], requested: RequestedWorld)
 
 
 def _outer_launch(name: str, environ: Mapping[str, str]) -> Launch | None:
-    """Returns the launch that a launcher's variables describe; None if they are unset or incomplete."""
+    """Returns the launch of several processes that a launcher's variables describe; None if they do not."""
     with suppress(KeyError, ValueError):
         if LAUNCHERS[name].found(Variables(environ)):
-            return LAUNCHERS[name].read(Variables(environ), RequestedWorld(address="anywhere", port=1))
+            launch = LAUNCHERS[name].read(Variables(environ), RequestedWorld(address="anywhere", port=1))
+            return None if launch.world_size == 1 else launch
     return None
 
 
@@ -158,11 +156,9 @@ def _check_nesting(launch: Launch, environ: Mapping[str, str]) -> None:
     }.get(launch.launcher, ())
     for name in outer_launchers:
         outer = _outer_launch(name, environ)
-        if outer is None or outer.world_size == 1:
-            continue
-        is_one_per_node = launch.launcher == "torchrun" and (outer.local_world_size or 1) == 1
+        is_one_per_node = launch.launcher == "torchrun" and outer and (outer.local_world_size or 1) == 1
         is_single_node = launch.num_nodes == 1 and not launch.elastic
-        if is_one_per_node and not is_single_node:
+        if outer is None or (is_one_per_node and not is_single_node):
             continue
         raise RequestError(
             f"{launch.launcher} within {name} ({launch.evidence}; {outer.evidence})",
@@ -179,11 +175,8 @@ def _incomplete_launch_error(launcher: str, error: KeyError | ValueError, variab
     if launcher == "local":
         flags = "--nodes N --node_rank R --master_addr HOST --master_port PORT"
         node_ranks = "where R is 0 on HOST, 1 on the next machine, and so on"
-        return RequestError(
-            "to start processes without a launcher",
-            missing,
-            f"on each machine the same command with {flags}, {node_ranks}",
-        )
+        instead = f"on each machine the same command with {flags}, {node_ranks}"
+        return RequestError("to start processes without a launcher", missing, instead)
     found = {name: variables.text(name) for name in SHOWN_VARIABLES if name in variables}
     instead = LAUNCHERS[launcher].command_for()
     if missing.startswith("MASTER_ADDR"):
