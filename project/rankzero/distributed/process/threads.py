@@ -62,7 +62,8 @@ def user_setting(environ: Mapping[str, str]) -> str | None:
     """Returns the user's setting of the number of threads, such as `OMP_NUM_THREADS=4`; None without one."""
     for name in VARIABLES:
         value = environ.get(name)
-        if value and not (name == "OMP_NUM_THREADS" and _is_set_by_launcher(value, environ)):
+        is_set_by_parent = value == environ.get(MARK) or _pbs_limit(environ) is not None
+        if value and not (name == "OMP_NUM_THREADS" and (is_set_by_parent or _is_set_by_torchrun(value, environ))):
             return f"{name}={value}"
     return None
 
@@ -80,11 +81,6 @@ def set_threads(threads: Threads, environ: MutableMapping[str, str] | None = Non
     if threads.count is None or (threads.uses_all_cores and "OMP_NUM_THREADS" not in environ):
         return
     environ["OMP_NUM_THREADS"] = environ[MARK] = str(threads.count)
-
-
-def _is_set_by_launcher(value: str, environ: Mapping[str, str]) -> bool:
-    """Returns whether this module, PBS or torchrun set OMP_NUM_THREADS."""
-    return value == environ.get(MARK) or _pbs_limit(environ) is not None or _is_set_by_torchrun(value, environ)
 
 
 def _pbs_limit(environ: Mapping[str, str]) -> int | None:
