@@ -23,7 +23,6 @@ from rankzero.distributed.connections.line_connection import LineConnection
 from rankzero.distributed.connections.line_server import raise_file_limit
 from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.monitoring.status import report_interval
 from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.distributed.world import World
 
@@ -69,9 +68,7 @@ def measure(world: Shape, seconds: float) -> dict[str, float]:
 
     link, known = rendezvous.link, World(launch, peers)
     exchange = Exchange(known, lambda message: None, lambda message: server.send_all(message), lambda: None)
-    server = ControlServer(
-        link.server, link.ranks, known, exchange, False, lambda rank: "", report_interval(world.nodes)
-    )
+    server = ControlServer(link.server, link.ranks, known, exchange, lambda rank: "")
     answer_as_rank_zero(link.connection)
     started, cpu = time.monotonic(), time.process_time()
     clients.pipe.send("start")

@@ -158,6 +158,11 @@ class World:
         return self.launch.local_world_size or 1
 
     @property
+    def parent_reports_lost_ranks(self) -> bool:
+        """Whether the process that started the ranks reports a lost one, so that no rank has to."""
+        return self.nodes == 1 and self.launch.launcher == "local"
+
+    @property
     def hosts(self) -> list[str]:
         """Host of each rank; empty as long as not all processes are known."""
         return [peer.host for peer in self.peers.values()] if len(self.peers) == self.size else []

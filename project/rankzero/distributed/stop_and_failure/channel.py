@@ -82,17 +82,9 @@ class ControlChannel:
     def _use(self, link: Link) -> None:
         world, self._connection = self.world, link.connection
         self._connection.connection.settimeout(TIMERS.send)
-        self._parent_reports_lost_ranks = world.nodes == 1 and world.launch.launcher == "local"
         if self.rank == 0 and link.server:
-            self._server = ControlServer(
-                link.server,
-                link.ranks,
-                world,
-                self.exchange,
-                self._parent_reports_lost_ranks,
-                lambda rank: self.describe_exit(rank),
-                report_interval(world.nodes),
-            )
+            exchange, describe_exit = self.exchange, lambda rank: self.describe_exit(rank)
+            self._server = ControlServer(link.server, link.ranks, world, exchange, describe_exit)
             self._server.on_hang = self.monitor.ends_run
             self.monitor.slow_ranks = self._server.slow_ranks.reports
         elif link.node_leader:
@@ -295,7 +287,7 @@ class ControlChannel:
         """Handles the loss of rank zero. One rank per machine reports it, unless the parent process does."""
         name, place = self.world.name_of(0), self.monitor.rank_zero_place
         cause = f"{name} {description}" + (f", last seen in {place}" if place else "")
-        if self._parent_reports_lost_ranks:
+        if self.world.parent_reports_lost_ranks:
             if place and acquire_host_lock(self._lock_name):
                 print_error(f"{name} was last seen in {place}")
             self._terminate(cause, False)

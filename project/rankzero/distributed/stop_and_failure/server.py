@@ -10,7 +10,7 @@ from rankzero.distributed.connections.line_connection import Message, encode_mes
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
 from rankzero.distributed.monitoring.hangs import HangDetector
 from rankzero.distributed.monitoring.slow_ranks import SlowRankDetector
-from rankzero.distributed.monitoring.status import Status, silence_seconds
+from rankzero.distributed.monitoring.status import Status, report_interval, silence_seconds
 from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.stop_and_failure.exchange import Exchange
 from rankzero.distributed.stop_and_failure.protocol import FROM_LEADER, FROM_RANK, read
@@ -30,12 +30,10 @@ class ControlServer:
         ranks: The ranks of each connection, the leader of a node first.
         world: All processes.
         exchange: Receives the values of all ranks.
-        parent_reports_lost_ranks: Whether the process that started the ranks reports a lost rank, so that no rank has
-            to.
         describe_exit: Describes how a rank ended; empty if that is unknown.
-        interval: Seconds between two requests for the statuses of all ranks.
 
     Attributes:
+        interval: Seconds between two requests for the statuses of all ranks.
         on_hang: Called with the description of a hang, in the thread of the server; returns whether the run ends.
         slow_ranks: Finds ranks that are slower than the others.
     """
@@ -46,15 +44,13 @@ class ControlServer:
         ranks: Mapping[ServedConnection, list[int]],
         world: World,
         exchange: Exchange,
-        parent_reports_lost_ranks: bool,
         describe_exit: Callable[[int], str],
-        interval: float,
     ) -> None:
         self._server, self._connections, self.world, self._exchange = server, dict(ranks), world, exchange
-        self.parent_reports_lost_ranks, self.describe_exit = parent_reports_lost_ranks, describe_exit
+        self.describe_exit = describe_exit
         self.on_hang: Callable[[str], bool] = lambda description: False
-        self.interval, self.size, hosts = interval, world.size, world.hosts
-        self._hangs = HangDetector(hosts, silence_seconds(interval), leader_of=self._leader_of)
+        self.interval, self.size, hosts = report_interval(world.nodes), world.size, world.hosts
+        self._hangs = HangDetector(hosts, silence_seconds(self.interval), leader_of=self._leader_of)
         self._start_progress: Progress | None = None
         self.slow_ranks = SlowRankDetector(hosts)
         self._ranks = {rank: connection for connection, numbers in ranks.items() for rank in numbers}
@@ -119,11 +115,11 @@ class ControlServer:
         if self._failure:
             return
         cause = f"{name} {self.describe_exit(rank) or f'was lost{close_reason}'}"
-        if place and self.parent_reports_lost_ranks:
+        if place and self.world.parent_reports_lost_ranks:
             print_error(f"{name} was last seen in {place}")
         elif place:
             cause += f", last seen in {place}"
-        self._record_failure(cause, PARENT_REPORTS if self.parent_reports_lost_ranks else 0, is_exiting=False)
+        self._record_failure(cause, PARENT_REPORTS if self.world.parent_reports_lost_ranks else 0, is_exiting=False)
 
     def _check_for_hang(self) -> None:
         if late := self._hangs.late_start():

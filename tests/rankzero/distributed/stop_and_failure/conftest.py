@@ -10,7 +10,6 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.stop_and_failure.exchange import Exchange
 from rankzero.distributed.stop_and_failure.leader import NodeLeader
 from rankzero.distributed.stop_and_failure.server import ControlServer
-from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer, World
 
 
@@ -39,11 +38,11 @@ def connected(server, *ranks):
     return client, {served: [*ranks]}
 
 
-def control_server(server, ranks, peers, interval, parent_reports_lost_ranks=False, describe_exit=lambda rank: ""):
+def control_server(server, ranks, peers, launcher="env", describe_exit=lambda rank: ""):
     """Returns the control server of rank zero, which receives values for an exchange."""
-    world = World(Launch(world_size=len(peers)), peers)
+    world = World(Launch(launcher, world_size=len(peers)), peers)
     exchange = Exchange(world, lambda message: None, lambda message: None, lambda: None)
-    return ControlServer(server, ranks, world, exchange, parent_reports_lost_ranks, describe_exit, interval)
+    return ControlServer(server, ranks, world, exchange, describe_exit)
 
 
 class TwoNodes:
@@ -55,7 +54,8 @@ class TwoNodes:
         (zero, ranks_0), (one, ranks_1), (rank_zero, ranks_23) = (
             connected(first, *ranks) for ranks in ([0], [1], [2, 3])
         )
-        self.server = control_server(first, ranks_0 | ranks_1 | ranks_23, peers, 0.05)
+        self.server = control_server(first, ranks_0 | ranks_1 | ranks_23, peers)
+        self.server.interval = 0.05
         two, three = self.leader.connect_own(2), self.leader.connect_own(3)
         self.leader.rank_zero = rank_zero
         self.leader.start()
@@ -79,7 +79,7 @@ class ServerWithRanks:
         clients = [connected(server, rank) for rank in range(size)]
         self.ranks = [RankOfTest(rank, client) for rank, (client, _) in enumerate(clients)]
         served = {connection: ranks for _, own in clients for connection, ranks in own.items()}
-        self.server = control_server(server, served, peers, TIMERS.heartbeat, **options)
+        self.server = control_server(server, served, peers, **options)
 
     def close(self):
         """Makes the server exit, as all connections are closed."""

@@ -64,17 +64,15 @@ def test_the_first_failure_is_sent_to_all_ranks_with_its_reporting_rank(world):
 
 
 @pytest.mark.parametrize(
-    ("parent_reports_lost_ranks", "description", "text", "reporting_rank"),
+    ("launcher", "description", "text", "reporting_rank"),
     [
-        (False, "", "was lost (killed? out of memory?)", 0),
-        (True, "", "was lost (killed? out of memory?)", PARENT_REPORTS),
-        (False, "was killed by SIGKILL", "was killed by SIGKILL", 0),
+        ("env", "", "was lost (killed? out of memory?)", 0),
+        ("local", "", "was lost (killed? out of memory?)", PARENT_REPORTS),
+        ("env", "was killed by SIGKILL", "was killed by SIGKILL", 0),
     ],
 )
-def test_a_lost_rank_is_a_failure(world, parent_reports_lost_ranks, description, text, reporting_rank):
-    describe_exit = ["", description, ""].__getitem__
-    control = world(3, parent_reports_lost_ranks=parent_reports_lost_ranks, describe_exit=describe_exit)
-    ranks = control.ranks
+def test_a_lost_rank_is_a_failure(world, launcher, description, text, reporting_rank):
+    ranks = world(3, launcher=launcher, describe_exit=["", description, ""].__getitem__).ranks
     ranks[1].close()
     expect_messages([ranks[0], ranks[2]], {"failed": [f"rank 1 on b {text}", reporting_rank, False]})
 
