@@ -1,10 +1,10 @@
 """Starts local processes or performs the rendezvous, for a detected launch."""
 
+import os
 import signal
 import socket
 
 from rankzero.distributed.connections.line_server import raise_file_limit
-from rankzero.distributed.coordination.network import silence_socket_warnings
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.process.spawn import die_with_parent, is_local_process, own_command, run_processes
@@ -27,7 +27,9 @@ def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> World:
         RequestError: A rank is missing, or the ranks are not the requested ones.
         SystemExit: In the process that started the local processes, after they have exited.
     """
-    silence_socket_warnings()  # in the local processes too, where the script may import torch first
+    # Silences torch's C++ warnings about sockets, as on clusters without reverse name lookup, if torch is not imported
+    # yet; in the local processes too, where the script may import it first. Errors are still raised as exceptions.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     start_processes(launch, count)
     raise_file_limit()
     if is_local_process():

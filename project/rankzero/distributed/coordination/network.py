@@ -117,8 +117,8 @@ def address_of(interface: str) -> str:
     )
 
 
-def use_interface(requested: str | None, detected: str | None) -> str | None:
-    """Sets the interface that gloo and NCCL use, before they start; returns gloo's.
+def use_interface(requested: str | None, detected: str | None) -> None:
+    """Sets the interface that gloo and NCCL use, before they start.
 
     Args:
         requested: `--interface`, which applies to both. Like all flags, it overrides environment variables.
@@ -127,22 +127,13 @@ def use_interface(requested: str | None, detected: str | None) -> str | None:
             `detected` is set for NCCL only if it is `lo`, on one machine.
     """
     if sys.platform != "linux":
-        return None
+        return
     if requested:
         os.environ[GLOO] = os.environ[NCCL] = requested
     elif detected:
         os.environ.setdefault(GLOO, detected)
         if detected == "lo":
             os.environ.setdefault(NCCL, detected)
-    return os.environ.get(GLOO)
-
-
-def silence_socket_warnings() -> None:
-    """Silences torch's C++ warnings about sockets, for example on clusters without reverse name lookup.
-
-    Takes effect only before torch is imported. Errors are still raised as exceptions.
-    """
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def interface_by_variable() -> str | None:

@@ -46,9 +46,11 @@ def test_the_interface_is_set_for_gloo_and_nccl(monkeypatch):
     for name in (network.GLOO, network.NCCL):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    assert network.use_interface(None, "eth7") == "eth7" and network.NCCL not in os.environ
-    assert network.use_interface(None, "eth8") == "eth7"  # an existing setting is kept
-    assert network.use_interface("lo", "eth7") == "lo" and os.environ[network.NCCL] == "lo"
+    network.use_interface(None, "eth7")
+    network.use_interface(None, "eth8")  # an existing setting is kept
+    assert os.environ[network.GLOO] == "eth7" and network.NCCL not in os.environ
+    network.use_interface("lo", "eth7")
+    assert os.environ[network.GLOO] == os.environ[network.NCCL] == "lo"
     assert network.interface_by_variable() == "lo"
     monkeypatch.setenv(network.GLOO, "^docker")
     monkeypatch.setenv(network.NCCL, "=lo")
