@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -161,7 +160,9 @@ def collective_in_flight(backend: str, device: torch.device) -> InFlight:
         torch.cuda.set_device(device)
         if _is_capturing():
             return InFlight()
-    entry = _oldest_collective(backend) if has_group else None
+    # Messages between two ranks are left out: before torch 2.15, those of a batch over NCCL never become complete.
+    entries = active_collectives(backend) if has_group else []
+    entry = next((entry for entry in entries if not entry["retired"] and not entry["is_p2p"]), None)
     if entry is None:
         return InFlight(awaits_gpu=uses_gpu and not torch.cuda.default_stream(device).query())
     is_queued, is_timed = entry["state"] == "scheduled", entry["profiling_name"].startswith("nccl:")
@@ -185,11 +186,3 @@ def _is_capturing() -> bool:
         return False
     with torch.cuda.stream(stream):
         return torch.cuda.is_current_stream_capturing()
-
-
-def _oldest_collective(backend: str) -> dict[str, Any] | None:
-    """Returns the oldest collective in torch's record that is not complete; None without one.
-
-    Messages between two ranks are left out: before torch 2.15, those of a batch over NCCL never become complete.
-    """
-    return next((entry for entry in active_collectives(backend) if not entry["retired"] and not entry["is_p2p"]), None)
