@@ -8,8 +8,6 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -128,7 +126,9 @@ class NoKeyError(Exception):
 
 
 def load_key(name: str, create: bool) -> tuple[bytes, Path]:
-    """Returns the key in a file of the user's configuration folder, and the path of the file.
+    """Returns the key in a file of the user's configuration folder, and the path of the file; follows no link.
+
+    Both must belong to the user. No other user may write to the folder, or read the file.
 
     Raises:
         NoKeyError: The key cannot be used, or it does not exist and is not created.
@@ -138,26 +138,19 @@ def load_key(name: str, create: bool) -> tuple[bytes, Path]:
         raise NoKeyError("the user has no home directory (HOME is not set)")
     path = folder / name
     try:
-        with _open_folder(folder, create) as folder_descriptor:
+        if create:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder_descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            _check_owner(os.fstat(folder_descriptor), folder, _ONLY_OWNER_WRITES)
             if create and not path.exists():
                 _create(folder_descriptor, name)
             return _read(folder_descriptor, path), path
+        finally:
+            os.close(folder_descriptor)
     except OSError as error:
         links = "; it and its folder must not be symbolic links" * (error.errno in (errno.ELOOP, errno.ENOTDIR))
         raise NoKeyError(f"the key {path} cannot be used: {error.strerror}{links}") from error
-
-
-@contextmanager
-def _open_folder(folder: Path, create: bool) -> Iterator[int]:
-    """Opens the key's folder, which must belong to the user and be writable by no other user; follows no link."""
-    if create:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder_descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        _check_owner(os.fstat(folder_descriptor), folder, _ONLY_OWNER_WRITES)
-        yield folder_descriptor
-    finally:
-        os.close(folder_descriptor)
 
 
 def _read(folder_descriptor: int, path: Path) -> bytes:
