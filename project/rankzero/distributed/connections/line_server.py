@@ -107,7 +107,7 @@ class LineServer:
         for connection in [self._waiting_to_send.pop() for _ in range(len(self._waiting_to_send))]:
             connection.flush()
         is_waiting = bool(self._waiting_to_send) or self._is_accepting is False
-        events = []
+        events = []  # a connection may be closed while an earlier event is handled
         for key, _ in self._selector.select(min(seconds, TIMERS.poll) if is_waiting else seconds):
             ready: Any = key.fileobj
             if ready in self.listeners:
@@ -199,12 +199,10 @@ class LineServer:
     def _greet(self, client: socket.socket) -> None:
         try:
             client.setblocking(False)
-            if client.family == socket.AF_UNIX:
-                if not is_own_user(client):
-                    client.close()
-                    return
-            else:
+            if client.family != socket.AF_UNIX:
                 keep_alive(client)
+            elif not is_own_user(client):
+                raise PermissionError
             connection = ServedConnection(client, Challenge.new(self.world_id), self._waiting_to_send)
             connection.send_line(connection.challenge.line())
         except OSError:
@@ -218,8 +216,6 @@ class LineServer:
         self._selector.register(connection.connection, selectors.EVENT_READ)
 
     def _receive(self, connection: ServedConnection) -> tuple[ServedConnection, list[Message] | None] | None:
-        if connection.is_closed:  # closed while an earlier event of the same poll was handled
-            return None
         if not connection.has_said_hello:
             is_open = connection.read_available()
             line = connection.pop_line()
