@@ -91,11 +91,8 @@ def qstat_attributes(job: Job, warn: Warn | None = None) -> dict[str, str]:
     Parses qstat's text output. Its JSON output is invalid if `qsub -V` passes on certain variables, such as shell
     functions (openpbs/openpbs#2541).
     """
-    answer = run_program("qstat", "-f", job.id)
-    if not answer.ok and warn:
-        warn(_unknown_end(job, "qstat", answer.text))
     attributes: dict[str, str] = {}
-    for name, value in re.findall(r"^ +([\w.]+) = (.*)$", answer.text if answer.ok else "", re.MULTILINE):
+    for name, value in re.findall(r"^ +([\w.]+) = (.*)$", _ask(job, warn, "qstat", "-f", job.id), re.MULTILINE):
         attributes.setdefault(name, value.strip())
     return attributes
 
@@ -114,10 +111,8 @@ def _slurm_end(job: Job, warn: Warn | None) -> float | None:
     end_time = job.variables.find("SLURM_JOB_END_TIME")
     if end_time and end_time.isascii() and end_time.isdigit():
         return float(end_time)
-    answer = run_program("squeue", "--noheader", f"--jobs={job.id}", "--format=%L")
-    if not answer.ok and warn:
-        warn(_unknown_end(job, "squeue", answer.text))
-    return time.time() + parse_duration(answer.text) if answer.ok and _is_duration(answer.text) else None
+    remaining = _ask(job, warn, "squeue", "--noheader", f"--jobs={job.id}", "--format=%L")
+    return time.time() + parse_duration(remaining) if _is_duration(remaining) else None
 
 
 def _pbs_end(job: Job, warn: Warn | None) -> float | None:
@@ -134,10 +129,13 @@ def _pbs_end(job: Job, warn: Warn | None) -> float | None:
     return None
 
 
-def _unknown_end(job: Job, program: str, reason: str) -> str:
-    """Returns the message for a job whose end is unknown because a program does not answer."""
-    lines = reason.splitlines() or ["no reason"]
-    return f"the time limit of job {job.id} is unknown ({program}: {lines[-1]}); set --time_limit to stop before it"
+def _ask(job: Job, warn: Warn | None, *command: str) -> str:
+    """Returns the output of a program; empty, after a warning that the job's end is unknown, if it does not answer."""
+    answer = run_program(*command)
+    if not answer.ok and warn:
+        reason = (answer.text.splitlines() or ["no reason"])[-1]
+        warn(f"the time limit of job {job.id} is unknown ({command[0]}: {reason}); set --time_limit to stop before it")
+    return answer.text if answer.ok else ""
 
 
 def _is_duration(text: str) -> bool:
