@@ -45,7 +45,9 @@ def exit_quickly_with(code: int) -> int:
 
 def _skip_teardown() -> None:
     """Finalizes the objects that the command has left, flushes open files, and exits."""
-    if not _codes or "torch" not in sys.modules or _is_teardown_needed():
+    is_kept_open = sys.flags.interactive or sys.flags.inspect or hasattr(sys, "ps1")
+    works_at_end = any(name in sys.modules for name in _ENDED_IN_C) or any(name in os.environ for name in _INJECTED)
+    if not _codes or "torch" not in sys.modules or is_kept_open or works_at_end:
         return
     gc.collect()
     files = [item for item in gc.get_objects() if issubclass(type(item), io.IOBase.__mro__[1])]
@@ -54,9 +56,3 @@ def _skip_teardown() -> None:
             file.flush()
     ctypes.CDLL(None).fflush(None)
     _EXIT(_codes[-1])
-
-
-def _is_teardown_needed() -> bool:
-    is_kept_open = sys.flags.interactive or sys.flags.inspect or hasattr(sys, "ps1")
-    works_at_end = any(name in sys.modules for name in _ENDED_IN_C) or any(name in os.environ for name in _INJECTED)
-    return bool(is_kept_open or works_at_end)
