@@ -64,20 +64,13 @@ class Exchange:
         try:
             values = self._gather(self._count, json.loads(json.dumps(value)), seconds, work)
             decision = json.loads(json.dumps(choose(values)))
-        except RequestError as error:
-            self._send_outcome({"refused": [*error.args]})
-            raise
-        except AnotherRankFailed as error:
-            self._send_outcome({"missing": str(error)})
-            raise
         except Exception as error:
-            self._send_outcome({"missing": f"{self.world.name_of(0)} failed: {error!r}"})
+            cause = str(error) if isinstance(error, AnotherRankFailed) else f"{self.world.name_of(0)} failed: {error!r}"
+            outcome = {"refused": [*error.args]} if isinstance(error, RequestError) else {"missing": cause}
+            self._send_all({"decided": [self._count, outcome]})
             raise
-        self._send_outcome({"decision": decision})
+        self._send_all({"decided": [self._count, {"decision": decision}]})
         return decision
-
-    def _send_outcome(self, outcome: Message) -> None:
-        self._send_all({"decided": [self._count, outcome]})
 
     def _gather(self, number: int, own_value: Any, seconds: float, work: str) -> list[Any]:
         """Returns the values of all ranks, by rank, on rank zero."""
