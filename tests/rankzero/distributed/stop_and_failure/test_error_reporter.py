@@ -122,19 +122,6 @@ def test_the_first_process_of_a_job_reports_if_several_may_be_rank_zero(variable
     assert is_reporting_rank(None)
 
 
-@pytest.mark.parametrize(
-    ("launcher", "rank", "local_rank", "local_only", "reports"),
-    [
-        *[("torchrun", 2, 0, False, True), ("torchrun", 3, 1, False, False), ("torchrun", 0, 0, False, False)],
-        *[("slurm", 2, 0, False, False), ("slurm", 2, 0, True, True), ("mpi", 2, 0, False, False)],
-        *[("mpi", 2, 0, True, True), ("mpi", 3, 1, True, False)],
-    ],
-)
-def test_each_other_machine_has_one_reporter_of_local_errors(launcher, rank, local_rank, local_only, reports):
-    launch = Launch(launcher=launcher, rank=rank, local_rank=local_rank)
-    assert error_reporter.is_node_reporter(launch, local_only) == reports
-
-
 def test_the_first_process_that_asks_reports_if_the_launcher_states_no_local_rank():
     launch = Launch(launcher="pbs", rank=None, local_rank=None, world_id=JOB)
     assert [error_reporter.is_node_reporter(launch, True) for _ in range(2)] == [True, False]
@@ -194,7 +181,11 @@ def printed_refusal(capsys, launch, error=None, **attributes):
         (Launch(launcher="slurm", rank=0), ELSEWHERE, ""),
         (Launch(launcher="slurm", rank=1), {"reported_elsewhere": False}, FULL_REPORT),
         (Launch(launcher="slurm", rank=1), {}, ""),
-        (Launch(launcher="slurm", rank=1, local_rank=0), {"local_only": True}, "2 devices"),
+        *(
+            (Launch(launcher=name, rank=1, local_rank=0), {"local_only": True}, "2 devices")
+            for name in ("slurm", "mpi")
+        ),
+        *((Launch(launcher="mpi", rank=1, local_rank=rank), {"local_only": rank == 1}, "") for rank in (0, 1)),
         (Launch(launcher="torchrun", rank=1, local_rank=0), {}, "2 devices"),
         (Launch(launcher="torchrun", rank=1, local_rank=0), ELSEWHERE, ""),
         (Launch(launcher="torchrun", rank=1, local_rank=0), REMOTE, "2 devices"),
