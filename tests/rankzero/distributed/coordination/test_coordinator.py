@@ -1,3 +1,4 @@
+import re
 from unittest.mock import Mock
 
 import pytest
@@ -59,17 +60,17 @@ def test_each_refusing_rank_names_its_own_host(coordinators):
     errors = refused_by(coordinators, 1, 2, found="refused by {}")
     assert all(f"rank {rank} on host{rank}" in str(errors[rank]) for rank in (1, 2))
     assert [error.reported_elsewhere for error in errors] == [True, False, False]
+    assert str(errors[0]).startswith("  rank 1 on host1:\n"), "the lowest of the refusing ranks"
 
 
-def test_an_exception_on_one_rank_makes_the_other_ranks_fail(coordinators):
+def test_an_exception_makes_the_other_ranks_fail_which_name_the_lowest_rank_with_one(coordinators):
     def work(member):
-        if member.world.rank == 2:
-            raise KeyError("bug")
+        if member.world.rank:
+            raise KeyError(f"bug {member.world.rank}")
 
-    errors = on_each_rank(coordinators, lambda member: member.run_on_all_ranks(lambda: work(member)))
-    assert isinstance(errors[2], KeyError)
-    assert all(isinstance(error, AnotherRankFailed) and "rank 2 on " in str(error) for error in errors[:2])
-    assert is_peer_failure(errors[0])
+    first, *others = on_each_rank(coordinators, lambda member: member.run_on_all_ranks(lambda: work(member)))
+    assert all(isinstance(error, KeyError) for error in others) and is_peer_failure(first)
+    assert isinstance(first, AnotherRankFailed) and re.match(r"rank 1 on \S+ failed: KeyError\('bug 1'\)", str(first))
 
 
 def test_a_refusal_of_all_ranks_in_the_with_block_is_reported_once(coordinators):
