@@ -38,7 +38,9 @@ def detect(requested: RequestedWorld | None = None, environ: Mapping[str, str] |
             return launch
         if detected is None:
             return _direct_launch(launcher, environ, requested)
-        launch = LAUNCHERS[detected].read(Variables(environ), requested)
+        variables = Variables(environ)
+        launch = LAUNCHERS[detected].read(variables, requested)
+        launch = launch._replace(launcher=detected, externally_created=True, variables=variables.recorded)
         if launch.world_size == 1:  # alone, so the missing positions are known
             launch = launch._replace(rank=launch.rank or 0, local_rank=0, local_world_size=1, num_nodes=1, node_rank=0)
         _check_ranks(launch)

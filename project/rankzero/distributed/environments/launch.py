@@ -160,7 +160,8 @@ class Launcher(NamedTuple):
     Args:
         name: Value for `--launcher`.
         found: Returns whether the launcher's variables are set.
-        read: Returns the `Launch`. Raises KeyError for a missing variable and ValueError for an invalid one.
+        read: Returns the `Launch`, without the fields that `detect` sets under any launcher. Raises KeyError for a
+            missing variable and ValueError for an invalid one.
         command: Command that starts the script, with `{nodes}`, `{devices}` (per node) and `{processes}` (total).
         rank_variables: Variables that contain a process's rank, most specific first.
         shown_variables: Variables that an error about incomplete variables shows.

@@ -14,8 +14,8 @@ from rankzero.distributed.connections.key import Key
 from rankzero.distributed.connections.line_server import LineServer
 from rankzero.distributed.connections.local_socket import connect_locally
 from rankzero.distributed.coordination import network
-from rankzero.distributed.environments.launch import RequestedWorld, Variables
-from rankzero.distributed.environments.launchers import pbs
+from rankzero.distributed.environments.detect import detect
+from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.rendezvous import client
 from rankzero.distributed.rendezvous.client import leader_name, listen_as_leader, uses_leader
 from rankzero.distributed.rendezvous.server import RendezvousServer
@@ -186,7 +186,7 @@ def test_the_pbs_task_that_listens_is_rank_zero_in_any_order_of_arrival(launches
         time.sleep(0.15 * arrivals.index(task))
         node, number = TASKS[task]
         variables = {"PBS_JOBID": "1.n1", "PBS_NODENUM": node, "PBS_TASKNUM": number, "PBS_NODEFILE": str(node_file)}
-        return join(pbs.read(Variables(variables), requested))
+        return join(detect(requested, variables))
 
     node_file = tmp_path / "1.n1"
     node_file.write_text("n1\nn1\nn2\n")

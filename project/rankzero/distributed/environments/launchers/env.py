@@ -23,7 +23,6 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     address, port = rendezvous_endpoint(variables, requested, "127.0.0.1" if size == 1 else None, "env")
     node_rank = variables.find_number("GROUP_RANK")
     return Launch(
-        launcher="env",
         evidence=f"RANK={rank} WORLD_SIZE={size}",
         rank=rank,
         local_rank=variables.find_number("LOCAL_RANK"),
@@ -34,8 +33,6 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
         address=address,
         port=port,
         world_id=f"env {port}",
-        externally_created=True,
-        variables=variables.recorded,
     )
 
 

@@ -29,10 +29,9 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     host = "127.0.0.1" if nodes == 1 else None if has_address else _first_host(job)
     address, port = rendezvous_endpoint(variables, requested, host, world_id)
     return Launch(
-        launcher="flux",
         evidence=f"FLUX_JOB_ID={job} FLUX_JOB_SIZE={size}",
         rank=variables.number("FLUX_TASK_RANK"),
-        local_rank=None,  # as for PBS: brokers of a test instance may share a machine
+        local_rank=None,  # brokers of a test instance may share a machine
         world_size=size,
         local_world_size=size if nodes == 1 else None,
         num_nodes=nodes,
@@ -41,8 +40,6 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
         port=port,
         world_id=world_id,
         job_id=folder_name(job),
-        externally_created=True,
-        variables=variables.recorded,
     )
 
 

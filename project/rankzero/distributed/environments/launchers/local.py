@@ -34,8 +34,6 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
         port=port,
         listening_fd=variables.find_number(LISTENING_FD),
         world_id=f"local {port}",
-        externally_created=True,
-        variables=variables.recorded,
     )
 
 

@@ -64,7 +64,6 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     host = "127.0.0.1" if is_single_machine else (_scheduler_host(variables) or mpirun_host)
     address, port = rendezvous_endpoint(variables, requested, host, world_id)
     return Launch(
-        launcher="mpi",
         evidence=f"{family}, {size_name}={size}" if size_name in variables else f"{family}, {rank_name}={rank}",
         rank=rank,
         local_rank=local_rank,
@@ -76,8 +75,6 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
         port=port,
         world_id=world_id,
         job_id=_job_id(variables),
-        externally_created=True,
-        variables=variables.recorded,
     )
 
 

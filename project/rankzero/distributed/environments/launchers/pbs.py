@@ -48,7 +48,6 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     first_host = "127.0.0.1" if is_single_machine else own_host or next(iter(hosts), None)
     address, port = rendezvous_endpoint(variables, requested, first_host, world_id)
     return Launch(
-        launcher="pbs",
         evidence=f"PBS_JOBID={job} PBS_TASKNUM={variables.text('PBS_TASKNUM')}",
         rank=rank,
         local_rank=variables.find_number("LOCAL_RANK"),
@@ -62,8 +61,6 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
         port=port,
         world_id=world_id,
         job_id=job_id(variables),
-        externally_created=True,
-        variables=variables.recorded,
     )
 
 

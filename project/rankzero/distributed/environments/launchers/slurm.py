@@ -35,7 +35,6 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     tasks_per_node = expand_tasks(variables.find("SLURM_STEP_TASKS_PER_NODE") or "")
     node_rank = variables.number("SLURM_NODEID")
     return Launch(
-        launcher="slurm",
         evidence=f"SLURM_JOB_ID={job} SLURM_STEP_ID={step}",
         rank=variables.number("SLURM_PROCID"),
         local_rank=variables.number("SLURM_LOCALID"),
@@ -50,8 +49,6 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
         world_id=world_id(variables),
         job_id=folder_name(job),
         restarts=variables.find_number("SLURM_RESTART_COUNT") or 0,
-        externally_created=True,
-        variables=variables.recorded,
     )
 
 

@@ -28,7 +28,6 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     address = variables.find("MASTER_ADDR") or "127.0.0.1"
     port = variables.find_number("MASTER_PORT") or 0
     return Launch(
-        launcher="torchrun",
         evidence=f"TORCHELASTIC_RUN_ID={run_id}",
         rank=variables.number("RANK"),
         local_rank=variables.number("LOCAL_RANK"),
@@ -41,10 +40,8 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
         world_id=f"torchrun {run_id} {attempt} {address}:{port}",
         job_id=None if run_id == "none" else folder_name(run_id),  # older torchrun's default of --rdzv-id
         restarts=attempt,
-        externally_created=True,
         uses_agent_store=(variables.find("TORCHELASTIC_USE_AGENT_STORE") or "False") == "True",
         elastic=elastic_nodes(variables),
-        variables=variables.recorded,
     )
 
 

@@ -1,6 +1,7 @@
 import pytest
 from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 
+from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import env
 from recorded import ENV
@@ -10,7 +11,7 @@ GROUPS = {**NODES, "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}
 
 
 def read(variables, **requested):
-    return env.read(Variables(variables), RequestedWorld(**requested))
+    return detect(RequestedWorld(launcher="env", **requested), variables)
 
 
 def test_an_address_alone_is_no_launcher():

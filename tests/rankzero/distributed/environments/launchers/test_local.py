@@ -1,6 +1,7 @@
 import pytest
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
+from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables, derived_port
 from rankzero.distributed.environments.launchers import local
 from recorded import LOCAL
@@ -21,7 +22,7 @@ def test_local_processes_are_detected_only_by_their_mark_and_need_all_other_vari
 def test_values_equal_those_of_lightnings_environment_and_flags_do_not_change_them(monkeypatch):
     for name, value in LOCAL.items():
         monkeypatch.setenv(name, value)
-    launch, stock = local.read(Variables(LOCAL), RequestedWorld()), TorchElasticEnvironment()
+    launch, stock = detect(environ=LOCAL), TorchElasticEnvironment()
     assert (launch.rank, launch.local_rank) == (stock.global_rank(), stock.local_rank())
     assert (launch.world_size, launch.node_rank) == (stock.world_size(), stock.node_rank())
     assert (launch.address, launch.port) == (stock.main_address, stock.main_port)

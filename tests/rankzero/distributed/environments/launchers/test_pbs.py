@@ -2,6 +2,7 @@
 
 import pytest
 
+from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import pbs
 from rankzero.distributed.environments.validate import check_world
@@ -22,32 +23,32 @@ def node_file(tmp_path):
 def task(line, node_file, **rank_variables):
     node, number = TASKS[line]
     variables = {"PBS_JOBID": "0.pbs1", "PBS_NODENUM": node, "PBS_TASKNUM": number, **rank_variables}
-    return Variables(variables if node == "0" else variables | {"PBS_NODEFILE": node_file})
+    return variables if node == "0" else variables | {"PBS_NODEFILE": node_file}
 
 
 def test_the_job_script_is_not_a_task_and_a_task_needs_a_rank_or_a_number_of_tasks():
     assert not pbs.found(Variables(SCRIPT))
-    assert all(pbs.found(task(line, "")) for line in range(4))
+    assert all(pbs.found(Variables(task(line, ""))) for line in range(4))
     with pytest.raises(KeyError, match="RANK"):
-        pbs.read(task(0, ""), RequestedWorld())
+        pbs.read(Variables(task(0, "")), RequestedWorld())
 
 
 def test_flags_set_the_number_of_tasks_and_the_rendezvous_assigns_their_ranks(node_file):
-    launches = [pbs.read(task(line, node_file), TWO_NODES) for line in range(4)]
+    launches = [detect(TWO_NODES, task(line, node_file)) for line in range(4)]
     assert [launch.rank for launch in launches] == [None] * 4
     assert [launch.node_rank for launch in launches] == [0, 0, 1, 1]
     assert all(launch.world_size == 4 and launch.num_nodes == 2 for launch in launches)
     assert {launch.port for launch in launches} == {launches[0].port}
     assert launches[2].address == launches[3].address == "pbs1"  # the node file is set on the second host only
-    launch = pbs.read(task(1, node_file), RequestedWorld(nodes=1, devices=2))  # on one machine
+    launch = detect(RequestedWorld(nodes=1, devices=2), task(1, node_file))  # on one machine
     assert launch.address == "127.0.0.1" and launch.num_nodes == 1
 
 
 def test_a_rank_from_the_tasks_command_line_is_used_also_beside_a_node_file(node_file, mom):
-    launch = pbs.read(task(2, node_file, RANK="2", WORLD_SIZE="4", LOCAL_RANK="0"), RequestedWorld())
+    launch = detect(environ=task(2, node_file, RANK="2", WORLD_SIZE="4", LOCAL_RANK="0"))
     assert (launch.rank, launch.local_rank, launch.node_rank, launch.world_size) == (2, 0, 1, 4)
     mom.write_text("pbs1\n" * 4)
-    launch = pbs.read(task(0, node_file, RANK="0", WORLD_SIZE="2"), RequestedWorld())
+    launch = detect(environ=task(0, node_file, RANK="0", WORLD_SIZE="2"))
     assert (launch.world_size, launch.processes_per_node) == (2, None)
 
 
@@ -63,14 +64,14 @@ def mom(tmp_path, monkeypatch):
 @pytest.mark.parametrize("requested", [RequestedWorld(), TWO_NODES, RequestedWorld(nodes=2, devices=3)])
 def test_all_tasks_read_the_number_of_tasks_from_the_node_file(mom, node_file, requested):
     mom.write_text("pbs1\npbs2\npbs1\npbs2\n")
-    launches = [pbs.read(task(line, node_file), requested) for line in range(4)]
+    launches = [detect(requested, task(line, node_file)) for line in range(4)]
     assert {(launch.world_size, launch.num_nodes, launch.processes_per_node) for launch in launches} == {(4, 2, (2, 2))}
     assert {launch.hosts for launch in launches} == {("pbs1", "pbs2")}
 
 
 def test_chunks_packed_on_one_host_are_one_machine(mom):
     mom.write_text("pbs1\n" * 4)
-    launch = pbs.read(task(0, ""), TWO_NODES)
+    launch = detect(TWO_NODES, task(0, ""))
     assert (launch.shape, launch.address) == ("1 node x 4 processes", "127.0.0.1")
     with pytest.raises(RequestError) as error:
         check_world(TWO_NODES, launch)
@@ -79,8 +80,8 @@ def test_chunks_packed_on_one_host_are_one_machine(mom):
         "--nodes 1 --devices 4, or omit both\n"
         "or qsub -l select=2:ncpus=2:mpiprocs=2 -l place=scatter ..., for other tasks"
     )
-    check_world(RequestedWorld(nodes=1, devices=4), pbs.read(task(0, ""), RequestedWorld(nodes=1, devices=4)))
-    check_world(RequestedWorld(), pbs.read(task(0, ""), RequestedWorld()))
+    check_world(RequestedWorld(nodes=1, devices=4), detect(RequestedWorld(nodes=1, devices=4), task(0, "")))
+    check_world(RequestedWorld(), detect(environ=task(0, "")))
 
 
 def test_a_job_id_becomes_a_valid_folder_name_and_with_a_slash_names_no_node_file(mom):

@@ -13,7 +13,7 @@ def read(**changes):
 
 def test_torchruns_variables_are_read_and_the_job_id_is_derived_from_the_run_id():
     launch = read()
-    assert (launch.launcher, launch.rank, launch.local_rank, launch.world_size) == ("torchrun", 3, 1, 4)
+    assert (launch.rank, launch.local_rank, launch.world_size) == (3, 1, 4)
     assert (launch.num_nodes, launch.node_rank, launch.local_world_size, launch.job_id) == (2, 1, 2, "job-7")
     assert launch.uses_agent_store and launch.elastic is None and "TORCHELASTIC_RUN_ID=job-7" in launch.evidence
     job_ids = {"none": None, "221830f4-58ef-4bbe-9de5-a47d32b1b98b": "221830f4", "my-job": "my-job"}
