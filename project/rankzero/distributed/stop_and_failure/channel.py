@@ -90,7 +90,10 @@ class ControlChannel:
         elif link.node_leader:
             self._node_leader = link.node_leader
             self._node_leader.start()
-        self._start_watchdog()
+        peers, own = world.peers, world.peers[self.rank]
+        pids = {rank: peer.pid for rank, peer in peers.items() if (peer.machine, peer.pids) == (own.machine, own.pids)}
+        if min(pids) == self.rank:  # the first rank of this machine
+            self._watchdog = start_watchdog(own.host, pids, TIMERS.suspended, TIMERS.slow_poll)
         self._receiver = threading.Thread(
             target=self._receive_messages, args=(self._connection, link.leader), name="control channel", daemon=True
         )
@@ -106,13 +109,6 @@ class ControlChannel:
         if self._server:
             self._server.send_all(message)
             self._send({})  # wakes the server, so that it sends what a connection has not accepted at once
-
-    def _start_watchdog(self) -> None:
-        """Starts the watchdog of this machine, on its first rank."""
-        peers, own = self.world.peers, self.world.peers[self.rank]
-        pids = {rank: peer.pid for rank, peer in peers.items() if (peer.machine, peer.pids) == (own.machine, own.pids)}
-        if min(pids) == self.rank:
-            self._watchdog = start_watchdog(own.host, pids, TIMERS.suspended, TIMERS.slow_poll)
 
     # Stops
 
