@@ -118,9 +118,9 @@ class RendezvousServer:
         claims = sorted(self._claims.values(), key=lambda claim: not claim.connection.is_trusted)
         claims = claims[: self.launch.world_size - 1]
         # Processes of the same user on one machine are trusted, but containers may have given them different keys.
-        own, peers = self.this_peer, [(claim.peer, claim.connection.is_trusted) for claim in claims]
-        if others := [peer for peer, is_trusted in peers if not is_trusted or not peer.has_key_of(own)]:
-            self.key_problem = describe_key_problem(self.key, self.this_peer, others)
+        own = self.this_peer
+        if others := [peer for peer, end in claims if not (end.is_trusted and peer.has_key_of(own))]:
+            self.key_problem = describe_key_problem(self.key, own, others)
         self._server.stop_accepting()
         assigned = assign_ranks([self.this_peer, *(claim.peer for claim in claims)])
         self._answer(claims, assigned)
@@ -150,19 +150,18 @@ class RendezvousServer:
 
     def _missing_processes_error(self) -> RequestError:
         error = missing_processes_error(self.launch, self.members, self.timeout)
-        if self._server.wrong_keys:
-            return RequestError(error.asked, f"{error.found}; {self._describe_wrong_keys()}", SAME_KEY_ADVICE)
-        return error
+        wrong_keys = self._describe_wrong_keys()
+        return RequestError(error.asked, error.found + wrong_keys, SAME_KEY_ADVICE) if wrong_keys else error
 
     def _describe_wait(self) -> str:
         if len(self._claims) >= self.launch.world_size - 1:
             return "not all ranks have the same key; waiting for ranks that have it"
         missing = describe_missing_ranks(self.launch, self.members)
-        wrong_keys = f"; {self._describe_wrong_keys()}" if self._server.wrong_keys else ""
-        return f"{missing}; {len(self.members)} connected{wrong_keys}"
+        return f"{missing}; {len(self.members)} connected{self._describe_wrong_keys()}"
 
     def _describe_wrong_keys(self) -> str:
-        return f"processes without rank 0's key connected from {few(sorted(self._server.wrong_keys))}"
+        addresses = few(sorted(self._server.wrong_keys))
+        return f"; processes without rank 0's key connected from {addresses}" if addresses else ""
 
     def _handle(self, connection: ServedConnection, messages: list[Message] | None) -> None:
         if messages is None:
