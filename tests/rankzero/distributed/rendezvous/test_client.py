@@ -66,25 +66,21 @@ def test_processes_without_a_leader_connect_themselves(two_nodes, join, accepted
     assert accepted == {"network": 5}
 
 
-def test_a_refusal_reaches_all_processes_of_all_nodes(two_nodes, join, scale_timers):
-    scale_timers(0.5)
-    two_nodes[4] = two_nodes[4]._replace(world_size=9)
-    errors = on_each_rank(two_nodes, join)
-    assert all("rank 4 on " in error.found and "expects 9" in error.found for error in errors)
-    assert [bool(error.reported_elsewhere) for error in errors] == [False] + [True] * 5
-
-
 @pytest.mark.parametrize("factor", [0.5, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("late", [1, 5])
-def test_a_refusal_reaches_a_process_that_connects_later(two_nodes, join, late, scale_timers, factor):
+def test_a_refusal_reaches_all_processes_of_all_nodes_also_one_that_connects_later(
+    two_nodes, join, late, scale_timers, factor
+):
     """One on rank zero's node, and one on the node of the wrong process."""
     scale_timers(factor)
     two_nodes[4] = two_nodes[4]._replace(world_size=9)
     with ThreadPoolExecutor(6) as pool:
         present = [pool.submit(join, launch) for launch in two_nodes if launch.rank != late]
         time.sleep(TIMERS.refuse / 3)
-        errors = [join(two_nodes[late]), *[future.result() for future in present]]
-    assert all("expects 9" in error.found for error in errors)
+        last = join(two_nodes[late])
+    errors = [*(future.result() for future in present), last]
+    assert all("rank 4 on " in error.found and "expects 9" in error.found for error in errors)
+    assert [bool(error.reported_elsewhere) for error in errors] == [False] + [True] * 5
 
 
 def test_a_process_that_disconnects_from_its_leader_is_missing(two_nodes, join, scale_timers):
