@@ -58,5 +58,3 @@ def test_address_and_port_of_machines_joined_by_hand_may_be_variables():
     launch = manual_launch(environ, nodes=2, node_rank=1)
     assert (launch.address, launch.port, launch.variables) == ("a", 29500, environ)
     assert manual_launch(environ, nodes=2, node_rank=1, address="flag", port=7).address == "flag"
-    with pytest.raises(ValueError, match=r"^MASTER_PORT=70000 is not a port \(1 to 65535\)$"):
-        manual_launch({**environ, "MASTER_PORT": "70000"}, nodes=2, node_rank=1)

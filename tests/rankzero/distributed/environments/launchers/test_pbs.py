@@ -26,11 +26,9 @@ def task(line, node_file, **rank_variables):
     return variables if node == "0" else variables | {"PBS_NODEFILE": node_file}
 
 
-def test_the_job_script_is_not_a_task_and_a_task_needs_a_rank_or_a_number_of_tasks():
+def test_the_job_script_is_not_a_task():
     assert not pbs.found(Variables(SCRIPT))
     assert all(pbs.found(Variables(task(line, ""))) for line in range(4))
-    with pytest.raises(KeyError, match="RANK"):
-        pbs.read(Variables(task(0, "")), RequestedWorld())
 
 
 def test_flags_set_the_number_of_tasks_and_the_rendezvous_assigns_their_ranks(node_file):
