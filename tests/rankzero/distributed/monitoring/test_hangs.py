@@ -78,15 +78,6 @@ def test_before_training_ranks_that_all_wait_too_long_hang():
     assert detector.new_hang() == ""
 
 
-def test_ranks_in_different_collectives_wait_for_one_another():
-    in_barrier = {"waits_in": "barrier", "sequence": 5, "position": "train.py:9 in training_step"}
-    text = described(status("forward", **in_barrier), status(**GRADIENTS))
-    assert text == (
-        "the ranks wait for one another in different collectives: rank 1 in backward, waiting in all_reduce of 421 "
-        "values; rank 0 in forward, waiting in barrier (train.py:9 in training_step)"
-    )
-
-
 def test_all_ranks_in_the_same_collective_suggest_the_network():
     text = described(*[status(**GRADIENTS)] * 4)
     assert text.startswith("all ranks have been waiting in the same collective for 20 s: ranks 0-3 in backward")
