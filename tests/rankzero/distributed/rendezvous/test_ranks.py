@@ -33,17 +33,6 @@ def positions(members):
     return [(member.rank, member.local_rank, member.node_rank, member.host) for member in members]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_on_one_machine_local_ranks_equal_ranks(size):
-    members = tasks(*[(rank, None, None, "a") for rank in range(size)])
-    for index in range(size):
-        launch, members_by_rank = assigned(members, index)
-        assert positions(members_by_rank) == [(rank, rank, 0, "a") for rank in range(size)]
-        assert (launch.rank, launch.local_rank, launch.node_rank) == (index, index, 0)
-        assert (launch.num_nodes, launch.local_world_size, launch.processes_per_node) == (1, size, (size,))
-        assert launch.hosts == ("a",) and launch.is_single_machine
-
-
 def test_host_names_determine_the_positions_in_any_order_of_arrival():
     members = tasks((0, None, None, "b"), (1, None, None, "a"), (2, None, None, "b"))
     expected = [(0, 0, 0, "b"), (1, 0, 1, "a"), (2, 1, 0, "b")]
