@@ -79,7 +79,6 @@ def test_chunks_packed_on_one_host_are_one_machine(mom):
         "or qsub -l select=2:ncpus=2:mpiprocs=2 -l place=scatter ..., for other tasks"
     )
     check_world(RequestedWorld(nodes=1, devices=4), detect(RequestedWorld(nodes=1, devices=4), task(0, "")))
-    check_world(RequestedWorld(), detect(environ=task(0, "")))
 
 
 def test_a_job_id_becomes_a_valid_folder_name_and_with_a_slash_names_no_node_file(mom):
