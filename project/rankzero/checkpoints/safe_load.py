@@ -114,8 +114,14 @@ def load(
     path = str(path) if is_remote(path) else directory_of(Path(path))
     open_file = partial(_open, path, trusted, trusted_sha256, verified)
     try:
-        file, trusted = read_once(open_file) if read_once else open_file(None)
-        return _load(path, file, map_location, trusted)
+        opened, trusted = read_once(open_file) if read_once else open_file(None)
+        with opened as file:
+            if not trusted:
+                _check_archive(path, file)
+            content = _read(path, file, map_location, trusted)
+        if not isinstance(content, dict):
+            raise ValueError(f"{path} contains a {type(content).__name__}; a checkpoint is a dict")
+        return content
     except FileNotFoundError:
         raise
     except _NeedsTrustError as error:
@@ -176,16 +182,6 @@ def _open(
     if not verified or verified.checkpoint != path or verified.sha256 != sha256 or not verified.is_in_memory:
         verified = open_verified(path, in_memory=True if may_run_code else in_memory)
     return verified.file, trusted or may_run_code
-
-
-def _load(path: Path | str, opened: BinaryIO, map_location: Any, trusted: bool) -> dict[str, Any]:
-    with opened as file:
-        if not trusted:
-            _check_archive(path, file)
-        content = _read(path, file, map_location, trusted)
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} contains a {type(content).__name__}; a checkpoint is a dict")
-    return content
 
 
 def _read(path: Path | str, file: BinaryIO, map_location: Any, trusted: bool) -> Any:
