@@ -301,14 +301,12 @@ class Retention:
 
         It is the oldest of equal ones, because later ones can repeat a metric computed for it.
         """
-        if self.best is None or self.metric is None:
+        if self.best is None:
             return None
-        mode = self.best.partition(":")[0]
-        values = {path: self.score_of(path) for path in checkpoints_in(folder, last_part=last_part)}
-        known = {path: value for path, value in values.items() if value is not None}
-        if not known:
-            return None
-        return (min if mode == "min" else max)(known, key=lambda path: known[path])
+        choose = min if self.best.startswith("min:") else max
+        scores = {path: self.score_of(path) for path in checkpoints_in(folder, last_part=last_part)}
+        known = {path: score for path, score in scores.items() if score is not None}
+        return choose(known, key=known.__getitem__, default=None)
 
     def score_of(self, checkpoint: Path) -> float | None:
         """Returns the value of the metric in a checkpoint; None if it has none."""
