@@ -3,7 +3,7 @@
 torch's pruning renames parameters and adds masks as buffers. `BaseFinetuning` adds parameter groups.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,13 +15,11 @@ def pruned_parameters(module: nn.Module) -> dict[str, dict[str, Tensor]]:
     """Returns the names of parameters that torch's pruning has masked -> `orig` (the unmasked values) and `mask`."""
     if not prune.is_pruned(module):
         return {}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
     return {
-        f"{name}.{parameter}".lstrip("."): {
-            "orig": getattr(submodule, f"{parameter}_orig").detach(),
-            "mask": getattr(submodule, f"{parameter}_mask"),
-        }
-        for name, submodule in module.named_modules()
-        for parameter in _masked_parameters(submodule)
+        name: {"orig": parameters[f"{name}_orig"].detach(), "mask": mask}
+        for path, mask in module.named_buffers()
+        if f"{(name := path.removesuffix('_mask'))}_orig" in parameters and name != path
     }
 
 
@@ -43,13 +41,6 @@ def prune_again(module: nn.Module, pruned: Mapping[str, Mapping[str, Tensor]]) -
         owner, _, name = path.rpartition(".")
         if hasattr(submodule := module.get_submodule(owner), name):
             prune.custom_from_mask(submodule, name, tensors["mask"].to(getattr(submodule, name).device))
-
-
-def _masked_parameters(module: nn.Module) -> Iterator[str]:
-    masks = {name for name, _ in module.named_buffers(recurse=False)}
-    for name, _ in module.named_parameters(recurse=False):
-        if name.endswith("_orig") and f"{(base := name.removesuffix('_orig'))}_mask" in masks:
-            yield base
 
 
 def group_names(module: nn.Module, optimizer: Optimizer) -> list[list[str]]:
