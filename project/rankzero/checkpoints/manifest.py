@@ -301,7 +301,7 @@ class Retention:
 
         It is the oldest of equal ones, because later ones can repeat a metric computed for it.
         """
-        if self.best is None:
+        if not self.best:
             return None
         choose = min if self.best.startswith("min:") else max
         scores = {path: self.score_of(path) for path in checkpoints_in(folder, last_part=last_part)}

@@ -55,6 +55,7 @@ class TimeBudget:
 
     Attributes:
         steps: Kind -> seconds of the newest steps, each with everything that belongs to its kind, but without a save.
+        longest_save: Seconds of the longest save; 0 before the first one.
         validation_guess: Estimate for a validation before one has been measured, in seconds.
     """
 
@@ -62,16 +63,12 @@ class TimeBudget:
         self.end = end
         self.validation_guess = 0.0
         self.steps: dict[StepKind, deque[float]] = {kind: deque(maxlen=REMEMBERED_STEPS) for kind in StepKind}
-        self._longest_save = 0.0
-
-    def note_save(self, seconds: float) -> None:
-        """Records the seconds of a save."""
-        self._longest_save = max(seconds, self._longest_save)
+        self.longest_save = 0.0
 
     @property
     def seconds_for_steps(self) -> float:
         """Seconds until a save must begin. Twice the longest is reserved, since file systems are slow at times."""
-        return self.end - time.monotonic() - (2 * self._longest_save or UNMEASURED_SAVE_SECONDS) - MARGIN_SECONDS
+        return self.end - time.monotonic() - (2 * self.longest_save or UNMEASURED_SAVE_SECONDS) - MARGIN_SECONDS
 
     def is_over(self, next_steps: Sequence[StepKind]) -> bool:
         """Whether the next steps and a save after them may take longer than the time left."""
@@ -209,8 +206,8 @@ class SafePoint(LoopHooks):
         time_budget = self.time_budget
         if self.checkpoint_callback and self._steps == MEASURED_STEP:
             self.checkpoint_callback.save(trainer)  # to measure how long a save takes
-        if self.checkpoint_callback and self.checkpoint_callback.last_seconds:
-            time_budget.note_save(self.checkpoint_callback.last_seconds)
+        if self.checkpoint_callback:
+            time_budget.longest_save = max(time_budget.longest_save, self.checkpoint_callback.last_seconds or 0.0)
         batches, plain_steps = sum(trainer.num_val_batches), time_budget.steps[StepKind.PLAIN]
         time_budget.validation_guess = batches * plain_steps[-1] if plain_steps and math.isfinite(batches) else 0.0
         if time_budget.is_over(next_steps(trainer)):
