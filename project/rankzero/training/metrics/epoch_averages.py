@@ -358,7 +358,11 @@ def _warn_of_differing_values(trainer: Trainer) -> None:
         for key, entry in gathered_values(results).items()
         if "value" in entry and entry["fx"].endswith("_epoch_end")
     }
-    values_of_ranks = strategy_of(trainer).gather({key: _value_of(entry) for key, entry in local_values.items()})
+    own = {
+        key: float(entry["value"] / (entry["weight"] if entry["reduction"] == "mean" else 1))
+        for key, entry in local_values.items()
+    }
+    values_of_ranks = strategy_of(trainer).gather(own)
     for key, entry in local_values.items():
         values = [values_of_rank[key] for values_of_rank in values_of_ranks if key in values_of_rank]
         if not max(values) - min(values) > 1e-6 * max(map(abs, values)):  # equal on all ranks, or one is NaN
@@ -375,9 +379,3 @@ def _warn_of_differing_values(trainer: Trainer) -> None:
             f"rankzero: self.log({entry['name']!r}) in {entry['fx']} differs between ranks: {consequence}. "
             "If it is logged in the step, or as a torchmetrics metric, it is exact on any number of processes"
         )
-
-
-def _value_of(description: Mapping[str, Any]) -> float:
-    weight = description["weight"] if description["reduction"] == "mean" else torch.tensor(1)
-    value: Tensor = description["value"] / weight
-    return float(value)
