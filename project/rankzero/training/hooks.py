@@ -80,11 +80,6 @@ class Subscribers:
     The Trainer's callbacks are called first, in their order, then `extra_subscribers`, also in a finder's trials.
     """
 
-    HOOKS = (
-        *("on_ready", "on_logging_step", "on_batch_done", "on_tick", "on_interval_end"),
-        *("on_step_done", "on_epoch_done", "on_safe_point"),
-    )
-
     def __init__(self, trainer: Trainer, extra_subscribers: list[LoopHooks]) -> None:
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         subscribers = [
@@ -94,8 +89,9 @@ class Subscribers:
         self._trainer = trainer
         self.methods: dict[str, tuple[Callable[..., None], ...]] = {}
         """Hook -> the methods to call, in this order."""
-        for hook in self.HOOKS:
-            default = getattr(LoopHooks, hook)
+        for hook, default in vars(LoopHooks).items():
+            if not hook.startswith("on_"):
+                continue
             implementers = [subscriber for subscriber in subscribers if getattr(type(subscriber), hook) is not default]
             self.methods[hook] = tuple(getattr(subscriber, hook) for subscriber in implementers)
 
