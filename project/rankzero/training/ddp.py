@@ -287,7 +287,7 @@ class DataParallel(RunStrategy, DDPStrategy):
         """
         if self._skips_collectives or not isinstance(tensor, Tensor):
             return tensor
-        is_mean = _is_mean(reduce_op)
+        is_mean = str(reduce_op).lower() in ("mean", "avg") or reduce_op == torch.distributed.ReduceOp.AVG
         if self._metric_weight != 1 and is_mean:
             tensor = tensor * self._metric_weight
         operation = "sum" if is_mean else reduce_op
@@ -309,12 +309,6 @@ class DataParallel(RunStrategy, DDPStrategy):
 def _on_host(value: Any) -> Any:
     """Returns a value with its tensors on the CPU: each rank would unpickle a CUDA tensor on the sender's device."""
     return apply_to_collection(value, Tensor, lambda tensor: tensor.detach().cpu())
-
-
-def _is_mean(reduce_op: Any) -> bool:
-    if isinstance(reduce_op, str):
-        return reduce_op.lower() in ("mean", "avg")
-    return bool(reduce_op == torch.distributed.ReduceOp.AVG)
 
 
 def _has_only_means(module: LightningModule) -> bool:
