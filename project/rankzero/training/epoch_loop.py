@@ -193,8 +193,11 @@ class EpochLoop(stock.EpochLoop):
             self._find_next_validation(self.batch_progress.current.ready)
             if self.has_validated:
                 self.share_stop()
-        else:
-            self._end_step()
+        else:  # steps plateau schedulers and counts the optimizer step
+            if any(config.reduce_on_plateau for config in self.trainer.strategy.lr_scheduler_configs):
+                self.update_lr_schedulers("step", update_plateau_schedulers=True)
+            if self.trainer.accumulate_grad_batches <= 1 or not self.should_accumulate():
+                self._batches_that_stepped += 1
         self._counted_batches = self.batch_progress.current.processed  # type: ignore[attr-defined]
         if self.trainer.accumulate_grad_batches > 1 and self.should_accumulate():
             return
@@ -205,13 +208,6 @@ class EpochLoop(stock.EpochLoop):
             for method in self.subscribers.methods["on_safe_point"]:
                 method(trainer)
             self.has_validated = False
-
-    def _end_step(self) -> None:
-        """Finishes a batch after which no validation is due: steps plateau schedulers and counts the optimizer step."""
-        if any(config.reduce_on_plateau for config in self.trainer.strategy.lr_scheduler_configs):
-            self.update_lr_schedulers("step", update_plateau_schedulers=True)
-        if self.trainer.accumulate_grad_batches <= 1 or not self.should_accumulate():
-            self._batches_that_stepped += 1
 
     def reach_safe_point(self) -> None:
         """Calls the hooks of a safe point, where a run can be saved and can stop. All ranks must call."""
