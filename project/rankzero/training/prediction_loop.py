@@ -18,7 +18,13 @@ class PredictionLoop(stock.PredictionLoop):
             super().setup_data()
         if self._combined_loader is not None:
             for loader in self._combined_loader.flattened:
-                _record_batch_samples(loader)
+                if (
+                    isinstance(loader, DataLoader)
+                    and not isinstance(loader, ManagedLoader)  # has the user's own order
+                    and isinstance(loader.batch_sampler, Sampler)
+                    and not isinstance(loader.dataset, IterableDataset)  # its samples have no numbers
+                ):
+                    vars(loader)["batch_sampler"] = stock.IndexBatchSampler(loader.batch_sampler)  # type: ignore[arg-type]
 
     def _get_batch_indices(self, dataloader: object) -> Any:
         if isinstance(dataloader, ManagedLoader) and isinstance(dataloader.batch_sampler, EvaluationBatchSampler):
@@ -38,14 +44,3 @@ def _with_last_batch(dataloader: object, *arguments: Any, **settings: Any) -> ob
     complete_sampler = BatchSampler(batch_sampler.sampler, batch_sampler.batch_size, drop_last=False)
     vars(loader).update(batch_sampler=complete_sampler, drop_last=False)
     return loader
-
-
-def _record_batch_samples(loader: object) -> None:
-    """Makes a loader with the user's own order record the samples of each batch, as Lightning does."""
-    if (
-        isinstance(loader, DataLoader)
-        and not isinstance(loader, ManagedLoader)
-        and isinstance(loader.batch_sampler, Sampler)
-        and not isinstance(loader.dataset, IterableDataset)  # its samples have no numbers
-    ):
-        vars(loader)["batch_sampler"] = stock.IndexBatchSampler(loader.batch_sampler)  # type: ignore[arg-type]
