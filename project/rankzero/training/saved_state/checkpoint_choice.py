@@ -1,7 +1,6 @@
 """Resolves `ckpt_path` of fit, validate, test and predict; `runs/resume.py` chooses where a fit resumes by default."""
 
 import warnings
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,7 +113,9 @@ class ChosenCheckpoint(CheckpointConnector):
             users = super()._parse_ckpt_path(state_fn, "last", True, True)
         if own is None or users is None or fit_loop_of(self.trainer).only_restores:
             return own or (str(users) if users else None)
-        return max(str(users), own, key=_modified) if state_fn is TrainerFn.FITTING else str(users)
+        if state_fn is not TrainerFn.FITTING:
+            return str(users)
+        return max(str(users), own, key=lambda path: get_filesystem(path).modified(path))
 
     def _hpc(self, state_fn: TrainerFn) -> str:
         """Returns the newest `hpc_ckpt_N.ckpt` in `default_root_dir`; Lightning saves it when Slurm requeues a job."""
@@ -154,8 +155,3 @@ def as_given(checkpoint: Path | str | None, ckpt_path: object) -> Path | str | N
     if isinstance(checkpoint, Path):
         checkpoint = str(file_of(checkpoint))
     return Path(checkpoint) if checkpoint and isinstance(ckpt_path, Path) else checkpoint
-
-
-def _modified(path: str) -> datetime:
-    modified: datetime = get_filesystem(path).modified(path)
-    return modified
