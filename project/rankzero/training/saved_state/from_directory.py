@@ -60,12 +60,13 @@ def _replace(saving_module: Any) -> None:
     def pl_load(path_or_url: Any, map_location: Any = None, weights_only: bool | None = None, **options: Any) -> Any:
         from rankzero.checkpoints.hyper_parameters import omitted_hyper_parameters
         from rankzero.checkpoints.manifest import directory_of
+        from rankzero.checkpoints.safe_load import load
         from rankzero.training.lightning_inside import replace_load_state
 
         replace_load_state(saving_module, with_keys_of)
 
         if isinstance(path_or_url, str | Path) and (folder := directory_of(Path(path_or_url))).is_dir():
-            checkpoint = _read(folder, map_location, weights_only)
+            checkpoint = load(folder, map_location, weights_only is False, trust_setting="weights_only=False")
         else:
             checkpoint = stock(path_or_url, map_location=map_location, weights_only=weights_only, **options)
         if omitted := omitted_hyper_parameters(checkpoint):
@@ -89,9 +90,3 @@ def with_keys_of(module: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
         return state
     keys = {key.replace(_COMPILED, ""): key for key in module.state_dict()}
     return {keys.get(key.replace(_COMPILED, ""), key): value for key, value in state.items()}
-
-
-def _read(path: Path, map_location: Any, weights_only: bool | None) -> Any:
-    from rankzero.checkpoints.safe_load import load
-
-    return load(path, map_location, trusted=weights_only is False, trust_setting="weights_only=False")
