@@ -19,7 +19,7 @@ from rankzero.training.hooks import LoopCallback
 from rankzero.training.lightning_inside import batches_per_step_of, names_set_by
 from rankzero.training.saved_state.module_state import group_names, prune_again, pruned_parameters
 
-FINDERS: dict[type[Callback], str] = {BatchSizeFinder: "batch size", LearningRateFinder: "learning rate"}
+State = dict[str, Any]
 
 
 def is_tuning(trainer: Trainer) -> bool:
@@ -67,7 +67,7 @@ class KeepFound(LoopCallback):
         if not self.awaits_checkpoint:
             return
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            for kind, setting in FINDERS.items():
+            for kind, setting in ((BatchSizeFinder, "batch size"), (LearningRateFinder, "learning rate")):
                 if isinstance(callback, kind) and type(callback).on_fit_start is kind.on_fit_start:
                     vars(callback).update(setup=_do_nothing, on_fit_start=_do_nothing)
                     if trainer.is_global_zero:
@@ -109,11 +109,6 @@ def _values(module: LightningModule, names: Iterable[str]) -> dict[str, int | fl
         name: lightning_getattr(module, name) for name in names if lightning_hasattr(module, name)
     }
     return {name: value for name, value in values.items() if type(value) in (int, float)}
-
-
-State = dict[str, Any]
-
-MODULE_FLAGS = ("training", "track_running_stats")
 
 
 class LiveSettings(LoopCallback):
@@ -163,8 +158,13 @@ class LiveSettings(LoopCallback):
         if configured == self._batches_per_step:
             trainer.accumulate_grad_batches = batches
         trainer.should_stop |= loaded.get("should_stop", False)
-        if loaded and fit_loop_of(trainer).is_within_epoch:
-            _resume_averaging(trainer, loaded["callbacks"])
+        if not loaded or not fit_loop_of(trainer).is_within_epoch:
+            return
+        # In mid-epoch, StochasticWeightAveraging has to install its schedule, with the loaded state. It does so in
+        # `on_train_epoch_start` (lightning 2.6), which never averages weights twice in an epoch.
+        for callback in _averaging(trainer):
+            if loaded["callbacks"].get(callback.state_key, {}).get("scheduler_state") is not None:
+                callback.on_train_epoch_start(trainer, module)
 
 
 def flags_of(module: nn.Module) -> dict[str, bool]:
@@ -173,7 +173,7 @@ def flags_of(module: nn.Module) -> dict[str, bool]:
     return parameters | {
         f"{name}.{flag}": getattr(owner, flag)
         for name, owner in module.named_modules()
-        for flag in MODULE_FLAGS
+        for flag in ("training", "track_running_stats")
         if isinstance(getattr(owner, flag, None), bool)
     }
 
@@ -200,18 +200,6 @@ def _batches_per_step(trainer: Trainer) -> int:
     return int(trainer.accumulate_grad_batches)
 
 
-def _resume_averaging(trainer: Trainer, loaded: Mapping[str, Any]) -> None:
-    """Makes StochasticWeightAveraging install its schedule, with the loaded state, in the middle of an epoch.
-
-    The callback does this in `on_train_epoch_start` (lightning 2.6), which never averages weights twice in an epoch.
-    """
-    for callback in _averaging(trainer):
-        if loaded.get(callback.state_key, {}).get("scheduler_state") is not None:
-            callback.on_train_epoch_start(trainer, trainer.lightning_module)
-
-
-Settings = dict[str, Any]
-
 _PROGRESS = ("last_epoch", "_step_count", "_last_lr", "best", "num_bad_epochs", "cooldown_counter", "lr")
 
 
@@ -223,9 +211,9 @@ class OptimizerOverrides(LoopCallback):
     """
 
     def __init__(self) -> None:
-        self._group_settings: list[list[Settings]] = []
+        self._group_settings: list[list[State]] = []
         self._schedules: list[Any] = []
-        self._schedule_settings: list[Settings] = []
+        self._schedule_settings: list[State] = []
         self._current: dict[str, list[Any]] = {}
         self._saved: dict[str, list[Any]] | None = None
 
@@ -269,11 +257,11 @@ class OptimizerOverrides(LoopCallback):
             print_line(f"rankzero: changed in optimizers and schedules: {few(list(dict.fromkeys(named)))}")
 
 
-def _all_settings(configured: dict[str, list[Any]]) -> list[Settings]:
+def _all_settings(configured: dict[str, list[Any]]) -> list[State]:
     return [*chain(*configured["optimizers"]), *configured["schedules"]]
 
 
-def _change_group(group: Settings, saved: Settings, current: Settings) -> None:
+def _change_group(group: State, saved: State, current: State) -> None:
     group.update({key: current[key] for key in _changed(saved, _plain(current))})
     # A schedule has changed the rate since then, so the current rate is scaled by the ratio of the configured rates.
     before, after = (settings.get("initial_lr", settings.get("lr")) for settings in (saved, current))
@@ -281,7 +269,7 @@ def _change_group(group: Settings, saved: Settings, current: Settings) -> None:
         group["lr"] = group["lr"] * (after / before)
 
 
-def _change_schedule(schedule: Any, saved: Settings, current: Settings) -> None:
+def _change_schedule(schedule: Any, saved: State, current: State) -> None:
     """Applies changed settings to a schedule; an object within the schedule is its state in `saved` and `current`."""
     for key in _changed(saved, _plain(current)):
         values = vars(schedule).get(key), saved[key], current[key]
@@ -296,12 +284,12 @@ def _change_schedule(schedule: Any, saved: Settings, current: Settings) -> None:
         set_last_rates(schedule)
 
 
-def _changed(saved: Settings, current: Settings) -> list[str]:
+def _changed(saved: State, current: State) -> list[str]:
     """Returns the names of the settings that differ, without those that record progress."""
     return [key for key in current if key not in _PROGRESS and key in saved and saved[key] != current[key]]
 
 
-def _plain(settings: Settings | None) -> Settings:
+def _plain(settings: State | None) -> State:
     """Returns the settings that are plain types (numbers, strings, lists or dicts); {} for an object without state."""
     plain = {}
     for key, value in (settings or {}).items():
