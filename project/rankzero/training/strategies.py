@@ -102,15 +102,13 @@ class RunStrategy(Strategy):
         """Loads the model without pruning; in a fit, `LiveSettings` prunes it again after optimizers are configured."""
         trainer = self._module.trainer
         trains = trainer.state.fn is TrainerFn.FITTING and not trainer.fit_loop.only_restores  # type: ignore[attr-defined]
-        if trains and "weights_in_training" in checkpoint:
-            checkpoint = {**checkpoint, "state_dict": checkpoint["weights_in_training"]}
+        state = checkpoint.get("weights_in_training") if trains else None
+        state = checkpoint["state_dict"] if state is None else state
         already_pruned = pruned_parameters(self._module)  # by the user's script, between two calls of `fit`
         pruned = {name: masks for name, masks in checkpoint.get("pruned", {}).items() if name not in already_pruned}
         if pruned:
-            state = without_pruning(checkpoint["state_dict"], pruned, masked=not trains)
-            checkpoint = {**checkpoint, "state_dict": state}
-        checkpoint = {**checkpoint, "state_dict": with_keys_of(self._module, checkpoint["state_dict"])}
-        super().load_model_state_dict(checkpoint, strict)
+            state = without_pruning(state, pruned, masked=not trains)
+        super().load_model_state_dict({**checkpoint, "state_dict": with_keys_of(self._module, state)}, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         saved_groups = checkpoint.get("live_settings", {}).get("groups", [])
