@@ -152,9 +152,15 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
 
     def on_epoch_done(self, trainer: Trainer) -> None:
         self.is_due |= bool(self.interval.epochs) and trainer.current_epoch % self.interval.epochs == 0
-        if not self._has_checked_metric and (self._has_validated or not trainer.enable_validation):
-            self._has_checked_metric = True
-            self._warn_if_metric_is_missing(trainer)
+        if self._has_checked_metric or (trainer.enable_validation and not self._has_validated):
+            return
+        self._has_checked_metric = True
+        metric, logged = self.retention.metric, sorted(trainer.callback_metrics)
+        if metric and metric not in logged:
+            rank_zero_warn(
+                f"rankzero: --keep_best {self.retention.best}: no metric of that name is logged, so that no checkpoint "
+                f"is the best; logged: {', '.join(logged) or 'nothing'}"
+            )
 
     def save_if_due(self, trainer: Trainer) -> None:
         """Saves, at a safe point, if a save is due or training is over. All ranks must call."""
@@ -227,14 +233,6 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
             self.save(trainer)
             if error := self._newest_error(trainer):
                 raise SaveError(error)
-
-    def _warn_if_metric_is_missing(self, trainer: Trainer) -> None:
-        metric, logged = self.retention.metric, sorted(trainer.callback_metrics)
-        if metric and metric not in logged:
-            rank_zero_warn(
-                f"rankzero: --keep_best {self.retention.best}: no metric of that name is logged, so that no checkpoint "
-                f"is the best; logged: {', '.join(logged) or 'nothing'}"
-            )
 
     def _newest_error(self, trainer: Trainer) -> str | None:
         """Waits for the newest save and returns its error, if any. All ranks must call."""
@@ -317,6 +315,5 @@ def _tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _is_same(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors have the same shape, type and values; NaN equals NaN."""
-    if first.shape != second.shape or first.dtype != second.dtype:
-        return False
-    return bool(((first == second) | ((first != first) & (second != second))).all())
+    is_comparable = first.shape == second.shape and first.dtype == second.dtype
+    return is_comparable and bool(((first == second) | ((first != first) & (second != second))).all())
