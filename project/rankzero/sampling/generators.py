@@ -41,10 +41,7 @@ def get_states() -> States:
 def have_changed_since(earlier: States) -> bool:
     """Returns whether a generator has been drawn from or seeded since `get_states` returned `earlier`."""
     current = get_states()
-    is_unchanged = _python_summary(current) == _python_summary(earlier) and _numpy_summary(current) == _numpy_summary(
-        earlier
-    )
-    return not (is_unchanged and torch.equal(current[2], earlier[2]))
+    return _summary(current) != _summary(earlier) or not torch.equal(current[2], earlier[2])
 
 
 def set_states(states: States) -> None:
@@ -54,14 +51,12 @@ def set_states(states: States) -> None:
     torch.set_rng_state(states[2])
 
 
-def _python_summary(states: States) -> tuple[Any, ...]:
-    """Returns the parts of Python's state that change: a draw advances the position, a new seed replaces all words."""
-    _, words, next_normal = states[0]
-    return words[-1], words[0], words[1], next_normal
+def _summary(states: States) -> tuple[Any, ...]:
+    """Returns the parts of Python's and NumPy's states that change.
 
-
-def _numpy_summary(states: States) -> Any:
-    """Returns the parts of NumPy's state that change."""
-    numpy_state = states[1]
+    A draw advances the position, a new seed replaces all words.
+    """
+    (_, words, next_normal), numpy_state, _ = states
     twister = numpy_state["state"]
-    return twister["pos"], twister["key"][0], twister["key"][1], numpy_state["has_gauss"], numpy_state["gauss"]
+    numpy_summary = twister["pos"], *twister["key"][:2].tolist(), numpy_state["has_gauss"], numpy_state["gauss"]
+    return words[-1], words[0], words[1], next_normal, *numpy_summary
