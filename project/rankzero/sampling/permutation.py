@@ -121,6 +121,5 @@ class Indices(list[int]):
     @property
     def random_keys(self) -> NDArray[np.uint64]:
         """64 random bits per sample, with shape `(len(self),)`."""
-        return sample_keys(
-            self.key, self.array if self.loader_indices is None else np.asarray(self.loader_indices, dtype=np.int64)
-        )
+        indices = self.loader_indices
+        return sample_keys(self.key, self.array if indices is None else np.asarray(indices, dtype=np.int64))

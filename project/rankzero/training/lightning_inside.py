@@ -1,7 +1,7 @@
 """The private names of Lightning (2.6.6) and torchmetrics (1.9) that Rankzero uses, and when its loop may train."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
-from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.parsing import lightning_hasattr
 from torch import Tensor
@@ -82,12 +82,8 @@ FIRST_BATCH = "_first_loop_iter"
 """Attribute of the logger connector: whether the batch is the first one of the epoch; None before it."""
 
 BATCH_HOOKS = (
-    "on_train_batch_start",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_train_batch_end",
+    *("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward"),
+    *("on_before_optimizer_step", "on_train_batch_end"),
 )
 """The hooks of a training batch that both `Callback` and `LightningModule` define."""
 
@@ -174,12 +170,11 @@ def has_stock_optimizer_step(trainer: Trainer) -> bool:
 
 def needs_transfer(trainer: Trainer) -> bool:
     """Returns whether even a batch of tensors on the run's device has to be converted or passed to a hook."""
-    data = trainer.datamodule  # type: ignore[attr-defined]
+    owners = (trainer.lightning_module, LightningModule), (trainer.datamodule, LightningDataModule)  # type: ignore[attr-defined]
     return (
         overrides(trainer.precision_plugin, "convert_input", Precision)
         or "batch_to_device" in vars(trainer.strategy)
-        or any(overrides(trainer.lightning_module, name, LightningModule) for name in TRANSFER_HOOKS)
-        or (data is not None and any(overrides(data, hook, LightningDataModule) for hook in TRANSFER_HOOKS))
+        or any(overrides(owner, hook, parent) for owner, parent in owners for hook in TRANSFER_HOOKS)
     )
 
 
@@ -240,11 +235,6 @@ def transferred(trainer: Trainer, batch: Any) -> Any:
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-
-
-def block_synchronization(strategy: Strategy) -> AbstractContextManager[None]:
-    """Returns a context in which a backward pass does not average gradients over ranks."""
-    return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
 
 
 def gradient_clipper(precision: Precision) -> Callable[..., None]:

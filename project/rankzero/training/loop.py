@@ -5,11 +5,13 @@ have no subscriber. `epoch_loop.py` chooses it before the first batch of an epoc
 """
 
 from collections import OrderedDict
+from contextlib import nullcontext
 from time import monotonic
 from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
@@ -149,7 +151,8 @@ class TrainingLoop:
         self._batch, self._batch_idx = (batch, batch_idx) if self._takes_batch_idx else (batch,), batch_idx
         self._outputs = None
         if self._accumulates:
-            with stock.block_synchronization(self.strategy):
+            strategy = self.strategy
+            with strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext():
                 self._pass()
         else:
             counts = self.loop.automatic_optimization.optim_progress.optimizer.step
