@@ -121,8 +121,12 @@ class FitLoop(stock.FitLoop):
 
         Lightning reads this property before the loop, so no later place could set the counters in time.
         """
-        if self._resumed_order is not None and not self.only_restores:
-            self._restore_epochs(self._resumed_order)
+        if (order := self._resumed_order) is not None and not self.only_restores:
+            completed = order.start_position.epoch  # whichever of Lightning's hooks saved the checkpoint
+            started = completed + (order.start_position.step > 0)
+            for counts in (self.epoch_progress.current, self.epoch_progress.total):
+                vars(counts).update(ready=started, started=started, processed=completed, completed=completed)
+            self._restart_stage = RestartStage.RESTARTED_MID_EPOCH if started > completed else RestartStage.NONE
         return super().skip or self.only_restores
 
     def run(self) -> None:
@@ -163,14 +167,6 @@ class FitLoop(stock.FitLoop):
     def _resumed_order(self) -> ElasticBatchSampler | None:
         """The order of samples whose position a checkpoint has set; None if this loop does not resume from one."""
         return self.plan.order if self.is_resuming and not self.is_trial else None
-
-    def _restore_epochs(self, order: ElasticBatchSampler) -> None:
-        """Sets the epoch counters to the checkpoint's position, whichever of Lightning's hooks saved it."""
-        completed = order.start_position.epoch
-        started = completed + (order.start_position.step > 0)
-        for counts in (self.epoch_progress.current, self.epoch_progress.total):
-            vars(counts).update(ready=started, started=started, processed=completed, completed=completed)
-        self._restart_stage = RestartStage.RESTARTED_MID_EPOCH if started > completed else RestartStage.NONE
 
     def reset(self) -> None:
         if self._resumed_order is not None:
