@@ -28,7 +28,6 @@ class SampleLedger(LoopCallback):
         self._partial_entry: str | None = None
         self._ledger, self._counted_batches = Ledger(), 0
         self._trainer: Trainer | None = None
-        self._log = logging.getLogger("rankzero")
 
     @property
     def entries(self) -> list[str]:
@@ -90,7 +89,7 @@ class SampleLedger(LoopCallback):
             self._ledger, self._counted_batches = Ledger(), 0
         else:  # the run ends here and may be resumed
             self._partial_entry = f"{entry} so far"
-        self._log.info(self.entries[-1])
+        logging.getLogger("rankzero").info(self.entries[-1])
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Saves the ledger, summed over ranks. All ranks must call."""
@@ -103,7 +102,6 @@ class SampleLedger(LoopCallback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.plan.kept_draws = checkpoint.get("draws", [])
-        saved = checkpoint.get("ledger")
-        if saved:
+        if saved := checkpoint.get("ledger"):
             self._entries = list(saved["statements"])
             self._ledger = Ledger(saved["sums"]) if self.plan.rank == 0 else Ledger()

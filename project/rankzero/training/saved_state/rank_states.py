@@ -72,7 +72,11 @@ class RankStates(LoopCallback):
         if is_same_world:
             load_generators(rank_state["generators"], trainer.strategy.root_device)
         else:
-            self._reseed(trainer.global_step)
+            entropy = [self.plan.seed, trainer.global_step, self.plan.rank]
+            seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
+            generators.seed(seed)
+            if torch.cuda.is_available():
+                torch.cuda.manual_seed(seed)
         # If the world size has changed, rank zero continues with all ranks' metrics; the other ranks start empty.
         inherited_states = [rank_state] if is_same_world else states if self.plan.rank == 0 else []
         fit_loop_of(trainer).epoch_loop.record.load_states([state["interval"] for state in inherited_states])
@@ -80,12 +84,6 @@ class RankStates(LoopCallback):
             resumed_values = epoch_averages.merge([state["gathered"] for state in inherited_states])
             fit_loop_of(trainer).epoch_loop.results.resumed_values = resumed_values
             load_metrics(trainer.lightning_module, [state["metrics"] for state in inherited_states])
-
-    def _reseed(self, step: int) -> None:
-        seed = int(np.random.SeedSequence([self.plan.seed, step, self.plan.rank]).generate_state(1, np.uint64)[0])
-        generators.seed(seed)
-        if torch.cuda.is_available():
-            torch.cuda.manual_seed(seed)
 
 
 def save_generators(device: torch.device) -> State:

@@ -195,9 +195,8 @@ class CompiledStep:
         self.reason = next(filter(None, problems), None)
         if self.reason:
             rank = problems.index(self.reason)
-            self._print(
-                f"not compiling training steps (--compile step): {self.reason}" + f" (rank {rank})" * (rank > 0)
-            )
+            text = f"not compiling training steps (--compile step): {self.reason}"
+            self._print(text + f" (rank {rank})" * (rank > 0))
 
     def _refuse(self, problem: str) -> None:
         """Runs further steps of this rank without graph."""
