@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankzero.training.ddp import average_gradients, average_in_buckets, buckets_of
+from rankzero.training.ddp import average_gradients
 
 SHAPES = {"on all ranks": (2, 3), "on rank zero": (3,), "scalar": (), "empty": (0,), "channels last": (2, 2, 2, 2)}
 SHAPES |= dict.fromkeys(("on no rank", "frozen", "double", "bfloat16"), (2,))
@@ -50,21 +50,6 @@ def test_gradients_of_trained_parameters_are_averaged_over_ranks(on_ranks, world
             tolerance = 1e-2 if name == "bfloat16" else 1e-6
             assert torch.allclose(torch.tensor(values).double(), expected.double(), rtol=tolerance, atol=0), name
             assert dtype == str(expected.dtype) and is_sparse == name.startswith("sparse")
-
-
-def average_with_missing(coordinator):
-    rank = coordinator.world.rank
-    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
-    parameters[0].grad = torch.ones(2)
-    if rank == 1:
-        parameters[1].grad = torch.full((2,), 4.0)
-    average_in_buckets(buckets_of(parameters), coordinator.world.size)
-    return [None if parameter.grad is None else parameter.grad.tolist() for parameter in parameters]
-
-
-@pytest.mark.xdist_group("ranks")
-def test_a_gradient_in_a_bucket_stays_missing_only_if_all_ranks_lack_it(on_ranks):
-    assert on_ranks(average_with_missing, 2) == [[[1.0, 1.0], [2.0, 2.0], None]] * 2
 
 
 @pytest.fixture
