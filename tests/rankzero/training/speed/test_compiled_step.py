@@ -266,54 +266,57 @@ class Plain(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.05)
 
 
-class Prints(Plain):
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        print("loss", loss)
-        return loss
+def plain(training_step=Plain.training_step, **methods):
+    return type("Own", (Plain,), {"training_step": training_step, **methods})
 
 
-class Stores(Plain):
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.losses.append(loss.item())
-        return loss
+def print_loss(self, batch, batch_idx):
+    loss = self.loss(batch)
+    print("loss", loss)
+    return loss
 
 
-class Branches(Plain):
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        if loss > 0.5:
-            loss = loss * 2
-        return loss
+def store_loss(self, batch, batch_idx):
+    loss = self.loss(batch)
+    self.losses.append(loss.item())
+    return loss
 
 
-class DrawsWithNumpy(Plain):
-    def training_step(self, batch, batch_idx):
-        numpy.random.seed(batch_idx)
-        return self.loss(batch) * numpy.random.rand()
+def branch(self, batch, batch_idx):
+    loss = self.loss(batch)
+    if loss > 0.5:
+        loss = loss * 2
+    return loss
 
 
-class Counts(Plain):
-    def training_step(self, batch, batch_idx):
-        self.count += 1
-        return self.loss(batch) * self.count
+def draw_with_numpy(self, batch, batch_idx):
+    numpy.random.seed(batch_idx)
+    return self.loss(batch) * numpy.random.rand()
 
 
-class Times(Plain):
-    def training_step(self, batch, batch_idx):
-        self.started = time.perf_counter()
-        return self.loss(batch)
+def count(self, batch, batch_idx):
+    self.count += 1
+    return self.loss(batch) * self.count
 
 
-class Hooks(Plain):
-    def prepare(self):
-        self.layer.weight.register_hook(lambda gradient: gradient * 2)
+def take_time(self, batch, batch_idx):
+    self.started = time.perf_counter()
+    return self.loss(batch)
 
 
-class HooksModule(Plain):
-    def prepare(self):
-        self.layer.register_full_backward_hook(lambda module, inputs, outputs: None)
+def compute_mean(self, batch, batch_idx):
+    loss = self.loss(batch)
+    self.mean.update(loss)
+    self.log("mean", self.mean.compute())
+    return loss
+
+
+def hook_parameter(self):
+    self.layer.weight.register_hook(lambda gradient: gradient * 2)
+
+
+def hook_layer(self):
+    self.layer.register_full_backward_hook(lambda module, inputs, outputs: None)
 
 
 class TwoOptimizers(Plain):
@@ -335,14 +338,6 @@ class Overrides(Plain):
         optimizer.step(closure=optimizer_closure)
 
 
-class Computes(Plain):
-    def training_step(self, batch, batch_idx):
-        loss = self.loss(batch)
-        self.mean.update(loss)
-        self.log("mean", self.mean.compute())
-        return loss
-
-
 class StoresResults(Plain):
     def prepare(self):
         self.results, self.sums = [], []
@@ -357,14 +352,8 @@ class StoresResults(Plain):
         self.log("sum", self.sums[-1])
 
 
-class Skips(Plain):
-    def training_step(self, batch, batch_idx):
-        return self.loss(batch) if batch_idx % 3 else None
-
-
-class ReadsCounters(Plain):
-    def training_step(self, batch, batch_idx):
-        return self.loss(batch) * (1 + self.global_step) / (2 + self.current_epoch + self.trainer.global_step)
+def read_counters(self, batch, batch_idx):
+    return self.loss(batch) * (1 + self.global_step) / (2 + self.current_epoch + self.trainer.global_step)
 
 
 class HasSparseGradients(Plain):
@@ -378,19 +367,25 @@ class HasSparseGradients(Plain):
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (Prints, 'print("loss", loss) (Failed to trace builtin operator)'),
-        (Stores, "self.losses.append(loss.item()) (len(self.module.losses) == 2 does not hold in every step)"),
-        (Branches, "if loss > 0.5: (Data-dependent branching)"),
-        (DrawsWithNumpy, "numpy.random"),
-        (Counts, "self.count += 1 (self.module.count == 2 does not hold in every step)"),
-        (Times, "self.started = time.perf_counter() (Call to a time function)"),
-        (Hooks, "layer.weight has a gradient hook"),
-        (HooksModule, "backwards hooks"),
+        (plain(print_loss), 'print("loss", loss) (Failed to trace builtin operator)'),
+        (
+            plain(store_loss),
+            "self.losses.append(loss.item()) (len(self.module.losses) == 2 does not hold in every step)",
+        ),
+        (plain(branch), "if loss > 0.5: (Data-dependent branching)"),
+        (plain(draw_with_numpy), "numpy.random"),
+        (plain(count), "self.count += 1 (self.module.count == 2 does not hold in every step)"),
+        (plain(take_time), "self.started = time.perf_counter() (Call to a time function)"),
+        (plain(prepare=hook_parameter), "layer.weight has a gradient hook"),
+        (plain(prepare=hook_layer), "backwards hooks"),
         (TwoOptimizers, "TwoOptimizers uses manual optimization"),
         (Overrides, "Overrides or a callback overrides part of the optimizer step"),
-        (Computes, 'self.log("mean", self.mean.compute())'),
+        (plain(compute_mean), 'self.log("mean", self.mean.compute())'),
         (StoresResults, "training_step stores the result of a metric as results"),
-        (Skips, "not compiling further training steps"),
+        (
+            plain(lambda self, batch, index: self.loss(batch) if index % 3 else None),
+            "not compiling further training steps",
+        ),
         (HasSparseGradients, "not compiling training steps"),
     ],
 )
@@ -407,7 +402,7 @@ def test_a_step_that_cannot_be_compiled_runs_without_graph_and_its_line_is_named
 
 
 def test_the_trainer_s_counters_may_be_read(capsys):
-    expected, found = fit("off", ReadsCounters), fit("step", ReadsCounters)
+    expected, found = (fit(how, plain(read_counters)) for how in ("off", "step"))
     assert_equal(expected, found)
     assert graph_of(found[1]).function.compilations == 2
     assert "not compiling" not in capsys.readouterr().out
@@ -438,14 +433,13 @@ def test_a_schedule_of_other_settings_than_the_rate_leaves_the_update_out_of_the
 
 
 def test_an_error_of_the_module_is_raised_as_without_graph():
-    class Fails(Plain):
-        def training_step(self, batch, batch_idx):
-            if batch_idx == 3:
-                raise ValueError("my error")
-            return self.loss(batch)
+    def fail(self, batch, batch_idx):
+        if batch_idx == 3:
+            raise ValueError("my error")
+        return self.loss(batch)
 
     with pytest.raises(ValueError, match="my error"):
-        fit("step", Fails)
+        fit("step", plain(fail))
 
 
 def test_what_the_machine_or_torch_lacks_is_reported_before_anything_is_compiled(monkeypatch, capsys):
