@@ -36,11 +36,15 @@ class Own(LightningModule):
         return self.optimizer(self.parameters(), lr=0.01)
 
 
-class CountSteps(LoopCallback):
-    """Counts the waits of the steps from the 21st to the 60th; the interval of logging steps is ten."""
+class Counter(LoopCallback):
+    """Counts the waits for a device between two hooks, and what else a subclass counts or records."""
 
     def __init__(self, device):
-        self.device, self.waits = device, None
+        self.device, self.count, self.batches = device, 0, []
+
+
+class CountSteps(Counter):
+    """Counts the waits of the steps from the 21st to the 60th; the interval of logging steps is ten."""
 
     def on_safe_point(self, trainer):
         if trainer.global_step == 20:
@@ -49,34 +53,28 @@ class CountSteps(LoopCallback):
             self.device.is_counting = False
 
 
-class CountValidation(LoopCallback):
-    """Counts the waits of a validation, from its first hook to its last."""
-
-    def __init__(self, device):
-        self.device, self.batches = device, 0
+class CountValidation(Counter):
+    """Counts the waits of a validation, from its first hook to its last, and its batches."""
 
     def on_validation_start(self, trainer, pl_module):
         self.device.count_from_here()
 
     def on_validation_batch_end(self, *arguments):
-        self.batches += 1
+        self.count += 1
 
     def on_validation_end(self, trainer, pl_module):
         self.device.is_counting = False
 
 
-class CountSave(LoopCallback):
-    """Counts the waits between the 45th and the 46th step, where a checkpoint is saved."""
-
-    def __init__(self, device):
-        self.device, self.saves = device, 0
+class CountSave(Counter):
+    """Counts the waits between the 45th and the 46th step, where a checkpoint is saved, and all saves."""
 
     def on_train_batch_end(self, trainer, *arguments):
         if trainer.global_step == 45:
             self.device.count_from_here()
 
     def on_save_checkpoint(self, trainer, pl_module, checkpoint):
-        self.saves += 1
+        self.count += 1
 
     def on_train_batch_start(self, *arguments):
         self.device.is_counting = False
@@ -122,17 +120,13 @@ def test_no_step_waits_for_the_gpu(script_folder, make_model, settings):
 )
 def test_a_drawn_validation_waits_once_when_its_metrics_are_read(script_folder, make_model, make_data):
     device, counter = fit(script_folder, CountValidation, make_model(), make_data(), limit_val_batches=1.0)
-    assert counter.batches > 8
+    assert counter.count > 8
     assert dict(device.waits) == {"event": 1}, device.places
     assert list((script_folder / "x").rglob("*.png"))
 
 
 class Batches(CountSteps):
     """Counts waits too, and records the training batches."""
-
-    def __init__(self, device):
-        super().__init__(device)
-        self.batches = []
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         self.batches.append([tensor.clone() for tensor in batch])
@@ -154,7 +148,7 @@ def test_batches_reach_the_gpu_without_waits_or_lightnings_transfer_and_equal_th
 def test_a_save_between_logging_steps_reads_the_loss_and_the_metrics(script_folder):
     model, data = MLP(in_features=20, out_features=1), Toy(count=3200, batch_size=32)
     device, counter = fit(script_folder, CountSave, model, data, save_every="45steps")
-    assert counter.saves == 3
+    assert counter.count == 3
     assert dict(device.waits) == {"__float__": 2}, device.places  # the first empties the queue
 
 
