@@ -61,9 +61,6 @@ def test_a_sample_is_the_same_in_any_batch_and_another_with_another_key():
 
 
 def test_reading_does_not_change_the_generators_of_the_process():
-    def draw():
-        return random.random(), np.random.rand(), torch.rand(1).item()
-
     generators.seed(1)
     undisturbed = [draw() for _ in range(3)]
     for data in (Drawing(), Drawing(lambda index: index > 50), Drawing(lambda index: False), DrawingInBatches()):
@@ -135,12 +132,10 @@ DRAWS = (
 @pytest.fixture(autouse=True)
 def seeded():
     """Seeds all generators, which clears cached normal numbers, and restores their states afterwards."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    states = generators.get_states()
     generators.seed(1)
     yield
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.set_rng_state(states[2])
+    generators.set_states(states)
 
 
 def draw_normal():
