@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from running import BIN, LIMIT
+from running import BIN, LIMIT, write_program
 
 HOSTS = {"rz1": "10.93.0.1", "rz2": "10.93.0.2"}
 
@@ -21,14 +21,12 @@ ATTACKER = "rz3"
 NAMESPACES = {host: f"{host}-{os.getpid()}" for host in (*HOSTS, ATTACKER)}
 
 ENTER = """\
-#!/bin/sh
 # enter HOST COMMAND...: runs a command on a host
 host=$1; shift
 exec ip netns exec "$host-{pid}" unshare --uts sh -c 'hostname "$0"; exec "$@"' "$host" "$@"
 """
 
 AGENT = """\
-#!/bin/sh
 # agent [-x] HOST COMMAND: what mpirun takes for ssh
 [ "$1" = -x ] && shift
 host=$1; shift
@@ -42,8 +40,7 @@ def two_hosts(folder: Path) -> Iterator["Hosts"]:
     hosts = Hosts(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (("enter", ENTER), ("agent", AGENT)):
-        (folder / name).write_text(text.replace("{folder}", str(folder)).replace("{pid}", str(os.getpid())))
-        (folder / name).chmod(0o755)
+        write_program(folder / name, text.replace("{folder}", str(folder)).replace("{pid}", str(os.getpid())))
     names = "127.0.0.1 localhost\n" + "".join(f"{ip} {host}\n" for host, ip in HOSTS.items())
     _remove_namespaces_of_ended_processes()
     try:
@@ -105,15 +102,9 @@ class Hosts:
     ) -> "subprocess.Popen[bytes]":
         """Starts a command on a host, in a separate session, with its output in a file."""
         variables = {**os.environ, **(environment or {}), "PATH": f"{BIN}:{os.environ['PATH']}"}
+        line = self.command_on(host, *command)
         with log.open("ab") as out:
-            return subprocess.Popen(
-                self.command_on(host, *command),
-                cwd=folder,
-                env=variables,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+            return subprocess.Popen(line, cwd=folder, env=variables, stdout=out, stderr=out, start_new_session=True)
 
     def kill_all(self, host: str) -> None:
         """Kills all processes on a host at once."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from running import wait_until
+from running import wait_until, write_program
 from system.hosts import HOSTS, Hosts, kill_group
 
 SERVER = """\
@@ -19,7 +19,6 @@ UsePAM no
 """
 
 CLIENT = """\
-#!/bin/sh
 exec /usr/bin/ssh -F none -i {folder}/user_key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null \
     -o LogLevel=ERROR "$@"
 """
@@ -32,8 +31,7 @@ def ssh_servers(hosts: Hosts, folder: Path) -> Iterator[str]:
     for key in ("host_key", "user_key"):
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)], check=True)
     (folder / "server").write_text(SERVER.format(folder=folder))
-    (folder / "ssh").write_text(CLIENT.format(folder=folder))
-    (folder / "ssh").chmod(0o755)
+    write_program(folder / "ssh", CLIENT.format(folder=folder))
     Path("/run/sshd").mkdir(exist_ok=True)
     servers = [
         hosts.start(host, "/usr/sbin/sshd", "-D", "-e", "-f", str(folder / "server"), folder=folder, log=folder / host)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rankzero.checkpoints.manifest import checkpoints_in
-from running import BIN, Result, processes_in, require, run, script, wait_until
+from running import BIN, Result, processes_in, require, run, script, wait_until, write_program
+from system.forks import summary
 from system.pbs_server import pbs_server
 from system.slurm import run_slurm_command
 from system.ssh import ssh_servers
@@ -36,10 +37,6 @@ class Submitter:
     def job(self) -> str:
         return str(json.loads((self.folder / "runs/x.job.json").read_text())["id"])
 
-    def summary(self) -> dict[str, object]:
-        content: dict[str, object] = json.loads((self.folder / "runs/x/summary.json").read_text())
-        return content
-
     def wait_for_attempt(self, number: int) -> None:
         """Waits until an attempt has saved a checkpoint of its own."""
 
@@ -55,10 +52,9 @@ class Submitter:
 
 def finishes(submit: Submitter, attempts: int) -> None:
     """Checks that the run has used each sample once in its last epoch, after this number of attempts."""
-    summary = submit.summary()
-    assert (summary["status"], summary["attempts"]) == ("finished", attempts)
-    entries = [str(entry) for entry in summary["ledger"]]  # type: ignore[attr-defined]
-    assert entries and all("each once" in entry for entry in entries)
+    written = summary(submit.folder)
+    assert (written["status"], written["attempts"]) == ("finished", attempts)
+    assert written["ledger"] and all("each once" in entry for entry in written["ledger"])
 
 
 @pytest.mark.xdist_group("slurm")
@@ -126,14 +122,13 @@ def test_a_job_without_a_queue_is_stopped_and_resumed(submit_on_hosts, user_fold
     out = submit("resume", "x", "--follow").out
     assert "resuming from step-" in out and "run x: finished" in out and "\033" not in out
     finishes(submit, attempts=2)
-    assert submit.summary()["nodes"] == (1 if form == "local" else 2)
+    assert summary(user_folder)["nodes"] == (1 if form == "local" else 2)
 
 
 def test_ssh_ends_all_hosts_if_one_fails(submit_on_hosts, hosts, user_folder):
     """On the second host, Python exits with 3."""
     (user_folder / "bin").mkdir()
-    (user_folder / "bin/python").write_text(f'#!/bin/sh\n[ "$(hostname)" = rz1 ] && exec {PYTHON} "$@"\nexit 3\n')
-    (user_folder / "bin/python").chmod(0o755)
+    write_program(user_folder / "bin/python", f'[ "$(hostname)" = rz1 ] && exec {PYTHON} "$@"\nexit 3')
     options = ("--hosts", "rz1,rz2", "--venv", ".", "--name", "x", "--follow")
     submit_on_hosts("--scheduler", "ssh", *options, *SHORT, code=1)
     # Without the second host, the first one would wait for 300 s, longer than the limit of the command.
@@ -166,8 +161,8 @@ def test_a_stopped_pbs_job_submits_itself_again_unless_it_was_deleted(submit_to_
     table = out.rpartition("pbsdsh: killing task")[2]
     assert "run x: stopped" in table and "│ to resume " in table
     assert "FINISHED" in submit("status", "x").out
-    summary = submit.summary()
-    assert (summary["status"], summary["attempts"], summary["nodes"]) == ("stopped", 2, 2)
+    written = summary(user_folder)
+    assert (written["status"], written["attempts"], written["nodes"]) == ("stopped", 2, 2)
     time.sleep(2)
     assert "FINISHED" in submit("status", "x").out  # no job was submitted after qdel
 
