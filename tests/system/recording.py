@@ -98,11 +98,8 @@ class Scored(Net):
 
     def __init__(self, rate: float = 0.0) -> None:
         super().__init__(rate=rate)
-        self.area, self.many = (
-            BinaryAUROC(),
-            MetricCollection({"error": MeanAbsoluteError(), "square": MeanSquaredError()}),
-        )
-        self.batch_means = []
+        self.area, self.batch_means = BinaryAUROC(), []
+        self.many = MetricCollection({"error": MeanAbsoluteError(), "square": MeanSquaredError()})
 
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
@@ -120,9 +117,8 @@ class Scored(Net):
         self.batch_means.append(outputs.mean())
 
     def on_validation_epoch_end(self):
-        self.log(
-            "late", torch.stack(self.batch_means).mean() if self.batch_means else torch.tensor(0.0), sync_dist=True
-        )
+        mean = torch.stack(self.batch_means).mean() if self.batch_means else torch.tensor(0.0)
+        self.log("late", mean, sync_dist=True)
         self.batch_means.clear()
 
 

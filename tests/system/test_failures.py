@@ -1,7 +1,6 @@
 """A rank, a machine or its network is lost under real launchers: no process remains, and the next start resumes."""
 
 import contextlib
-import json
 import re
 import shutil
 import signal
@@ -16,6 +15,7 @@ import pytest
 from rankzero.checkpoints.manifest import checkpoints_in
 from running import INTERPRETER_BIN, LIMIT, fit, processes_in, require, run, script, wait_until
 from stock import differences
+from system.forks import summary
 from system.hosts import HOSTS, Hosts, kill_group, on
 from system.learned import PYTHON, TORCHRUN
 from system.test_exactly_once import CLASSES, learned_state
@@ -69,7 +69,7 @@ def test_a_run_resumes_when_torchrun_restarts_its_workers_after_a_kill(user_fold
     ranks_in(user_folder)[-1].kill()
     assert process.wait(LIMIT) == 0, (user_folder / "out").read_text()
     assert not ranks_in(user_folder)
-    assert json.loads((user_folder / "runs/x/summary.json").read_text())["attempts"] == 2
+    assert summary(user_folder)["attempts"] == 2
     assert not differences(undisturbed, learned_state(user_folder / "runs/x"))
 
 
@@ -99,7 +99,7 @@ def test_a_rank_that_exits_without_a_report_fails_the_run_with_one_line(user_fol
     assert reports == [f"rankzero: {subject} {message}"]
     log = (user_folder / f"runs/x/logs/rank-00{0 if is_single else 1}.log").read_text()
     assert "in on_train_batch_end" in log or how == "C_exit0"
-    assert json.loads((user_folder / "runs/x/summary.json").read_text())["status"] == "failed"
+    assert summary(user_folder)["status"] == "failed"
     assert not processes_in(user_folder) and not (user_folder / "runs/.x.lock").exists()
 
 
@@ -108,8 +108,8 @@ def test_a_stopped_run_stays_stopped_when_torchrun_restarts_it(user_folder):
     process = start(user_folder, *RESTARTED, "--epochs", "900")
     ranks_in(user_folder)[-1].send_signal(signal.SIGUSR1)
     assert process.wait(LIMIT) == 1
-    summary = json.loads((user_folder / "runs/x/summary.json").read_text())
-    assert (summary["status"], summary["attempts"]) == ("stopped", 1)
+    stopped = summary(user_folder)
+    assert (stopped["status"], stopped["attempts"]) == ("stopped", 1)
     assert "stopped at a safe point; it stays stopped" in (user_folder / "out").read_text()
 
 

@@ -5,8 +5,10 @@ import shutil
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 
 from running import restore_process_state
+from stock import SILENT
 from system.forks import fit_on_ranks, outputs
 
 USER_MODULE = """
@@ -85,19 +87,14 @@ def predict(user_folder, *arguments, world, code=0):
 
 def stock(user_folder, returns, **data):
     """Returns stock Lightning's predictions from the same checkpoint: for each loader, a list of its batches."""
-    from lightning.pytorch import Trainer
-
     module = {}
     exec(compile((user_folder / "mine.py").read_text(), "mine.py", "exec"), module)
     (state,) = (user_folder / "runs/x/checkpoints").glob("*/state.pt")
     net = module["Net"](returns)
     net.load_state_dict(torch.load(state, weights_only=True)["state_dict"])
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     with restore_process_state():
-        trainer = Trainer(accelerator="cpu", enable_model_summary=False, **quiet)
-        batches = trainer.predict(net, module["Data"](**data))
-    loaders = batches if data.get("loaders", 1) > 1 else [batches]
-    return [list(loader) for loader in loaders]
+        batches = Trainer(**SILENT).predict(net, module["Data"](**data))
+    return batches if data.get("loaders", 1) > 1 else [batches]
 
 
 @pytest.mark.parametrize(("world", "batch_size"), [(1, 4), (2, 3), (3, 4)])

@@ -1,36 +1,28 @@
 """A second start of a run that is training is refused and changes nothing."""
 
-import json
 import signal
 import subprocess
 
 import pytest
+from boring_models import count_attempts
 
 from rankzero.checkpoints.manifest import checkpoints_in
 from running import INTERPRETER_BIN, LIMIT, fit, script, wait_until
 from system.forks import summary
 
-PYTHON = str(INTERPRETER_BIN / "python")
 TRAIN = ("--model", "MLP", "--data", "Toy", "--run", "x", "--save_every", "50steps")
-
-
-def start(folder, *arguments, log="first.log"):
-    with (folder / log).open("w") as out:
-        return subprocess.Popen([PYTHON, script("fit"), *TRAIN, *arguments], cwd=folder, stdout=out, stderr=out)
 
 
 @pytest.fixture
 def first_process(tmp_path):
     """Starts a run that trains until a test stops it, and waits for its first checkpoint."""
-    process = start(tmp_path, "--epochs", "100000")
+    command = [str(INTERPRETER_BIN / "python"), script("fit"), *TRAIN, "--epochs", "100000"]
+    with (tmp_path / "first.log").open("w") as out:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out)
     wait_until(lambda: checkpoints_in(tmp_path / "runs/x/checkpoints"), "a checkpoint")
     yield process
     process.kill()
     process.wait()
-
-
-def attempts(folder):
-    return len(json.loads((folder / "runs/x/run.json").read_text())["attempts"])
 
 
 def test_a_second_start_is_refused_and_the_first_run_continues_even_if_it_was_suspended(tmp_path, first_process):
@@ -42,7 +34,7 @@ def test_a_second_start_is_refused_and_the_first_run_continues_even_if_it_was_su
         assert f"process {first_process.pid} on" in second.err and f"kill {first_process.pid}" in second.err
         assert "--name ANOTHER-NAME" in second.err
         first_process.send_signal(signal.SIGSTOP)
-    assert saving.is_dir() and attempts(tmp_path) == 1
+    assert saving.is_dir() and count_attempts(tmp_path) == 1
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".x.lock", "x"]
     first_process.send_signal(signal.SIGCONT)
     first_process.send_signal(signal.SIGTERM)
@@ -58,4 +50,4 @@ def test_after_a_kill_the_same_command_resumes_without_waiting(tmp_path, first_p
     steps = int(checkpoints_in(tmp_path / "runs/x/checkpoints")[-1].name.removeprefix("step-"))
     second = fit(*TRAIN, "--trainer.max_steps", str(steps + 5), "--epochs", "100000", folder=tmp_path)
     assert "waiting" not in second.out and "resuming from step-" in second.out
-    assert attempts(tmp_path) == 2 and not (tmp_path / "runs/.x.lock").exists()
+    assert count_attempts(tmp_path) == 2 and not (tmp_path / "runs/.x.lock").exists()
