@@ -1,7 +1,7 @@
 """Reads samples whose random transforms depend only on seed, epoch and sample."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -32,21 +32,18 @@ class SeededDataset(Dataset[Any]):
     """
 
     def __init__(self, dataset: Dataset[Any], gathers: bool = False, is_batched: bool = True) -> None:
-        self.dataset = self._source = dataset
+        self.dataset, self._source = dataset, cast(Any, dataset)
         self._subset_indices: list[Sequence[int]] = []
         # A Subset always has __getitems__, even if its data set has none, and passes a plain list to it.
-        while (
-            is_batched and isinstance(self._source, Subset) and type(self._source).__getitems__ is Subset.__getitems__
-        ):
+        while is_batched and getattr(type(self._source), "__getitems__", None) is Subset.__getitems__:
             self._subset_indices.append(self._source.indices)
             self._source = self._source.dataset
         self._reads_batches = is_batched and callable(getattr(self._source, "__getitems__", None))
         self._needs_no_seed = type(self._source) is TensorDataset or getattr(self._source, "draws_from_keys", False)
         self.gathers = gathers and type(self._source) is TensorDataset and all(map(_is_plain, self._source.tensors))
         self.gathers_rows = self.gathers and not self._subset_indices
-        self.reads_ahead = (
-            self._reads_batches and bool(getattr(self._source, "reads_ahead", False)) and not self._subset_indices
-        )
+        may_read_ahead = self._reads_batches and not self._subset_indices
+        self.reads_ahead = may_read_ahead and bool(getattr(self._source, "reads_ahead", False))
         self._draws: bool | None = None
         """Whether the data set draws random numbers; None before the first batch."""
 
@@ -87,8 +84,8 @@ class SeededDataset(Dataset[Any]):
             return None
         rows = torch.from_numpy(samples)
         if self._subset_indices:  # the indices of a Subset may be negative
-            rows = rows.remainder(len(self._source))  # type: ignore[arg-type]
-        return [tensor.index_select(0, rows) for tensor in self._source.tensors]  # type: ignore[attr-defined]
+            rows = rows.remainder(len(self._source))
+        return [tensor.index_select(0, rows) for tensor in self._source.tensors]
 
     def _source_indices(self, indices: Indices) -> Indices:
         samples: Sequence[int] = indices
@@ -100,7 +97,7 @@ class SeededDataset(Dataset[Any]):
         if self.gathers:
             return self.gather(indices.array)
         if self._reads_batches:
-            return self._source.__getitems__(indices)  # type: ignore[attr-defined]
+            return self._source.__getitems__(indices)
         return [self._source[index] for index in indices]
 
     def _read_seeded(self, indices: Indices) -> Any:
