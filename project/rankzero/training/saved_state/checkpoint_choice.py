@@ -1,6 +1,7 @@
 """Resolves `ckpt_path` of fit, validate, test and predict; `runs/resume.py` chooses where a fit resumes by default."""
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,17 @@ class ChosenCheckpoint(CheckpointConnector):
         Raises:
             RequestError: There is no such checkpoint.
         """
+        named: dict[str, Callable[[TrainerFn], str | None]]
+        named = {"best": self._best, "last": self._last, "hpc": self._hpc}
 
         def find() -> str | list[str] | None:
             try:
-                return self._resolve(ckpt_path, state_fn)
+                if ckpt_path in named:
+                    return named[ckpt_path](state_fn)
+                if is_remote(ckpt_path):
+                    return existing_url(ckpt_path)
+                path = expanded(ckpt_path)
+                return str(path if path.is_file() or has_valid_manifest(path) else requested_checkpoint(ckpt_path))
             except NoCheckpointError as error:
                 return list(error.args)
 
@@ -73,18 +81,6 @@ class ChosenCheckpoint(CheckpointConnector):
         error.reported_elsewhere = not self.trainer.is_global_zero
         raise error
 
-    def _resolve(self, ckpt_path: str, state_fn: TrainerFn) -> str | None:
-        if ckpt_path == "best":
-            return self._best(state_fn)
-        if ckpt_path == "last":
-            return self._last(state_fn)
-        if ckpt_path == "hpc":
-            return self._hpc(state_fn)
-        if is_remote(ckpt_path):
-            return existing_url(ckpt_path)
-        path = expanded(ckpt_path)
-        return str(path if path.is_file() or has_valid_manifest(path) else requested_checkpoint(ckpt_path))
-
     def _best(self, state_fn: TrainerFn) -> str:
         """Returns the best checkpoint of the Trainer's first ModelCheckpoint, as Lightning does."""
         candidates = filter(None, [*self.trainer.checkpoint_callbacks, self.checkpoint_callback])
@@ -94,10 +90,9 @@ class ChosenCheckpoint(CheckpointConnector):
         found = "no best checkpoint was saved" if paths else "the Trainer has no checkpoint callback"
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             found = "fast_dev_run saves no checkpoints"
-        as_it_is = (
-            "" if state_fn is TrainerFn.FITTING else f", or trainer.{state_fn.value}(model) for the model as it is"
-        )
-        instead = f"the path of a checkpoint as ckpt_path{as_it_is}"
+        instead = "the path of a checkpoint as ckpt_path"
+        if state_fn is not TrainerFn.FITTING:
+            instead += f", or trainer.{state_fn.value}(model) for the model as it is"
         raise RequestError(f"{state_fn.value} with the best checkpoint", found, instead)
 
     def _last(self, state_fn: TrainerFn) -> str | None:
