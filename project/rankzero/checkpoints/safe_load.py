@@ -125,7 +125,7 @@ def load(
     except FileNotFoundError:
         raise
     except _NeedsTrustError as error:
-        raise needs_trust_error(path, error.names, trust_setting) from None
+        raise needs_trust_error(path, error.args[0], trust_setting) from None
     except (OSError, ValueError) as error:
         raise RequestError(f"the checkpoint {path}", str(error), "the path of another checkpoint") from None
 
@@ -159,9 +159,7 @@ def needs_trust_error(
 
 
 class _NeedsTrustError(ValueError):
-    def __init__(self, names: Sequence[str]) -> None:
-        super().__init__(names)
-        self.names = names
+    """Error with the list of the classes and functions that reading a checkpoint would call."""
 
 
 def _open(
