@@ -82,10 +82,7 @@ class Subscribers:
 
     def __init__(self, trainer: Trainer, extra_subscribers: list[LoopHooks]) -> None:
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        subscribers = [
-            *(subscriber for subscriber in callbacks if isinstance(subscriber, LoopHooks)),
-            *extra_subscribers,
-        ]
+        subscribers = [each for each in (*callbacks, *extra_subscribers) if isinstance(each, LoopHooks)]
         self._trainer = trainer
         self.methods: dict[str, tuple[Callable[..., None], ...]] = {}
         """Hook -> the methods to call, in this order."""
