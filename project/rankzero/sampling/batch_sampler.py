@@ -350,9 +350,7 @@ class EvaluationBatchSampler(Sampler[Indices]):
         extra = self.count % self.world_size  # the first `extra` ranks have one sample more than the other ranks
         own, most, least = (self._end(batch, rank) - self._end(batch - 1, rank) for rank in (self.rank, 0, -1))
         total = extra * most + (self.world_size - extra) * least
-        return Share(
-            own, total, loss_weight=1.0, metric_weight=own * self.world_size / total, has_empty_rank=least == 0
-        )
+        return Share(own, total, 1.0, metric_weight=own * self.world_size / total, has_empty_rank=least == 0)
 
     def samples_until(self, batches: float) -> int:
         """Returns the number of samples in the first `batches` batches over all ranks."""

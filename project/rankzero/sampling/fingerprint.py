@@ -141,10 +141,8 @@ def _content(value: Any, depth: int) -> bytes:
         if value.layout is not torch.strided or value.device.type == "meta":
             return _type_and_shape(value).encode()
         rows = value.detach()[_probe_indices(len(value))] if value.ndim else value.detach()
-        return (
-            _type_and_shape(value).encode()
-            + rows.reshape(-1)[: 2**20].cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        )
+        elements = rows.reshape(-1)[: 2**20].cpu().contiguous().view(torch.uint8).numpy()
+        return _type_and_shape(value).encode() + elements.tobytes()
     if isinstance(value, np.ndarray):
         probed_rows = value[_probe_indices(len(value))] if value.ndim else value
         return _type_and_shape(value).encode() + (

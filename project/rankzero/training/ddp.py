@@ -116,9 +116,8 @@ class DataParallel(RunStrategy, DDPStrategy):
         self._synchronized_ids = _trainable_ids(self._module)
         super().configure_ddp()
         model: Any = self.model
-        self._defers_buffers = (
-            self._may_defer_buffers and model.will_sync_module_buffers() and _has_only_means(self._module)
-        )
+        may_defer = self._may_defer_buffers and model.will_sync_module_buffers()
+        self._defers_buffers = may_defer and _has_only_means(self._module)
         model.broadcast_buffers &= not self._defers_buffers
 
     def synchronize_new_parameters(self) -> None:
@@ -129,10 +128,8 @@ class DataParallel(RunStrategy, DDPStrategy):
         """
         if self._defers_buffers:  # a callback may have set batch norm to evaluation
             self._copy_buffers()
-        if (
-            isinstance(self.model, DistributedDataParallel)
-            and not _trainable_ids(self._module) <= self._synchronized_ids
-        ):
+        is_wrapped = isinstance(self.model, DistributedDataParallel)
+        if is_wrapped and not _trainable_ids(self._module) <= self._synchronized_ids:
             self.model = self._module
             gc.collect()  # frees the old wrapper, and with it the wrapper's gradient hooks
             # Lightning (2.6) wraps on a stream of its own, which broadcasts the weights: after the optimizer's step,

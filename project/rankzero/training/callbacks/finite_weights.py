@@ -96,9 +96,8 @@ class FiniteWeights(LoopCallback):
         Raises:
             RunError: The run is one, and such a run stops; raised on all ranks.
         """
-        own = (
-            f"{self.problem}. {self._advice(self.problem)}" if self.problem and self._is_final and self._stops else None
-        )
+        ends = self._is_final and self._stops
+        own = f"{self.problem}. {self._advice(self.problem)}" if self.problem and ends else None
         problem: str | None = trainer.strategy.broadcast(own)
         if problem is None:
             return

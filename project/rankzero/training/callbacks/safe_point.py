@@ -151,9 +151,8 @@ class SafePoint(LoopHooks):
         self._step_started_at = math.inf
         if self.checkpoint_callback:
             self.control_channel.on_stop = self.checkpoint_callback.write_held
-        is_over, self._has_limit = trainer.strategy.broadcast(
-            (self.time_budget.is_over([StepKind.PLAIN]), math.isfinite(self.time_budget.end))
-        )
+        own = self.time_budget.is_over([StepKind.PLAIN]), math.isfinite(self.time_budget.end)
+        is_over, self._has_limit = trainer.strategy.broadcast(own)
         if is_over:
             if trainer.is_global_zero:
                 print_error(

@@ -339,9 +339,8 @@ def _description(metric: stock.ResultMetric) -> dict[str, Any]:
 
 def _restored_metric(description: Mapping[str, Any], trainer: Trainer) -> stock.ResultMetric:
     """Returns a new metric with the described settings, as if this rank had logged it."""
-    meta = stock.Metadata(
-        **{name: description[name] for name in _LOG_SETTINGS}, reduce_fx=_REDUCTIONS[description["reduction"]]
-    )
+    settings = {name: description[name] for name in _LOG_SETTINGS}
+    meta = stock.Metadata(**settings, reduce_fx=_REDUCTIONS[description["reduction"]])
     meta.sync = stock.Sync(_should=description["sync"], fn=trainer.strategy.reduce)
     metric = stock.ResultMetric(meta, is_tensor="value" in description).to(trainer.strategy.root_device)
     if not metric.is_tensor:
