@@ -73,9 +73,7 @@ def test_a_resumed_run_continues_after_the_consumed_samples_which_are_the_first_
     uninterrupted = ranks(1, count, size, epoch=3)
     steps_done = data.draw(st.integers(0, uninterrupted[0].steps - 1))
     start = uninterrupted[0].position(steps_done)
-    resumed = [
-        ElasticBatchSampler(count, size, rank, world, 1, limit, shuffle=True, start=start) for rank in range(world)
-    ]
+    resumed = ranks(world, count, size, epoch=3, max_device_batch_size=limit, start=start)
     assert resumed[0].first_batch == steps_done * resumed[0].micro_batches and resumed[0].epoch == 3
     batches_of = [list(sampler) for sampler in resumed]
     shares_of = [[share.samples for share in sampler.shares()] for sampler in resumed]
@@ -98,7 +96,7 @@ def test_a_run_resumed_with_another_global_batch_size_uses_every_sample_once(cou
     before = ranks(1, count, size, epoch=2)[0]
     steps_done = data.draw(st.integers(0, before.steps - 1))
     start = before.position(steps_done)
-    after = [ElasticBatchSampler(count, new_size, rank, world, shuffle=True, start=start) for rank in range(world)]
+    after = ranks(world, count, new_size, epoch=2, start=start)
     used = [i for batch in list(before)[:steps_done] for i in batch]
     used += [i for sampler in after for batch in sampler for i in batch]
     assert sorted(used) == list(range(count))

@@ -243,9 +243,8 @@ def test_the_refusal_of_a_damaged_order_names_a_missing_part_and_suggests_resume
     with pytest.raises(RequestError) as error:
         resume(SamplingPlan(seed=7), {"epoch": 3, "step": 29, "rankzero": {"order": order}}, accepts)
     missing = [key for key in ORDER if isinstance(order, dict) and key not in order]
-    assert "its stored sample order is damaged (" in error.value.found and all(
-        key in str(error.value) for key in missing
-    )
+    assert "its stored sample order is damaged (" in error.value.found
+    assert all(key in str(error.value) for key in missing)
     assert error.value.instead.endswith("--resume never to restart the run")
 
 
