@@ -112,14 +112,8 @@ class Job:
         self, host: str, command: list[str], variables: dict[str, str], **options: object
     ) -> "subprocess.Popen[bytes]":
         """Starts a process of the job on a host, in a session of its own, as a MoM does."""
-        process = subprocess.Popen(
-            [self.enter, host, *command],
-            env=variables,
-            cwd=variables["HOME"],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            **options,  # type: ignore[call-overload]
-        )
+        options |= {"env": variables, "cwd": variables["HOME"], "stdin": subprocess.DEVNULL, "start_new_session": True}
+        process = subprocess.Popen([self.enter, host, *command], **options)  # type: ignore[call-overload]
         with self.tasks_file.open("a") as file:
             file.write(f"{host} {process.pid}\n")
         return process
@@ -176,13 +170,8 @@ def mom(folder: Path, job_id: str) -> int:
     content = job.read()
     (folder / f"{job_id}.SC").write_text(str(content["script"]))
     variables = {**SCRIPT, "PBS_JOBID": job_id, "PBS_NODEFILE": str(folder / f"{job_id}.nodes"), **AS_ROOT}
-    variables |= {
-        "PBS_O_WORKDIR": str(content["workdir"]),
-        "HOME": str(folder),
-        "PATH": SCRIPT_PATH,
-        "SHELL": "/bin/bash",
-    }
-    variables["TMPDIR"] = str(folder / f"pbs.{job_id}")
+    variables |= {"PBS_O_WORKDIR": str(content["workdir"]), "TMPDIR": str(folder / f"pbs.{job_id}")}
+    variables |= {"HOME": str(folder), "PATH": SCRIPT_PATH, "SHELL": "/bin/bash"}
     Path(variables["TMPDIR"]).mkdir()
     deleted = []
     signal.signal(signal.SIGTERM, lambda *_: deleted.append(time.monotonic()))

@@ -44,10 +44,8 @@ class Data(LightningDataModule):
 
     def train_dataloader(self):
         data = Rows(self.count, self.noise, self.seed)
-        has_workers = self.workers > 0
-        return DataLoader(
-            data, batch_size=self.size, shuffle=True, num_workers=self.workers, persistent_workers=has_workers
-        )
+        workers = {"num_workers": self.workers, "persistent_workers": self.workers > 0}
+        return DataLoader(data, batch_size=self.size, shuffle=True, **workers)
 
     def val_dataloader(self):
         return DataLoader(Rows(self.held_out), batch_size=self.size)

@@ -65,10 +65,8 @@ class Saver:
 def start_saver() -> Iterator[Saver]:
     """Starts the process that forks once per request."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent.parent)}
-    command = [sys.executable, __file__]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, __file__], **pipes, text=True, env=environment) as process:
         yield Saver(process)
         process.stdin.close()
 

@@ -70,10 +70,8 @@ def test_uneven_shares_learn_the_same_weights_as_one_process(user_folder):
         fit_on_ranks(*arguments, *settings, "--run", f"{number}", folder=user_folder, world=world)
         assert not differences(expected, weights(user_folder / f"runs/{number}"), 1e-6), settings
         found_metrics = summary(user_folder, f"{number}")["metrics"]
-        names = [name for name in metrics if name not in ("loss_step", "synced_step")]
-        assert {name: found_metrics[name] for name in names} == pytest.approx(
-            {name: metrics[name] for name in names}, rel=1e-5
-        )
+        expected_metrics = {name: metrics[name] for name in metrics if name not in ("loss_step", "synced_step")}
+        assert {name: found_metrics[name] for name in expected_metrics} == pytest.approx(expected_metrics, rel=1e-5)
 
 
 def test_an_epoch_resumed_at_world_sizes_1_2_3_2_1_uses_every_sample_once(user_folder):
@@ -195,10 +193,9 @@ def test_validation_metrics_are_exact_at_any_world_size(user_folder, name, held_
         delete_records(user_folder)
         found[world] = summary(user_folder, f"{world}")["metrics"]
     names = ("val_loss", "val_error", "area", "error", "square", "samples", "largest", "stepped_epoch")
+    expected = {name: found[1][name] for name in names}
     for world in worlds:
-        assert {name: found[world][name] for name in names} == pytest.approx(
-            {name: found[1][name] for name in names}, abs=1e-6
-        )
+        assert {name: found[world][name] for name in names} == pytest.approx(expected, abs=1e-6)
     assert found[1]["samples"] == held_out and {"early", "late"} <= set(found[4])
     assert "self.log('late') in on_validation_epoch_end differs between ranks" in outputs(user_folder)[0]
 

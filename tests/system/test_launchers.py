@@ -129,12 +129,10 @@ def job(tmp_path, hosts):
 def test_pbsdsh_without_rank_variables_learns_as_one_process(cores_shared, reference, job):
     pbsdsh, variables = job
     Path(variables["PBS_NODEFILE"]).write_text("rz1\nrz1\nrz2\nrz2\n")
-    result = run(
-        pbsdsh, "--", PYTHON, *TRAIN, "--nodes", "2", "--devices", "2", folder=cores_shared, environment=variables
-    )
-    summary, _ = check(
-        cores_shared, result.out + result.err, reference, "pbs", (2, 2), NO_QSTAT, listens_everywhere=True
-    )
+    command = (pbsdsh, "--", PYTHON, *TRAIN, "--nodes", "2", "--devices", "2")
+    result = run(*command, folder=cores_shared, environment=variables)
+    printed = result.out + result.err
+    summary, _ = check(cores_shared, printed, reference, "pbs", (2, 2), NO_QSTAT, listens_everywhere=True)
     assert summary["run"] == "MLP-Toy-0.rz1"
 
 

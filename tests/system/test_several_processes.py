@@ -59,6 +59,7 @@ class Unequal(Data):
 """
 
 TRAIN = ("--model", "mine.Net", "--data", "mine.Data", "--devices", "2")
+LONG_RUN = (str(INTERPRETER_BIN / "python"), script("fit"), *TRAIN, "--epochs", "100000", "--run", "x")
 
 
 @pytest.fixture
@@ -72,8 +73,7 @@ def test_no_process_remains_after_a_signal_to_the_run(user_folder, signum):
     """Terminals send Ctrl-C, and schedulers other signals, to the whole process group, including loader workers."""
     printed = (user_folder / "out").read_text
     with (user_folder / "out").open("w") as out:
-        command = [str(INTERPRETER_BIN / "python"), script("fit"), *TRAIN, "--epochs", "100000", "--run", "x"]
-        process = subprocess.Popen(command, cwd=user_folder, stdout=out, stderr=out, start_new_session=True)
+        process = subprocess.Popen(LONG_RUN, cwd=user_folder, stdout=out, stderr=out, start_new_session=True)
         wait_until(lambda: "epoch 1/" in printed() or process.poll() is not None, "training")
         assert process.poll() is None, printed()
         if signum == signal.SIGKILL:
@@ -90,14 +90,13 @@ def test_no_process_remains_after_a_signal_to_the_run(user_folder, signum):
 
 def test_a_closed_terminal_stops_the_run_with_its_checkpoint_saved(user_folder):
     terminal, end_of_run = pty.openpty()
-    command = [str(INTERPRETER_BIN / "python"), script("fit"), *TRAIN, "--epochs", "100000", "--run", "x"]
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), end_of_run)
 
     def begin_session():
         fcntl.ioctl(end_of_run, termios.TIOCSCTTY, 0)  # becomes the controlling terminal
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also if the tests run under nohup
 
-    process = subprocess.Popen(command, cwd=user_folder, start_new_session=True, preexec_fn=begin_session, **streams)
+    process = subprocess.Popen(LONG_RUN, cwd=user_folder, start_new_session=True, preexec_fn=begin_session, **streams)
     os.close(end_of_run)
     printed = b""
     while b"epoch 1/" not in printed:
