@@ -15,57 +15,22 @@ import pytest
 from running import INTERPRETER_BIN, LIMIT, fit, processes_in, script, wait_until
 from system.forks import fit_on_ranks, summary
 
-USER_MODULE = """
+UNEQUAL_MODULE = """
 import os
-import torch
-from lightning.pytorch import LightningDataModule, LightningModule
-from torch.utils.data import DataLoader, TensorDataset
-
-class Net(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.lr = 0.1
-        self.layer = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
-    def training_step(self, batch, batch_idx):
-        loss = (self.layer(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean()
-        self.log("loss", loss)
-        return loss
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", (self.layer(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean())
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=self.lr)
-
-class Data(LightningDataModule):
-    def setup(self, stage):
-        generator = torch.Generator().manual_seed(0)
-        self.rows = TensorDataset(torch.rand(200, 4, generator=generator))
-    def train_dataloader(self):
-        return DataLoader(self.rows, batch_size=16, shuffle=True, num_workers=1)
-    def val_dataloader(self):
-        return DataLoader(TensorDataset(self.rows.tensors[0][:33]), batch_size=16)
+from recording import Data
 
 class Unequal(Data):
     def __init__(self, part: str):
         super().__init__()
         self.part = part
-    def rows_of(self, rows, part):
-        rank = int(os.environ["RANK"]) if part == self.part else 0
-        return TensorDataset(rows[:len(rows) - rank])
     def setup(self, stage):
-        super().setup(stage)
-        self.rows = self.rows_of(self.rows.tensors[0], "train")
-    def val_dataloader(self):
-        return DataLoader(self.rows_of(self.rows.tensors[0][:33], "val"), batch_size=16)
+        rank = int(os.environ["RANK"])
+        self.count, self.held_out = 200 - rank * (self.part == "train"), 33 - rank * (self.part == "val")
 """
 
-TRAIN = ("--model", "mine.Net", "--data", "mine.Data", "--devices", "2")
+NET = ("--model", "recording.Net", "--devices", "2")
+TRAIN = (*NET, "--data", "recording.Data", "--data.count", "200", "--data.workers", "1")
 LONG_RUN = (str(INTERPRETER_BIN / "python"), script("fit"), *TRAIN, "--epochs", "100000", "--run", "x")
-
-
-@pytest.fixture
-def user_folder(tmp_path):
-    (tmp_path / "mine.py").write_text(USER_MODULE)
-    return tmp_path
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -114,7 +79,8 @@ def test_a_closed_terminal_stops_the_run_with_its_checkpoint_saved(user_folder):
 
 @pytest.mark.parametrize(("part", "counts"), [("train", (200, 199)), ("val", (33, 32))])
 def test_unequal_data_on_the_ranks_is_refused(user_folder, part, counts):
-    result = fit(*TRAIN, "--data", "mine.Unequal", "--data.part", part, folder=user_folder, code=2)
+    (user_folder / "mine.py").write_text(UNEQUAL_MODULE)
+    result = fit(*NET, "--data", "mine.Unequal", "--data.part", part, folder=user_folder, code=2)
     host = socket.gethostname()
     assert "found  the data differs between ranks" in result.err and result.err.count("cannot start") == 1
     assert f"samples: {counts[0]} on rank 0 ({host}); {counts[1]} on rank 1 ({host})" in result.err
@@ -123,6 +89,7 @@ def test_unequal_data_on_the_ranks_is_refused(user_folder, part, counts):
 
 def test_learning_rate_trials_are_not_counted_on_two_processes(user_folder):
     finder = ("--trainer.callbacks+=LearningRateFinder", "--trainer.callbacks.num_training_steps=20")
+    finder += ("--trainer.callbacks.attr_name=rate",)
     result = fit(*TRAIN, "--epochs", "3", *finder, folder=user_folder)
     written = result.summary()
     assert (written["samples"], written["steps"], written["world_size"]) == (600, 21, 2)
@@ -148,7 +115,7 @@ class Refuse(Callback):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_waits_for_one_that_refuses_is_refused_too(user_folder, rank):
-    (user_folder / "mine.py").write_text(USER_MODULE + REFUSE_CALLBACK)
+    (user_folder / "mine.py").write_text(REFUSE_CALLBACK)
     callback = ("--trainer.callbacks+=mine.Refuse", f"--trainer.callbacks.rank={rank}")
     result = fit(*TRAIN, *callback, folder=user_folder, code=2)
     assert result.err.count("cannot start\n  not on this rank") == 1 and "failed" not in result.out
@@ -157,17 +124,17 @@ def test_a_rank_that_waits_for_one_that_refuses_is_refused_too(user_folder, rank
 
 SPLIT_MODULE = """
 import numpy
-import torch
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, TensorDataset, random_split
+from recording import Rows
+from torch.utils.data import DataLoader, random_split
 
 class Split(LightningDataModule):
     def __init__(self):
         super().__init__()
         numpy.random.randn()
     def setup(self, stage):
-        rows = TensorDataset((torch.arange(40.0) / 40)[:, None].expand(-1, 4))
-        rows = TensorDataset(rows.tensors[0] + numpy.random.randn())  # NumPy keeps every second one for the next call
+        rows = Rows(40)
+        rows.inputs += numpy.random.randn()  # NumPy keeps every second one for the next call
         self.rows, self.held_out = random_split(rows, [32, 8])  # by the generator that the whole process shares
     def train_dataloader(self):
         return DataLoader(self.rows, batch_size=8, shuffle=True)
@@ -178,7 +145,7 @@ class Split(LightningDataModule):
 
 def test_a_random_split_in_setup_is_the_same_at_another_world_size(user_folder):
     (user_folder / "split.py").write_text(SPLIT_MODULE)
-    arguments = ("--model", "mine.Net", "--data", "split.Split", "--run", "x", "--global_batch_size", "8")
+    arguments = ("--model", "recording.Net", "--data", "split.Split", "--run", "x", "--global_batch_size", "8")
     for epochs, world in enumerate((2, 1, 3), 1):
         fit_on_ranks(*arguments, "--epochs", str(epochs), folder=user_folder, world=world)
         assert summary(user_folder, "x")["ledger"][-1].endswith("32 of 32 samples, each once")
