@@ -25,7 +25,6 @@ from rankzero.cli.trainer_arguments import TrainerArguments, without_replaced
 from rankzero.distributed.coordination.session import Session
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
-from rankzero.distributed.scheduler.durations import Interval
 from rankzero.distributed.scheduler.job import attempt_deadline
 from rankzero.distributed.torch_inside import missing, set_compile_cache
 from rankzero.messages import Stopped, is_quiet, print_notice, set_quiet, set_spelling
@@ -47,7 +46,7 @@ from rankzero.show.tensorboard_page import TensorBoardPage, keep_rows
 from rankzero.show.terminal import ResultDisplay
 from rankzero.training import fit_loop
 from rankzero.training.callbacks.agreements import RankAgreements
-from rankzero.training.callbacks.checkpointing import CheckpointCallback
+from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
 from rankzero.training.callbacks.failure import ReportFailure
 from rankzero.training.callbacks.finite_weights import FiniteWeights
 from rankzero.training.callbacks.safe_point import NoSignalConnector, SafePoint

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rankzero.distributed.environments.launchers import LAUNCHERS
-from rankzero.distributed.scheduler.durations import Interval, parse_duration
+from rankzero.distributed.scheduler.durations import SAVE_INTERVAL, parse_duration
 from rankzero.messages import Exit, RequestError, nearest
 
 EXPORTS = (".pt", ".safetensors")
@@ -57,6 +57,7 @@ port_number = whole_number(1, 2**16 - 1)
 bandwidth_value = text_matching(r"[0-9]+(\.[0-9]+)?", "a number of Gbit/s (0.5, 10)", float)
 file_path = text_matching(NOT_BLANK, "a path")
 hostname = text_matching(r"[!-~]+", "a name without spaces")
+save_interval = text_matching(SAVE_INTERVAL, "a number of epochs (5), of steps (200steps) or a time (15min, 2h)")
 profiled_steps = text_matching(
     r"0*([1-9][0-9]{0,2}|1000)steps?(@[0-9]{1,18})?",  # a recording of many steps would fill the memory
     "a number of steps from 1 to 1000 (10steps), or the steps after a given one (10steps@200)",
@@ -71,12 +72,6 @@ run_name = text_matching(
     r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,127}",
     "a folder name of letters, digits and . _ - + = @ (at most 128 characters, not starting with . or -)",
 )
-
-
-def save_interval(text: str) -> str:
-    """Checks the interval between checkpoints; returns its text, which the configuration of a run contains."""
-    Interval.read(text)
-    return text
 
 
 def time_limit_value(text: str) -> str:

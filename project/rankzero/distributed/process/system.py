@@ -2,7 +2,8 @@
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -195,3 +196,10 @@ def process_namespace() -> str:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return ""
+
+
+def ancestor_commands() -> Iterator[list[str]]:
+    """Yields the command-line arguments of each ancestor, parent first; ends at the first that cannot be read."""
+    with suppress(psutil.Error):
+        for parent in psutil.Process().parents():
+            yield parent.cmdline()

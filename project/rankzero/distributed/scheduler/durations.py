@@ -1,7 +1,9 @@
-"""Durations and intervals as schedulers and users write them."""
+"""Durations as schedulers and users write them."""
 
 import re
-from typing import NamedTuple, Self
+
+SAVE_INTERVAL = r"0*([1-9][0-9]{0,8})(steps?|s|min|h)?"
+"""Pattern of an interval between checkpoints: `5` (epochs), `200steps`, `90s`, `15min` or `2h`."""
 
 _UNITS = {"s": 1, "min": 60, "h": 3600}
 
@@ -26,22 +28,3 @@ def parse_duration(text: str) -> int:
     if seconds == 0:
         raise ValueError("a time: 90min, 2h, 90 (minutes), 30:00 (minutes:seconds), 12:00:00 or 1-12:00:00")
     return seconds
-
-
-class Interval(NamedTuple):
-    """Interval between checkpoints in epochs, optimizer steps or seconds; 0 for the units that are not used."""
-
-    epochs: int = 0
-    steps: int = 0
-    seconds: float = 0
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """Reads `5` (epochs), `200steps`, `90s`, `15min` or `2h`; raises ValueError for any other text."""
-        match = re.fullmatch(r"0*([1-9][0-9]{0,8})(steps?|s|min|h)?", text)
-        if not match:
-            raise ValueError("a number of epochs (5), of steps (200steps) or a time (15min, 2h)")
-        number, unit = int(match[1]), match[2]
-        if unit in _UNITS:
-            return cls(seconds=number * _UNITS[unit])
-        return cls(steps=number) if unit else cls(epochs=number)

@@ -1,12 +1,13 @@
 """Saves checkpoints at an interval and deletes surplus ones."""
 
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 from weakref import proxy
 
 import torch
@@ -21,7 +22,7 @@ from rankzero.checkpoints.safe_load import key_problem
 from rankzero.checkpoints.write import remove_directory
 from rankzero.distributed.devices import GatheredRows
 from rankzero.distributed.monitoring.activity import CHECKPOINT
-from rankzero.distributed.scheduler.durations import Interval
+from rankzero.distributed.scheduler.durations import SAVE_INTERVAL, parse_duration
 from rankzero.messages import RunError, SaveError, print_error
 from rankzero.runs.directory import RunDirectory
 from rankzero.training.callbacks.finite_weights import FiniteWeights
@@ -31,6 +32,24 @@ from rankzero.training.strategies import strategy_of
 
 CLOCK_STEPS = 16
 """Number of steps between two checks of the clock; each check is a gather, which the next step awaits."""
+
+
+class Interval(NamedTuple):
+    """Interval between saves in epochs, optimizer steps or seconds; 0 for the units that are not used."""
+
+    epochs: int = 0
+    steps: int = 0
+    seconds: float = 0
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Reads a text that matches `SAVE_INTERVAL`."""
+        match = re.fullmatch(SAVE_INTERVAL, text)
+        assert match, text
+        number, unit = int(match[1]), match[2]
+        if unit in ("s", "min", "h"):
+            return cls(seconds=parse_duration(text))
+        return cls(steps=number) if unit else cls(epochs=number)
 
 
 def _computed(read: Callable[["CheckpointCallback"], Any]) -> Any:

@@ -168,3 +168,10 @@ def test_without_proc_only_existence_is_known(monkeypatch, tmp_path, child):
 def test_without_proc_a_process_of_another_user_exists():
     result = subprocess.run([sys.executable, "-c", AS_ANOTHER_USER], capture_output=True, text=True, check=True)
     assert result.stdout == "('', '')\n"
+
+
+def test_the_commands_of_ancestors_are_read_with_all_arguments_and_need_not_be_utf8():
+    code = "from rankzero.distributed.process.system import ancestor_commands; print(ascii(next(ancestor_commands())))"
+    command = [b"sh", b"-c", f"'{sys.executable}' -c '{code}'; true".encode(), b"--nnodes", b"two words", b"caf\xe9"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "'--nnodes', 'two words', 'caf\\udce9'" in printed

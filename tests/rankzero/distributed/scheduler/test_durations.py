@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankzero.distributed.scheduler.durations import Interval, parse_duration
+from rankzero.distributed.scheduler.durations import parse_duration
 
 
 @pytest.mark.parametrize(
@@ -26,12 +26,3 @@ def test_invalid_durations_are_refused(text):
 def test_formatted_durations_are_parsed_to_the_same_seconds(seconds):
     days, rest = divmod(seconds, 86400)
     assert parse_duration(f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}") == seconds
-
-
-def test_intervals_are_read_and_others_are_refused():
-    expected = {"5": Interval(epochs=5), "200steps": Interval(steps=200), "1step": Interval(steps=1)}
-    expected |= {"90s": Interval(seconds=90), "15min": Interval(seconds=900), "2h": Interval(seconds=7200)}
-    assert {text: Interval.read(text) for text in expected} == expected
-    for text in ("", "0", "0steps", "1.5", "-1", "5 steps", "2d", "1" * 10):
-        with pytest.raises(ValueError, match="a number of epochs"):
-            Interval.read(text)

@@ -11,13 +11,12 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.checkpoints.manifest import checkpoints_in
-from rankzero.distributed.scheduler.durations import Interval
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.distributed.world import World
 from rankzero.messages import SaveError, Stopped
 from rankzero.runs.directory import RunDirectory
 from rankzero.training.callbacks import safe_point as safe_points
-from rankzero.training.callbacks.checkpointing import CheckpointCallback
+from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
 from rankzero.training.callbacks.finite_weights import FiniteWeights
 from rankzero.training.callbacks.safe_point import (
     REMEMBERED_STEPS,

@@ -11,7 +11,6 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from rankzero.distributed.environments.ancestors import ancestor_commands
 from rankzero.distributed.environments.launch import (
     Launch,
     Launcher,
@@ -20,7 +19,8 @@ from rankzero.distributed.environments.launch import (
     folder_name,
     rendezvous_endpoint,
 )
-from rankzero.distributed.environments.launchers import flux, pbs, slurm
+from rankzero.distributed.environments.launchers import pbs, slurm
+from rankzero.distributed.process.system import ancestor_commands
 
 VARIABLES_BY_FAMILY = {
     "Open MPI": tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),
@@ -37,7 +37,7 @@ def found(variables: Variables) -> bool:
     """Returns whether mpirun started this process. srun and Flux set some of PMI's or PALS's variables too."""
     if "OMPI_COMM_WORLD_RANK" in variables or ("PMI_RANK" in variables and "MPI_LOCALNRANKS" in variables):
         return True
-    is_task = slurm.found(variables) or flux.found(variables)
+    is_task = slurm.found(variables) or "FLUX_TASK_RANK" in variables
     return not is_task and any(name in variables for name in RANK_VARIABLES)
 
 

@@ -1,16 +1,14 @@
 """Processes started by torchrun in any of its forms, including `torch.distributed.launch`."""
 
 import re
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
-from rankzero.distributed.environments.ancestors import (
-    ancestor_commands,
-    ancestor_ids,
-    command_of,
-    environment_of,
-    option,
-)
+import psutil
+
 from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, folder_name
+from rankzero.distributed.process.system import ancestor_commands
 from rankzero.messages import RequestError
 
 
@@ -77,12 +75,19 @@ def check_elastic(launch: Launch) -> None:
 
 def agent_environment() -> dict[str, str] | None:
     """Returns the environment that the nearest torchrun was started with; None if it cannot be read."""
-    try:
-        for pid in ancestor_ids():
-            if _is_torchrun(command_of(pid)):
-                return environment_of(pid)
-    except OSError:
-        pass
+    with suppress(psutil.Error):
+        for parent in psutil.Process().parents():
+            if _is_torchrun(parent.cmdline()):
+                return parent.environ()
+    return None
+
+
+def option(arguments: list[str], name: str) -> str | None:
+    """Returns an option's value from a command line: `--name value` or `--name=value`, also with underscores."""
+    for argument, next_argument in pairwise([*arguments, ""]):
+        flag, equals, value = argument.partition("=")
+        if flag.replace("_", "-") == f"--{name}":
+            return value if equals else next_argument
     return None
 
 

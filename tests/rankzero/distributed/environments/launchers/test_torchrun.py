@@ -42,3 +42,17 @@ def test_an_elastic_torchrun_that_shares_its_store_is_refused(monkeypatch):
         detect(environ=TORCHRUN)
     assert error.value.instead.startswith("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun")
     assert detect(environ=TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"}).elastic == "--nnodes 1:2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        *[([], None), (["--nnodes"], ""), (["--nnodes=", "fit.py"], ""), (["--nnodes=a=b"], "a=b")],
+        *[(["--nnodes", "1", "--nnodes", "2"], "1"), (["--nnodes-max", "1"], None), (["-nnodes", "1"], None)],
+        *[(["nnodes", "1"], None), (["torchrun", "--nnodes", "x", "fit.py"], "x")],
+    ],
+)
+def test_an_option_is_matched_by_its_whole_name_in_all_notations(arguments, value):
+    assert torchrun.option(arguments, "nnodes") == value
+    arguments = ["torchrun", "--rdzv_endpoint=a:1", "--rdzv-id", "x", "fit.py"]
+    assert [torchrun.option(arguments, name) for name in ("rdzv-endpoint", "rdzv-id", "nnodes")] == ["a:1", "x", None]
