@@ -142,7 +142,7 @@ class RunFigures(LoopCallback):
 
         classes = find_classes(batch, len(images))
         labels = [] if classes is None else classes[:MAX_SAMPLES].tolist()
-        drawing.draw_inputs(self, images[:MAX_SAMPLES], labels, class_names(trainer, None))
+        drawing.draw_inputs(self, images[:MAX_SAMPLES].cpu(), labels, class_names(trainer, None))
 
     def _draw(self, trainer: Trainer, validation: Validation) -> None:
         from rankzero.show.figures import drawing

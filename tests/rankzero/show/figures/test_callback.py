@@ -8,6 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from PIL import Image
+from pretended_cuda import pretended_cuda
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -226,3 +227,14 @@ def test_the_results_of_training_do_not_depend_on_figures(drawn, script_folder, 
     torch.manual_seed(0)
     assert all(map(torch.equal, drawn[1].parameters(), fit().lightning_module.parameters()))
     assert not files_in(script_folder)
+
+
+def test_images_of_a_batch_on_a_gpu_are_drawn_on_the_host(monkeypatch):
+    draw = Mock()
+    monkeypatch.setattr(drawing, "draw_inputs", draw)
+    monkeypatch.setattr(callback, "class_names", Mock())
+    figures = RunFigures(None, Mock(), Mock())
+    with pretended_cuda() as device:
+        figures._draw_inputs(Mock(), torch.rand(4, 3, 8, 8, device="cuda"))
+        (_, images, *_), _ = draw.call_args
+        assert not device.holds(images) and len(images) == 4
