@@ -105,6 +105,7 @@ def stop(root: Path, record: Record) -> None:
 def _start(script: Path, root: Path, record: Record) -> tuple[str, str]:
     """Submits or starts a script; returns the id of the job, and the start time of its process without a queue."""
     queue = _QUEUES.get(record.scheduler)
+    script.touch()  # the time of the submission, for `_write`
     if queue is None:
         try:
             return background.start(script, log_path(root, record.name))
@@ -133,6 +134,8 @@ def _write(root: Path, record: Record, job: str, started: str) -> Record:
     submitted = replace(record, id=job, host=socket.gethostname(), started=started)
     try:
         write_record(root, submitted)
+        begun = script_path(root, record.name).stat().st_mtime_ns
+        os.utime(record_path(root, record.name), ns=(begun, begun))  # a short job may have ended by now
     except OSError as error:
         found = f"its record cannot be written: {error.strerror}"
         raise RequestError(f"run {record.name}, submitted as job {job}", found, f"free space in {root}") from None

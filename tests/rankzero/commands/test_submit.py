@@ -8,11 +8,12 @@ import pytest
 from rankzero.commands import submit
 from rankzero.commands.submit import ACTIONS, main
 from rankzero.distributed.timers import TIMERS
+from rankzero.jobs import submission
 from rankzero.jobs.options import help_text
 from rankzero.jobs.record import Record, read_record, write_record
 from rankzero.jobs.validation import BEFORE_DASHES, SET_BY_SCRIPT
 from rankzero.messages import set_spelling
-from running import REPOSITORY, SOURCES, command_of, run, run_without_importing, script, write_program
+from running import REPOSITORY, SOURCES, command_of, run, run_without_importing, script, wait_until, write_program
 
 LOCAL = ("--scheduler", "local", "--name", "my-run")
 SLURM = ("--scheduler", "slurm", "--name", "my-run")
@@ -295,6 +296,13 @@ def test_a_followed_local_job_prints_its_log_and_returns_the_exit_code_of_the_ru
     (cwd / "venv" / "bin").mkdir(parents=True)
     summary = 'mkdir runs/my-run; echo \'{"status": "stopped"}\' >runs/my-run/summary.json'
     write_program(cwd / "venv" / "bin" / "python", f'echo "$2"; {summary}; echo two')
+    write_record = submission.write_record  # of a job that ends before its record is written
+
+    def write_late(*arguments):
+        wait_until((cwd / "runs/my-run/summary.json").exists)
+        write_record(*arguments)
+
+    monkeypatch.setattr(submission, "write_record", write_late)
     code, out, _ = launch(*LOCAL, "--venv", "venv", "--follow")
     lines = out.splitlines()
     assert code == 75 and lines.index("--name=my-run") < lines.index("two") and lines[-1].endswith(": ENDED")
