@@ -4,17 +4,19 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from rankzero.cli.command_line import run_command
-from rankzero.cli.flags import Flag, file_path, positive_int
+from rankzero.cli.flags import Flag, choice, file_path, positive_int
 from rankzero.jobs.queue import may_change_status, states_of, status_with_job
 from rankzero.jobs.record import Record, array_indices, recorded_jobs, submitted_at
-from rankzero.messages import Exit, RequestError, print_line
+from rankzero.messages import Exit, RequestError, few, nearest, print_line
 from rankzero.runs.directory import expanded
 from rankzero.runs.recorded_run import (
     ARCHIVED_NAME,
+    STATUS_WORDS,
     UNKNOWN,
     WAITING,
     RecordedRun,
@@ -25,16 +27,21 @@ from rankzero.runs.recorded_run import (
 )
 from rankzero.show.run_list import ListedRun, as_json, print_list, runs_in, why_not_listed
 
-DEFAULT_COUNT = 50
-
 LIST_FLAGS = (
     Flag("root", "DIR", file_path, "list the runs in DIR [runs]", "runs", default="runs"),
-    Flag("last", "N", positive_int, f"list the N runs that were started last [{DEFAULT_COUNT}]", "20"),
+    Flag("last", "N", positive_int, "list the N runs that were started last [50]", "20"),
+    Flag("name", "PATTERN", file_path, "list the runs whose names match PATTERN [all]", "'sweep-*'"),
+    Flag("status", "WORD", choice(*STATUS_WORDS), f"list the runs that are {', '.join(STATUS_WORDS)} [all]", "failed"),
+    Flag("sort", "METRIC", file_path, "sort by METRIC, the best at the end: min:val/loss, max:val/f1 [start]", "loss"),
     Flag("all", "", file_path, "list all runs, also those that --resume never has archived (NAME.before-1)", ""),
     Flag("json", "", file_path, "print JSON for scripts, with all metrics", ""),
 )
 
-EXAMPLES = ("python launch/list.py", "python launch/list.py --root runs --last 10 --json")
+EXAMPLES = (
+    "python launch/list.py",
+    "python launch/list.py --name 'sweep-*' --status finished --sort min:val/loss",
+    "python launch/list.py --root runs --last 10 --json",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,21 +55,25 @@ def _list(values: Mapping[str, Any], positional: Sequence[str]) -> int:
         word = positional[0]
         instead = f"python launch/list.py --root {word}" if Path(word).is_dir() else "python launch/list.py --help"
         raise RequestError(word, "unexpected argument; list has only flags", instead)
-    root = expanded(values["root"])
-    count = values["last"] or (sys.maxsize if values["all"] else DEFAULT_COUNT)
+    root, pattern = expanded(values["root"]), values["name"] or "*"
+    count, word, order = values["last"] or (sys.maxsize if values["all"] else 50), values["status"], values["sort"]
     try:
-        runs = runs_in(root)
-        jobs = recorded_jobs(root)
+        runs = [(modified, path) for modified, path in runs_in(root) if fnmatchcase(path.name, pattern)]
+        jobs = {name: job for name, job in recorded_jobs(root).items() if fnmatchcase(name, pattern)}
     except OSError as error:
         found = why_not_listed(root, error)
         raise RequestError(f"--root {root}", found, "--root DIR, where DIR contains runs") from None
     wanted = [(modified, path) for modified, path in runs if values["all"] or not ARCHIVED_NAME.fullmatch(path.name)]
     archived, older = len(runs) - len(wanted), max(0, len(wanted) - count)
-    listed = _with_jobs([_listed(path, modified) for modified, path in wanted[older:]], jobs, root)
+    listed = _with_jobs([_listed(*run) for run in (wanted if word or order else wanted[older:])], jobs, root)
+    if word or order:
+        listed = _selected(listed, word, order)
+        older = max(0, len(listed) - count)
+        listed = listed[older:]
     if values["json"]:
         print_line(json.dumps([as_json(entry) for entry in listed], indent=2))
         return Exit.FINISHED
-    hidden = [f"{older:,} older"] * bool(older) + [f"{archived:,} archived"] * bool(archived)
+    hidden = [f"{older:,} {'other' if order else 'older'}"] * bool(older) + [f"{archived:,} archived"] * bool(archived)
     omitted = ""
     if hidden:
         verb, pronoun = ("run is", "it") if older + archived == 1 else ("runs are", "them")
@@ -70,11 +81,25 @@ def _list(values: Mapping[str, Any], positional: Sequence[str]) -> int:
     if listed:
         print_list(listed, root, omitted)
     else:
-        print_line(f"{root} contains no runs" + (f"; {omitted}" if omitted else ""))
+        such = " such" * bool(values["name"] or word)
+        print_line(f"{root} contains no{such} runs" + (f"; {omitted}" if omitted else ""))
     return Exit.FINISHED
 
 
-def _listed(path: Path, modified: float) -> ListedRun:
+def _selected(listed: list[ListedRun], word: str | None, order: str | None) -> list[ListedRun]:
+    """Returns the runs with this status and this metric, the best one at the end; None leaves a selection out."""
+    found = [entry for entry in listed if word in (None, entry.status.word)]
+    if order is None:
+        return found
+    metric = order.removeprefix("min:").removeprefix("max:")
+    if (names := {name for entry in found for name in entry.run.metrics}) and metric not in names:
+        instead = f"--sort {nearest(metric, names) or min(names)}"
+        raise RequestError(f"--sort {order}", f"the runs have only {few(sorted(names), 12)}", instead)
+    found = [replace(entry, sorted_by=metric) for entry in found if metric in entry.run.metrics]
+    return sorted(found, key=lambda entry: entry.run.metrics[metric], reverse=order.startswith("min:"))
+
+
+def _listed(modified: float, path: Path) -> ListedRun:
     run = read_run(path)
     return ListedRun(with_live_values(run), status_of(run), modified if run.started is None else run.started)
 

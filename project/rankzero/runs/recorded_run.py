@@ -167,8 +167,8 @@ def with_live_values(run: RecordedRun) -> RecordedRun:
     return replace(run, summary={**run.summary, **known})
 
 
-RUNNING, WAITING, FINISHED, STOPPED, FAILED = "running", "waiting", "finished", "stopped", "failed"
-KILLED, UNKNOWN = "killed", "unknown"
+STATUS_WORDS = ("running", "waiting", "finished", "stopped", "failed", "killed", "unknown")
+RUNNING, WAITING, FINISHED, STOPPED, FAILED, KILLED, UNKNOWN = STATUS_WORDS
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,12 @@ class ListedRun:
     run: RecordedRun
     status: Status
     started: float
+    sorted_by: str | None = None
 
     @property
     def metric(self) -> str | None:
-        """The metric that matters most; None if the run has none."""
-        return main_metric(unique_metrics(self.run.metrics), self.run.kept_best)
+        """The metric by which the list is sorted, or that matters most; None if the run has none."""
+        return self.sorted_by or main_metric(unique_metrics(self.run.metrics), self.run.kept_best)
 
 
 def runs_in(root: Path) -> list[tuple[float, Path]]:
@@ -132,8 +133,7 @@ def as_json(entry: ListedRun) -> dict[str, Any]:
 
 def _row(entry: ListedRun, has_common_metric: bool, now: float) -> Row:
     run, metric, epochs = entry.run, entry.metric, entry.run.summary.get("epochs")
-    values: Mapping[str, float] = unique_metrics(run.metrics)
-    value = number_text(None if metric is None else values[metric])
+    value = number_text(None if metric is None else run.metrics[metric])
     of = f"/{run.max_epochs}" if run.max_epochs and epochs is not None else ""
     cells = [
         run.name,

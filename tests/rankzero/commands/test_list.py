@@ -126,6 +126,27 @@ def test_archived_runs_and_older_runs_are_counted_and_listed_with_all(root, list
     assert [line.split()[0] for line in listing("--all")[1:]] == ["r0.before-1", "r0", "r1", "r2", "r3", "r4"]
 
 
+def test_runs_are_selected_by_name_and_status_and_sorted_by_a_metric(root, listing):
+    for number, (status, loss) in enumerate((("finished", 0.2), ("failed", 0.3), ("finished", 0.1))):
+        write_run(root / f"sweep-{number}", status, age=9 - number, metrics={"loss": loss})
+    write_run(root / "other", "failed", metrics={"val/accuracy": 1.0})
+
+    def names(*arguments):
+        return [line.split()[0] for line in listing(*arguments)[1:] if line and ":" not in line]
+
+    assert names("--name", "sweep-*") == ["sweep-0", "sweep-1", "sweep-2"]
+    assert names("--status", "failed") == ["sweep-1", "other"]
+    assert names("--sort", "loss") == ["sweep-2", "sweep-0", "sweep-1"] == names("--sort", "max:loss")
+    assert names("--sort", "min:loss", "--status", "finished") == ["sweep-0", "sweep-2"]
+    lines = listing("--sort", "min:loss", "--last", "1")
+    assert lines[1].startswith("sweep-2") and lines[-1] == "runs: 2 other runs are not listed; --all lists them"
+    assert listing("--name", "nothing") == ["runs contains no such runs"]
+    assert listing("--sort", "los", code=2)[2:] == [
+        "  found  the runs have only loss, val/accuracy",
+        "  type   --sort loss",
+    ]
+
+
 def test_hundreds_of_runs_are_read_only_as_far_as_they_are_shown(root, listing, monkeypatch):
     for number in range(300):
         (root / f"r{number}").mkdir(parents=True)
