@@ -60,7 +60,8 @@ class ResultDisplay:
         if summary["ledger"]:
             table.add_row("ledger", summary["ledger"][-1])
         speed = number_text(summary["samples_per_second"])
-        table.add_row("speed", f"{speed} samples/s; {summary['seconds']:.1f} s in total")
+        part = f"in attempt {summary['attempts']}" if summary["attempts"] > 1 else "in total"
+        table.add_row("speed", f"{speed} samples/s; {summary['seconds']:.1f} s {part}")
         for slow_rank in summary["slow_ranks"]:
             table.add_row("slow", slow_rank)
         for name, value in unique_metrics(nan_for_none(summary["metrics"])).items():

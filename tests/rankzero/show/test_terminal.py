@@ -55,7 +55,7 @@ METRICS = {"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}
 def print_summary(run, metrics, status="finished", world=ONE_PROCESS, **changes):
     numbers = {"epochs": 1, "steps": 2, "samples": 3, "samples_per_second": 1.0, "seconds": 1.0, "max_epochs": 1}
     summary = {"launcher": "local", "ledger": [], "slow_ranks": [], "checkpoint": None, **numbers, **changes}
-    summary |= {"status": status, "metrics": metrics}
+    summary |= {"status": status, "metrics": metrics, "attempts": 2}
     print(ResultDisplay(None, run, world).result_text(summary, has_colors=True))
 
 
@@ -72,6 +72,7 @@ def test_a_problem_is_wrapped_and_red_in_a_terminal(capsys, tmp_path, monkeypatc
 def test_the_table_shows_a_metric_once_and_wraps_no_long_path_in_a_pipe(capsys, tmp_path):
     print_summary(RunDirectory(tmp_path / "x"), METRICS)
     out = capsys.readouterr().out
+    assert "1 samples/s; 1.0 s in attempt 2" in out
     assert out.count("loss") == 1 and "│ 1 " in out and "not finite" in out and "│ local: 1 x 1 cpu" in out
     print_summary(RunDirectory(tmp_path / "x"), METRICS, world=world_of("cpu", size=3, nodes=2, devices=2))
     assert "│ local: 3 processes on 2 nodes, cpu" in capsys.readouterr().out
