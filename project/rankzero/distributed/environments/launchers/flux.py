@@ -23,7 +23,7 @@ def found(variables: Variables) -> bool:
 def read(variables: Variables, requested: RequestedWorld) -> Launch:
     """Returns the launch that the variables of the job describe."""
     job, size = variables.text("FLUX_JOB_ID"), variables.number("FLUX_JOB_SIZE")
-    nodes = variables.number("FLUX_JOB_NNODES")
+    nodes = variables.find_number("FLUX_JOB_NNODES") or 1
     world_id = f"flux {variables.find('FLUX_JOB_ID_PATH') or job}"
     has_address = requested.address or "MASTER_ADDR" in variables
     host = "127.0.0.1" if nodes == 1 else None if has_address else _first_host(job)

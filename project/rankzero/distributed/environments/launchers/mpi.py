@@ -115,7 +115,7 @@ def _scheduler_host(variables: Variables) -> str | None:
 
 
 def _job_id(variables: Variables) -> str | None:
-    return folder_name(variables.find("SLURM_JOB_ID")) or pbs.job_id(variables) or variables.find("LSB_JOBID")
+    return folder_name(variables.find("SLURM_JOB_ID") or variables.find("LSB_JOBID")) or pbs.job_id(variables)
 
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID", "PMI_RANK", "PMIX_RANK")
