@@ -170,8 +170,9 @@ def read_image(path: Path) -> Image.Image:
         ValueError: The file is not an image, or is damaged; the message names it.
     """
     try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
+        with Image.open(path) as file:
+            image: Image.Image = file.convert("RGB")
+        return image
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise ValueError(
             f"corrupt: {path.resolve()} cannot be read as an image ({error}); replace or delete it"

@@ -77,7 +77,7 @@ def draw_key(seed: int, epoch: int, pass_index: int) -> int:
 
 def sample_keys(key: int, indices: Positions) -> NDArray[np.uint64]:
     """Returns 64 random bits for each sample, the same in every worker, process and attempt that reads this epoch."""
-    bits = indices.astype(np.uint64) * _MULTIPLIERS[0] + np.uint64(key)
+    bits: NDArray[np.uint64] = indices.astype(np.uint64) * _MULTIPLIERS[0] + np.uint64(key)
     for multiplier in _MULTIPLIERS:
         bits ^= bits >> _32
         bits *= multiplier

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 from weakref import proxy
 
 import torch
@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
+from typing_extensions import Self
 
 from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.checkpoints.manifest import SIGNATURE, Retention, checkpoints_in, file_of, read_manifest, step_of
