@@ -75,8 +75,8 @@ class Trainer(TrainerArguments):
     """Lightning's Trainer for one process or many, started by any launcher or by none.
 
     Takes every argument of `lightning.pytorch.Trainer`, and arguments that are flags of `rankzero fit` too.
-    Detects the launcher that started the script (torchrun, srun, mpirun, pbsdsh, or variables such as `RANK`). Without
-    a launcher, `devices=N` starts the script in N processes.
+    Detects the launcher that started the script (torchrun, srun, mpirun, pbsdsh, flux, jsrun, or variables such as
+    `RANK`). Without a launcher, `devices=N` starts the script in N processes.
 
     Attributes:
         run: Directory of the run.
@@ -238,7 +238,7 @@ class Trainer(TrainerArguments):
 
         Raises:
             RequestError: The run cannot begin as requested; nothing was trained and no file of the attempt remains.
-            Stopped: The run stopped early on all ranks, with its checkpoint saved: a SystemExit with code 75.
+            Stopped: The run stopped early on all ranks, with its checkpoint saved; a SystemExit.
         """
         loaders = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders, "datamodule": datamodule}
         settings: dict[str, Any] = {**loaders, "weights_only": weights_only}
@@ -276,7 +276,7 @@ class Trainer(TrainerArguments):
         elif self.session.is_script:
             attempt.restore(partial(super().fit, model, **settings, ckpt_path=checkpoint))
         self._has_fitted = True
-        if isinstance(io := self.strategy.checkpoint_io, DirectoryCheckpointIO):
+        if self.session.is_script and isinstance(io := self.strategy.checkpoint_io, DirectoryCheckpointIO):
             io.kept |= {str(getattr(callback, "best_model_path", "")) for callback in self.checkpoint_callbacks}
 
     validate = refuses_wrong_arguments(pl.Trainer.validate)

@@ -78,6 +78,7 @@ def test_a_launcher_in_each_of_several_tasks_is_refused(outer, inner):
         (KUBEFLOW, {}, (2, 2, 2)),  # rank, machines, processes on each
         (KUBEFLOW | {"RANK": "1", "WORLD_SIZE": "4"}, {}, (2, 2, 2)),  # a PyTorchJob
         (KUBEFLOW | {"PET_NPROC_PER_NODE": "gpu"}, {"devices": 3}, (3, 2, 3)),
+        (KUBEFLOW | {"PET_NPROC_PER_NODE": "gpu", "PET_NNODES": "2:2"}, {"devices": 3}, (3, 2, 3)),
         (ENV, {"nodes": 2, "devices": 4}, (4, 2, 4)),
     ],
 )

@@ -38,10 +38,11 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
 
 
 def one_per_machine(variables: Variables, requested: RequestedWorld) -> RequestedWorld | None:
-    """Returns the request of a process that a container platform started, one on each machine; None if none has.
+    """Returns the request of a process that a container platform started, one on each machine; else None.
 
     Kubeflow describes the machines in `PET_*`, the variables of torchrun's flags. Other platforms set WORLD_SIZE to the
-    number of machines and RANK to that of this machine, which shows if `--devices` requests several processes on each.
+    number of machines and RANK to the index of this machine; they are recognized if `--devices` requests several
+    processes on each machine.
 
     Raises:
         RequestError: The variables contradict the request, or the number of machines may change.
@@ -59,10 +60,11 @@ def one_per_machine(variables: Variables, requested: RequestedWorld) -> Requeste
     else:
         return None
     found = f"{names[0]}={variables.text(names[0])}"
-    if not variables.text(names[0]).isdigit():
+    least, _, most = variables.text(names[0]).partition(":")
+    if not least.isdigit() or most not in ("", least):
         instead = "torchrun launch/fit.py ..., which reads PET_NNODES"
         raise RequestError("to start a process on each machine", f"{found}: their number may change", instead)
-    nodes, node_rank = map(variables.number, names)
+    nodes, node_rank = int(least), variables.number(names[1])
     if requested.nodes not in (None, nodes):
         raise RequestError(f"--nodes {requested.nodes}", f"{found} machines", f"--nodes {nodes}, or omit it")
     return requested._replace(nodes=nodes, devices=devices, node_rank=node_rank, address=address, port=port)

@@ -109,13 +109,15 @@ def _scheduler_host(variables: Variables) -> str | None:
     nodes = slurm.expand_hosts(variables.find("SLURM_JOB_NODELIST") or "") or pbs.node_file(variables)
     if rank_file := variables.find("LSB_DJOB_RANKFILE"):
         with suppress(OSError, UnicodeError):
-            nodes = Path(rank_file).read_text().split()[1:]  # the first line is the node that runs the job script
+            first = int("JSM_NAMESPACE_RANK" in variables)  # with jsrun, the first line is the node of the job script
+            nodes = Path(rank_file).read_text().split()[first:]
     azure_host = (variables.find("AZ_BATCH_MASTER_NODE") or "").partition(":")[0]
     return next(iter(nodes), azure_host or None)
 
 
 def _job_id(variables: Variables) -> str | None:
-    return folder_name(variables.find("SLURM_JOB_ID") or variables.find("LSB_JOBID")) or pbs.job_id(variables)
+    lsf_job = f"{variables.find('LSB_JOBID') or ''}[{variables.find('LSB_JOBINDEX') or 0}]".removesuffix("[0]")
+    return folder_name(variables.find("SLURM_JOB_ID")) or pbs.job_id(variables) or folder_name(lsf_job)
 
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID", "PMI_RANK", "PMIX_RANK")

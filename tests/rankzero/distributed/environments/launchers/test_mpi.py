@@ -58,6 +58,8 @@ def test_jsrun_and_pals_take_hosts_and_size_from_the_files_of_their_schedulers(t
     hosts.write_text("batch5\nh4\nh4\nh5\n")
     launch = read(JSRUN | {"LSB_DJOB_RANKFILE": str(hosts)})
     assert (launch.rank, launch.local_rank, launch.world_size, launch.address, launch.job_id) == (3, 1, 4, "h4", "7")
+    launch = read(OPEN_MPI | {"LSB_DJOB_RANKFILE": str(hosts), "LSB_JOBID": "7", "LSB_JOBINDEX": "3"})
+    assert (launch.address, launch.job_id) == ("batch5", "7-3")
     launch = read(PALS | {"PBS_NODEFILE": str(hosts)})  # with PMIx, PALS states no world size
     assert (launch.rank, launch.local_rank, launch.world_size, launch.address) == (3, 1, 6, "batch5")
     assert read(PALS | {"PBS_NODEFILE": str(hosts)}, nodes=2, devices=2).world_size == 4
