@@ -37,11 +37,7 @@ LIST_FLAGS = (
     Flag("json", "", file_path, "print JSON for scripts, with all metrics", ""),
 )
 
-EXAMPLES = (
-    "python launch/list.py",
-    "python launch/list.py --name 'sweep-*' --status finished --sort min:val/loss",
-    "python launch/list.py --root runs --last 10 --json",
-)
+EXAMPLES = ("python launch/list.py --last 10 --json", "python launch/list.py --name 'sweep-*' --sort min:val/loss")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +55,7 @@ def _list(values: Mapping[str, Any], positional: Sequence[str]) -> int:
     count, word, order = values["last"] or (sys.maxsize if values["all"] else 50), values["status"], values["sort"]
     try:
         runs = [(modified, path) for modified, path in runs_in(root) if fnmatchcase(path.name, pattern)]
-        jobs = {name: job for name, job in recorded_jobs(root).items() if fnmatchcase(name, pattern)}
+        jobs = {name: job for name, job in recorded_jobs(root).items() if _matches(pattern, job)}
     except OSError as error:
         found = why_not_listed(root, error)
         raise RequestError(f"--root {root}", found, "--root DIR, where DIR contains runs") from None
@@ -87,7 +83,7 @@ def _list(values: Mapping[str, Any], positional: Sequence[str]) -> int:
 
 
 def _selected(listed: list[ListedRun], word: str | None, order: str | None) -> list[ListedRun]:
-    """Returns the runs with this status and this metric, the best one at the end; None leaves a selection out."""
+    """Returns the runs with this status and a value of this metric, the best at the end; None selects all."""
     found = [entry for entry in listed if word in (None, entry.status.word)]
     if order is None:
         return found
@@ -95,13 +91,20 @@ def _selected(listed: list[ListedRun], word: str | None, order: str | None) -> l
     if (names := {name for entry in found for name in entry.run.metrics}) and metric not in names:
         instead = f"--sort {nearest(metric, names) or min(names)}"
         raise RequestError(f"--sort {order}", f"the runs have only {few(sorted(names), 12)}", instead)
-    found = [replace(entry, sorted_by=metric) for entry in found if metric in entry.run.metrics]
+    values = [(entry, entry.run.metrics.get(metric, float("nan"))) for entry in found]
+    found = [replace(entry, sorted_by=metric) for entry, value in values if abs(value) >= 0]  # without NaN
     return sorted(found, key=lambda entry: entry.run.metrics[metric], reverse=order.startswith("min:"))
 
 
 def _listed(modified: float, path: Path) -> ListedRun:
     run = read_run(path)
     return ListedRun(with_live_values(run), status_of(run), modified if run.started is None else run.started)
+
+
+def _matches(pattern: str, job: Record) -> bool:
+    """Returns whether the name of the job's run, or of a run of the job array, matches."""
+    members = [f"{job.name}-{index}" for index in (array_indices(job.array) if job.array else ())]
+    return any(fnmatchcase(name, pattern) for name in (job.name, *members))
 
 
 def _with_jobs(listed: list[ListedRun], jobs: dict[str, Record], root: Path) -> list[ListedRun]:

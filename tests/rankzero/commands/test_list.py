@@ -129,7 +129,7 @@ def test_archived_runs_and_older_runs_are_counted_and_listed_with_all(root, list
 def test_runs_are_selected_by_name_and_status_and_sorted_by_a_metric(root, listing):
     for number, (status, loss) in enumerate((("finished", 0.2), ("failed", 0.3), ("finished", 0.1))):
         write_run(root / f"sweep-{number}", status, age=9 - number, metrics={"loss": loss})
-    write_run(root / "other", "failed", metrics={"val/accuracy": 1.0})
+    write_run(root / "other", "failed", metrics={"val/accuracy": 1.0, "loss": None})
 
     def names(*arguments):
         return [line.split()[0] for line in listing(*arguments)[1:] if line and ":" not in line]
