@@ -287,9 +287,10 @@ class Retention:
         """Returns the checkpoints to delete, oldest first."""
         checkpoints = checkpoints_in(folder)
         older = checkpoints[: -self.keep]
-        last = {part_of(path): path for path in checkpoints}
-        kept = {*last.values(), *(self.best_in(folder, part) for part in last if older)}
-        return [path for path in older if path not in kept]
+        kept = {part_of(path): path for path in checkpoints}  # part -> its last checkpoint
+        scores = self._scores(checkpoints) if older else {}
+        best = {self._best({path: scores[path] for path in scores if part_of(path) <= part}) for part in kept}
+        return [path for path in older if path not in best.union(kept.values())]
 
     @property
     def metric(self) -> str | None:
@@ -301,12 +302,15 @@ class Retention:
 
         It is the oldest of equal ones, because later ones can repeat a metric computed for it.
         """
-        if not self.best:
-            return None
-        choose = min if self.best.startswith("min:") else max
-        scores = {path: self.score_of(path) for path in checkpoints_in(folder, last_part=last_part)}
-        known = {path: score for path, score in scores.items() if score is not None}
-        return choose(known, key=known.__getitem__, default=None)
+        return self._best(self._scores(checkpoints_in(folder, last_part=last_part)))
+
+    def _scores(self, checkpoints: list[Path]) -> dict[Path, float]:
+        scores = {path: self.score_of(path) for path in checkpoints} if self.best else {}
+        return {path: score for path, score in scores.items() if score is not None}
+
+    def _best(self, scores: dict[Path, float]) -> Path | None:
+        choose = min if str(self.best).startswith("min:") else max
+        return choose(scores, key=scores.__getitem__, default=None)
 
     def score_of(self, checkpoint: Path) -> float | None:
         """Returns the value of the metric in a checkpoint; None if it has none."""

@@ -52,6 +52,7 @@ def render(request: JobRequest, program: Sequence[str], folder: Path) -> str:
         "first_port": FIRST_PORT,
         "ports": PORTS,
     }
+    values["stopped"] = (re.findall("stopped_exit_code[= ]([0-9]+)", " ".join(request.arguments)) or [75])[-1]
     values["end"] = _end_marker(values)
     name = "/".join(filter(None, (request.scheduler, request.form)))
     if request.scheduler in ("docker", "apptainer"):

@@ -105,12 +105,12 @@ def stop(root: Path, record: Record) -> None:
 def _start(script: Path, root: Path, record: Record) -> tuple[str, str]:
     """Submits or starts a script; returns the id of the job, and the start time of its process without a queue."""
     queue = _QUEUES.get(record.scheduler)
-    script.touch()  # the time of the submission, for `_write`
-    if queue is None:
-        try:
+    try:
+        script.touch()  # the time of the submission, for `_write`
+        if queue is None:
             return background.start(script, log_path(root, record.name))
-        except OSError as error:
-            raise RequestError(f"to start {script}", str(error), "--root DIR, or install bash") from None
+    except OSError as error:
+        raise RequestError(f"to start {script}", str(error), "--root DIR, or install bash") from None
     asked = f"to submit run {record.name} with {queue.SUBMIT}"
     earlier = read_record(root, record.name)
     archived: dict[Path, Path] = {}

@@ -36,7 +36,7 @@ X_AXES = (STEPS, SAMPLES, EPOCHS, SECONDS)
 
 def training_seconds(starts: Iterable[float], curves: Mapping[str, Curve], times: Sequence[float]) -> list[float]:
     """Returns the seconds of training until each time, without the time between the attempts of the run."""
-    logged = sorted(time for curve in curves.values() for time in curve.times)
+    logged = sorted({time for curve in curves.values() for time in curve.times})
     starts = sorted(starts) or logged[:1]
     offsets, total = [], 0.0
     for start, following in zip(starts, [*starts[1:], math.inf], strict=True):

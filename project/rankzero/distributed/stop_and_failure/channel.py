@@ -200,15 +200,14 @@ class ControlChannel:
     def close(self) -> None:
         """Announces that this rank exits, after success or after a failure that has been reported.
 
-        After success, rank zero and the leaders wait for the ranks that need their connections. After a failure, ranks
-        may wait in a collective until this process has ended.
+        Rank zero and the leaders wait for the ranks that need their connections; not after a failure that all ranks
+        know of, because a rank may wait in a collective until this process has ended.
         """
         self._early_exit.close()
         self._is_exiting = self._is_finished = True
-        has_failed = self._has_reported_failure or self._failure_received.is_set()
         served = self._server or self._node_leader
         if served:
-            served.finish(TIMERS.poll if has_failed else TIMERS.leave)
+            served.finish(TIMERS.poll if self._failure_received.is_set() else TIMERS.leave)
         self._send({"leaving": True})
         if served:
             served.thread.join(TIMERS.leave + TIMERS.slow_poll)

@@ -118,7 +118,7 @@ class NodeLeader:
         self.rank_zero.close()
 
     def finish(self, seconds: float) -> None:
-        """Has the thread end, at its next message, once the other ranks of this node have left or after `seconds`."""
+        """Lets the thread end once the other ranks of this node have left, or after `seconds`."""
         self._finish_at = time.monotonic() + seconds
 
     def _serve(self) -> None:

@@ -40,7 +40,7 @@ TOPIC = frozenset(TOPICS)
 NODE: dict[str, Content] = {
     "first": Peer,  # rank zero
     "peers": Many(Peer),
-    "counts": Many([int, int]),  # processes of a node, and how many successive nodes have as many
+    "counts": Many([int, int]),  # processes of a node, and the number of successive nodes with this count
 }
 
 FROM_RANK: dict[str, tuple[Content, str]] = {

@@ -68,7 +68,7 @@ class ControlServer:
         self.thread.start()
 
     def finish(self, seconds: float) -> None:
-        """Announces the end of rank zero; has the thread end, at its next message, as that of a `NodeLeader`."""
+        """Announces the end of rank zero; the thread ends once the other ranks have left, or after `seconds`."""
         self._finish_at = time.monotonic() + seconds
         self.send_all({"done": True})
 
