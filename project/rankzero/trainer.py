@@ -42,8 +42,9 @@ from rankzero.show.measurements.throughput import Throughput
 from rankzero.show.profile import Profile, ProfileRequest
 from rankzero.show.progress.bar import progress_callbacks, without_progress
 from rankzero.show.tensorboard_logger import DurableTensorBoardLogger, without_files
-from rankzero.show.tensorboard_page import TensorBoardPage, keep_rows
+from rankzero.show.tensorboard_page import TensorBoardPage
 from rankzero.show.terminal import ResultDisplay
+from rankzero.show.user_loggers import UserLoggers
 from rankzero.training import fit_loop
 from rankzero.training.callbacks.agreements import RankAgreements
 from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
@@ -152,6 +153,7 @@ class Trainer(TrainerArguments):
         logger, run_logger = lightning.get("logger"), None
         if not barebones and not lightning.get("fast_dev_run") and (logger is None or logger):
             run_logger = DurableTensorBoardLogger(self.run)
+        self._user_loggers = loggers = UserLoggers(self.run, run_logger)
 
         profile = ProfileRequest.read(arguments["profile"], arguments["profile_ranks"], world.size)
         monitor, activity, logs_system = channel.monitor, channel.monitor.activity, arguments["log_system"] == "yes"
@@ -164,7 +166,7 @@ class Trainer(TrainerArguments):
                 *(self.run, self._throughput, monitor, self._checkpointing, run_logger, logs_system, self._weights)
             ),
             *([RunFigures(self.run, self._throughput, activity, run_logger, logs_system)] if self.run.is_kept else []),
-            *([TensorBoardPage(self.run, self._config_so_far, plan, run_logger)] if run_logger else []),
+            *([TensorBoardPage(self.run, self._config_so_far, plan, run_logger, loggers)] if run_logger else []),
             *([] if barebones else [self._weights]),
             *([Profile(self.run, profile, activity)] if profile else []),
             RankStates(plan),
@@ -261,8 +263,7 @@ class Trainer(TrainerArguments):
         attempt = self._prepare_attempt(model, datamodule or train_dataloaders, ckpt_path)
         loop.only_restores = attempt.already_finished
         checkpoint = as_given(attempt.checkpoint, ckpt_path)
-        if checkpoint is not None:
-            keep_rows(self)
+        self._user_loggers.continue_versions(self, checkpoint is not None)
         if not attempt.already_finished:
             text = layout.apply_layout(model, self.session.world.accelerator) if self._is_fast else ""
             if text and self.is_global_zero:

@@ -41,7 +41,7 @@ def user_code() -> dict[str, str]:
 
 def _source_of(module: object) -> Path:
     """Returns the source file of a module without loading a lazy module; an empty path if it has none."""
-    if not isinstance(module, ModuleType):
+    if not issubclass(type(module), ModuleType):  # an object of cffi states ModuleType as its class
         return Path()
     return Path(str(object.__getattribute__(module, "__dict__").get("__file__") or ""))
 

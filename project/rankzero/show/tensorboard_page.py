@@ -1,21 +1,17 @@
-"""Prepares the logs of a run: TensorBoard's charts, hyperparameters and texts, and the rows of a CSVLogger."""
+"""Prepares the logs of a run: TensorBoard's charts, hyperparameters and texts, and the user's loggers."""
 
-import csv
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers import CSVLogger
 
-from rankzero.checkpoints.atomic_files import replacing
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.secrets import HIDDEN, launch_line, without_secrets
 from rankzero.runs.stored_config import Config, dump_config, flattened
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.show.report.curves import SERIES, STEP_PARTS
 from rankzero.show.tensorboard_logger import DurableTensorBoardLogger
+from rankzero.show.user_loggers import UserLoggers
 from rankzero.text import GROUPS
 from rankzero.training.hooks import LoopCallback
 
@@ -53,9 +49,14 @@ class TensorBoardPage(LoopCallback):
     """Logs everything that TensorBoard shows of a run besides scalars and images, at the start of each attempt."""
 
     def __init__(
-        self, run: RunDirectory, config: Callable[[], Config], plan: SamplingPlan, logger: DurableTensorBoardLogger
+        self,
+        run: RunDirectory,
+        config: Callable[[], Config],
+        plan: SamplingPlan,
+        logger: DurableTensorBoardLogger,
+        user_loggers: UserLoggers,
     ) -> None:
-        self.run, self.config, self.plan, self.logger = run, config, plan, logger
+        self.run, self.config, self.plan, self.logger, self.user_loggers = run, config, plan, logger, user_loggers
 
     def on_ready(self, trainer: Trainer) -> None:
         if not trainer.is_global_zero:
@@ -63,8 +64,7 @@ class TensorBoardPage(LoopCallback):
         logger = self.logger
         if self.run.attempt > 1:
             logger.purge_from(_steps_on_curves(trainer))
-        if trainer.ckpt_path:
-            remove_lost_rows(trainer, _steps_on_curves(trainer))
+        self.user_loggers.begin(trainer, _steps_on_curves(trainer))
         config = self.config()
         environment = self.run.read(f"attempts/{self.run.attempt:04d}/environment.json")
         texts = {
@@ -152,34 +152,3 @@ def _add_session_end(writer: Any) -> None:
 
     _, _, session_end = hparams({}, {})
     writer.file_writer.add_summary(session_end)
-
-
-def keep_rows(trainer: Trainer) -> None:
-    """Creates the files of all CSV loggers before Lightning does, which deletes existing files (lightning 2.6)."""
-    for logger, path in _files_of(trainer):
-        kept = path.with_name(f"{path.name}.kept")
-        path.rename(kept)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the file will be deleted
-            experiment = logger.experiment
-        kept.rename(path)
-        if not experiment.metrics_keys:
-            with path.open(newline="") as file:
-                experiment.metrics_keys = next(csv.reader(file), [])
-
-
-def remove_lost_rows(trainer: Trainer, step: int) -> None:
-    """Removes the rows that a lost attempt has logged at `step` or later, which the resumed run logs again."""
-    for _, path in _files_of(trainer):
-        with path.open(newline="") as file:
-            header, *rows = csv.reader(file)
-        column = header.index("step")
-        with replacing(path, ".kept") as temporary, temporary.open("w", newline="") as file:
-            csv.writer(file).writerows([header, *(row for row in rows if float(row[column]) < step)])
-
-
-def _files_of(trainer: Trainer) -> Iterator[tuple[CSVLogger, Path]]:
-    """Yields the CSV loggers whose file exists, with the file; nothing except on rank zero."""
-    for logger in trainer.loggers if trainer.is_global_zero else ():
-        if isinstance(logger, CSVLogger) and (path := Path(logger.log_dir, "metrics.csv")).is_file():
-            yield logger, path

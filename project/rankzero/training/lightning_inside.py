@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -233,7 +234,9 @@ def evaluated_loader(trainer: Trainer) -> Any:
 def transferred(trainer: Trainer, batch: Any) -> Any:
     """Returns a batch that the precision, the hooks of the module and the strategy have converted and moved."""
     batch = trainer.precision_plugin.convert_input(batch)
-    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+    module, data = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
+    hooks = data if data and overrides(data, "on_before_batch_transfer", LightningDataModule) else module
+    batch = hooks.on_before_batch_transfer(batch, 0)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
@@ -286,6 +289,19 @@ def names_set_by(callback: Callback, module: LightningModule) -> list[str]:
         names = (callback._attr_name,) if callback._attr_name else ("lr", "learning_rate")
         return [name for name in names if lightning_hasattr(module, name)][:1]
     return []
+
+
+def continue_version(logger: CSVLogger | MLFlowLogger | TensorBoardLogger, version: Any) -> None:
+    """Gives a logger its version, or its run on a server, unless it has one."""
+    if isinstance(logger, MLFlowLogger):
+        logger._run_id = logger._run_id or version
+    elif logger._version is None:
+        logger._version = version
+
+
+def forget_run(logger: MLFlowLogger) -> None:
+    """Makes a logger begin a new run on its server."""
+    logger._run_id = None
 
 
 def batches_per_step_of(callback: StochasticWeightAveraging) -> int | None:

@@ -54,6 +54,15 @@ def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
     assert "lazy" in user_code()
 
 
+def test_an_entry_that_only_looks_like_a_module_has_no_source(monkeypatch):
+    class Library:  # like those of cffi, which MLflow imports
+        __slots__ = ()
+        __class__ = property(lambda self: type(sys))
+
+    monkeypatch.setitem(sys.modules, "library", Library())
+    assert isinstance(Library(), type(sys)) and "library" not in user_code()
+
+
 def test_a_combined_digest_depends_on_names_and_contents_and_not_on_their_order(tmp_path):
     assert combined({"a": "1", "b": "2"}) == combined({"b": "2", "a": "1"}) != combined({"a": "2", "b": "1"})
     assert digests({"missing": tmp_path / "missing.py", "folder": tmp_path}) == {}  # cannot be read

@@ -1,12 +1,8 @@
-import csv
 import re
-from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning.pytorch.loggers import CSVLogger
 from reported import PARTS_MS
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
@@ -17,8 +13,7 @@ from rankzero import Trainer
 from rankzero.show.report.curves import SERIES
 from rankzero.show.tensorboard_page import LAYOUT, attempt_text, hyper_parameters_of
 from running import script_process
-from stock import QUIET, Loaders
-from stock import Net as StockNet
+from stock import QUIET
 
 
 class Net(BoringModel):
@@ -113,27 +108,3 @@ def test_secrets_are_in_no_file_no_hyperparameter_and_no_text(script_folder):
     config = {"model": {"init_args": {"api_key": "hidden", "depth": 3}}, "trainer": {"logger": [{"token": "hidden"}]}}
     assert hyper_parameters_of(config) == {"model.depth": 3}
     assert "hidden" not in attempt_text(1, 0, {"command": ["fit.py", "--model.api_key", "hidden"]})
-
-
-def test_a_resumed_run_keeps_the_rows_of_a_csv_logger_and_logs_no_step_twice(script_folder, recwarn):
-    def crash(trainer, *_):
-        if trainer.global_step == 13:  # saved last after step 8
-            raise RuntimeError("crash")
-
-    def fit(**settings):
-        settings = {"max_epochs": 2, "logger": CSVLogger(".", name="", version="logs"), **QUIET, **settings}
-        Trainer(name="x", log_every_n_steps=2, **settings).fit(StockNet(), Loaders()())
-
-    def steps():
-        with Path("logs/metrics.csv").open(newline="") as file:
-            return [int(row["step"]) for row in csv.DictReader(file) if row["loss"]]
-
-    with pytest.raises(RuntimeError, match="crash"):
-        fit(callbacks=[LambdaCallback(on_train_batch_start=crash)])
-    assert steps() == [1, 3, 5, 7, 9, 11]
-    for settings, count in (({}, 16), ({"max_epochs": 3}, 24), ({"max_epochs": 3}, 24)):
-        fit(**settings)
-        assert steps() == list(range(1, count, 2))
-    assert not [warning for warning in recwarn if "will be deleted" in str(warning.message)]
-    fit(resume="never", max_epochs=1)
-    assert steps() == [1, 3, 5, 7]
