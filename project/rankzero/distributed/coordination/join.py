@@ -10,7 +10,7 @@ from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.process.spawn import die_with_parent, is_local_process, own_command, run_processes
 from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.distributed.rendezvous.client import rendezvous
-from rankzero.distributed.rendezvous.link import Link
+from rankzero.distributed.stop_and_failure.leader import Link
 from rankzero.distributed.world import World
 from rankzero.messages import RequestError
 

@@ -20,11 +20,10 @@ from rankzero.distributed.monitoring.monitor import Monitor, call_in_thread, pri
 from rankzero.distributed.monitoring.stacks import main_thread_stack
 from rankzero.distributed.monitoring.status import ReportSchedule, report_interval
 from rankzero.distributed.process.exit_reports import ORIGINAL_EXIT, EarlyExit, report_exit
-from rankzero.distributed.rendezvous.link import Link
 from rankzero.distributed.stop_and_failure.agreement import TOPICS, Agreement
 from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock
 from rankzero.distributed.stop_and_failure.exchange import Exchange
-from rankzero.distributed.stop_and_failure.leader import NodeLeader
+from rankzero.distributed.stop_and_failure.leader import Link, NodeLeader
 from rankzero.distributed.stop_and_failure.protocol import CAUSE, FROM_SERVER, read
 from rankzero.distributed.stop_and_failure.server import PARENT_REPORTS, ControlServer
 from rankzero.distributed.stop_and_failure.watchdog import start_watchdog

@@ -1,9 +1,10 @@
-"""The leader of a node: connects the other processes of the node to rank zero, from the rendezvous to the end."""
+"""Connections of a process from the rendezvous to the end, and the leader that connects those of a node."""
 
 import socket
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from rankzero.distributed.connections.line_connection import LineConnection, Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
@@ -193,3 +194,30 @@ class NodeLeader:
         for connection, rank in self._ranks.items():
             if rank not in self._left:
                 connection.send_body(body)
+
+
+@dataclass
+class Link:
+    """The connections of one process after the rendezvous.
+
+    Args:
+        connection: The connection to rank zero, or to the leader of this node.
+        leader: The rank at the other end of `connection`, which may be this one.
+        server: Rank zero's server; None elsewhere.
+        ranks: The connections of `server`, with their ranks, the leader of a node first.
+        listener: Rank zero's TCP socket, on which torch's store will listen; else None.
+        node_leader: The leader of this node, in its own process; None elsewhere, and on rank zero.
+    """
+
+    connection: LineConnection
+    leader: int = 0
+    server: LineServer | None = None
+    ranks: dict[ServedConnection, list[int]] = field(default_factory=dict)
+    listener: socket.socket | None = None
+    node_leader: NodeLeader | None = None
+
+    def close(self) -> None:
+        """Closes all connections, as the exit of the process does."""
+        for opened in (self.server, self.node_leader, self.connection, self.listener):
+            if opened:
+                opened.close()
