@@ -1,5 +1,6 @@
 """The private names of Lightning (2.6.6) and torchmetrics (1.9) that Rankzero uses, and when its loop may train."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter
@@ -10,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
+from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -291,17 +292,30 @@ def names_set_by(callback: Callback, module: LightningModule) -> list[str]:
     return []
 
 
-def continue_version(logger: CSVLogger | MLFlowLogger | TensorBoardLogger, version: Any) -> None:
-    """Gives a logger its version, or its run on a server, unless it has one."""
-    if isinstance(logger, MLFlowLogger):
-        logger._run_id = logger._run_id or version
+def destination(logger: Any) -> str:
+    """Returns the folder of a logger's versions, or the server and the project of its runs."""
+    folder = logger.root_dir and os.path.abspath(logger.root_dir)  # noqa: PTH100 - also the address of a bucket
+    names = ("_tracking_uri", "_experiment_name", "_project")
+    return " ".join(str(part) for part in (folder, *(getattr(logger, name, None) for name in names)) if part)
+
+
+def continue_version(logger: Any, version: Any) -> None:
+    """Gives a logger its version, or its run on a server, unless the user or the logger has chosen one."""
+    if isinstance(logger, WandbLogger):
+        if logger.version is None and "WANDB_RUN_ID" not in os.environ:
+            vars(logger).update(_id=version, _wandb_init=vars(logger)["_wandb_init"] | {"id": version})
+    elif isinstance(logger, MLFlowLogger):
+        vars(logger).update(_run_id=version)
     elif logger._version is None:
         logger._version = version
 
 
-def forget_run(logger: MLFlowLogger) -> None:
-    """Makes a logger begin a new run on its server."""
-    logger._run_id = None
+def mlflow_run(logger: Any, run_id: str) -> Any:
+    """Returns a run of MLflow; None if the logger has a run of its own. Raises MLflow's errors."""
+    from mlflow.tracking import MlflowClient
+
+    state = vars(logger)
+    return None if state["_run_id"] else MlflowClient(state["_tracking_uri"]).get_run(run_id)
 
 
 def batches_per_step_of(callback: StochasticWeightAveraging) -> int | None:

@@ -1,8 +1,9 @@
 import csv
 import json
-import os
-from itertools import count
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from lightning.pytorch.callbacks import LambdaCallback
@@ -14,32 +15,39 @@ from running import script_process
 from stock import QUIET, Loaders, Net
 
 
+class Server:
+    """What these tests use of MLflow: the ids of its runs, of which some may be deleted."""
+
+    runs: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, *_):
+        self.data = SimpleNamespace(params={})
+
+    def get_run(self, run_id):
+        return SimpleNamespace(info=SimpleNamespace(lifecycle_stage=self.runs[run_id]))
+
+
 class OnServer(Logger):
-    """What these tests use of a logger whose server gives each run an id: `runs` are the ids on the server."""
+    """What these tests use of a logger whose server gives each run an id, without a server."""
 
-    numbers = count()
-
-    def __init_subclass__(cls):
-        cls.runs = []
-
-    def __init__(self):
+    def __init__(self, run_id=None):
         Logger.__init__(self)
-        self._run_id = None
+        self._run_id = self._id = run_id
+        self._tracking_uri, self._wandb_init = "server", {"id": run_id}
 
     @property
     def experiment(self):
-        given = self._run_id or os.environ.get("WANDB_RUN_ID")
-        if given and given not in self.runs:
-            raise KeyError(given)
-        self._run_id = given or f"run-{next(self.numbers)}"
-        self.runs.append(self._run_id)
+        self._run_id = self._id = self._run_id or self._wandb_init["id"] or f"run-{len(Server.runs)}"
+        Server.runs.setdefault(self._run_id, "active")
 
-    @property
-    def version(self):
-        return self._run_id
+    def log_hyperparams(self, *_):
+        if Server.runs[self._run_id] == "logged":
+            raise ValueError("Changing param values is not allowed\n")
+        Server.runs[self._run_id] = "active"
 
+    version = property(lambda self: self._id)
     name = save_dir = property(lambda self: None)
-    log_metrics = log_hyperparams = finalize = after_save_checkpoint = lambda self, *_, **__: None
+    log_metrics = finalize = after_save_checkpoint = lambda self, *_, **__: None
 
 
 class OnMLflow(OnServer, MLFlowLogger):
@@ -48,6 +56,13 @@ class OnMLflow(OnServer, MLFlowLogger):
 
 class OnWandb(OnServer, WandbLogger):
     pass
+
+
+@pytest.fixture(autouse=True)
+def server(monkeypatch):
+    Server.runs.clear()
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=Server))
+    return Server.runs
 
 
 def crash(trainer, *_):
@@ -99,9 +114,11 @@ def test_a_resumed_run_keeps_the_version_of_each_logger_and_logs_no_step_twice(s
     folders = "csv/lightning_logs/version_0", "tb/lightning_logs/version_0", "csv/b/version_0"
     assert [logger.log_dir for logger in trainer.loggers[:3]] == list(folders)
     assert rows(folders[0]) == rows(folders[2]) == curve(folders[1]) == list(range(1, 16, 2))
-    assert len({*OnMLflow.runs}) == len({*OnWandb.runs}) == 1 and "WANDB_RUN_ID" not in os.environ
     recorded = json.loads(Path("runs/x/run.json").read_text())["loggers"]
-    assert [logger["version"] for logger in recorded.values()] == [0, 0, 0, *OnMLflow.runs[:1], *OnWandb.runs[:1]]
+    assert [*recorded.values()] == [0, 0, 0, "run-0", "run-1"] == [logger.version for logger in trainer.loggers]
+    trainer = fit(*reversed(loggers()), max_epochs=3)  # the order does not matter, and a finished run resumes
+    assert [logger.version for logger in trainer.loggers] == ["run-1", "run-0", 0, 0, 0]
+    assert rows(folders[0]) == rows(folders[2]) == curve(folders[1]) == list(range(1, 24, 2))
 
     assert [one.version for one in fit(*loggers(), name="other").loggers[:3]] == [1, 1, 1]
     elsewhere = fit(CSVLogger("csv2"), TensorBoardLogger("tb", name="c"), max_epochs=3).loggers
@@ -109,13 +126,30 @@ def test_a_resumed_run_keeps_the_version_of_each_logger_and_logs_no_step_twice(s
     assert [one.version for one in fit(*loggers(), resume="never").loggers[:3]] == [2, 2, 2]
 
 
-def test_a_run_that_the_server_has_lost_is_followed_by_a_new_one(script_folder, capsys):
+@pytest.mark.parametrize("state", ["deleted", None])
+def test_a_run_that_mlflow_has_deleted_is_followed_by_a_new_one(script_folder, capsys, server, state):
     fit_with_a_crash(OnMLflow())
-    lost = OnMLflow.runs[-1]
-    OnMLflow.runs.clear()
-    fit(OnMLflow())
-    assert f"OnMLflow begins a new run, because run {lost} cannot be continued" in capsys.readouterr().out
-    assert OnMLflow.runs and lost not in OnMLflow.runs
+    server.update({"run-0": state} if state else {"other": server.pop("run-0")})
+    assert fit(OnMLflow()).logger.version == "run-1"
+    assert "OnMLflow begins a new run, because run run-0 cannot be continued" in capsys.readouterr().out
+
+
+def test_mlflow_keeps_changed_hyperparameters_and_an_id_of_the_user_is_used(script_folder, capsys, server):
+    fit_with_a_crash(OnMLflow(), OnWandb())
+    server["run-0"] = "logged"
+    assert [logger.version for logger in fit(OnMLflow(), OnWandb("own")).loggers] == ["run-0", "own"]
+    assert "run run-0 of MLflow keeps its hyperparameters: Changing param" in capsys.readouterr().out
+    assert fit(OnMLflow("own"), max_epochs=3).logger.version == "own"
+
+
+@pytest.mark.parametrize("content", ["", "epoch,loss,step\n0,1.0,1\n0,1"])
+def test_a_csv_file_that_was_cut_or_is_left_under_another_name_is_continued(script_folder, content):
+    fit_with_a_crash(CSVLogger("csv"))
+    file = Path("csv/lightning_logs/version_0/metrics.csv")
+    file.write_text(content)
+    file.rename(f"{file}.kept")  # as if killed before the file was given back its name
+    fit(CSVLogger("csv"))
+    assert rows(file.parent) == [1] * bool(content) + [9, 11, 13, 15]
 
 
 def test_values_that_a_script_logs_between_two_fits_and_after_the_last_are_kept(tmp_path):
