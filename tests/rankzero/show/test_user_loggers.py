@@ -24,7 +24,7 @@ class Server:
         self.data = SimpleNamespace(params={})
 
     def get_run(self, run_id):
-        return SimpleNamespace(info=SimpleNamespace(lifecycle_stage=self.runs[run_id]))
+        return SimpleNamespace(info=SimpleNamespace(lifecycle_stage=self.runs[run_id].removeprefix("logged ")))
 
 
 class OnServer(Logger):
@@ -37,13 +37,12 @@ class OnServer(Logger):
 
     @property
     def experiment(self):
-        self._run_id = self._id = self._run_id or self._wandb_init["id"] or f"run-{len(Server.runs)}"
+        self._run_id = self._id = self._run_id or self._wandb_init["id"] or f"{type(self).__name__}-{len(Server.runs)}"
         Server.runs.setdefault(self._run_id, "active")
 
     def log_hyperparams(self, *_):
-        if Server.runs[self._run_id] == "logged":
+        if Server.runs[self._run_id].startswith("logged"):
             raise ValueError("Changing param values is not allowed\n")
-        Server.runs[self._run_id] = "active"
 
     version = property(lambda self: self._id)
     name = save_dir = property(lambda self: None)
@@ -105,7 +104,7 @@ def test_a_resumed_run_keeps_the_rows_of_a_csv_logger_and_logs_no_step_twice(scr
     assert rows("logs") == [1, 3, 5, 7]
 
 
-def test_a_resumed_run_keeps_the_version_of_each_logger_and_logs_no_step_twice(script_folder):
+def test_a_resumed_run_keeps_the_version_of_each_logger_and_logs_no_step_twice(script_folder, server):
     def loggers():
         return CSVLogger("csv"), TensorBoardLogger("tb"), CSVLogger("csv", name="b"), OnMLflow(), OnWandb()
 
@@ -115,9 +114,9 @@ def test_a_resumed_run_keeps_the_version_of_each_logger_and_logs_no_step_twice(s
     assert [logger.log_dir for logger in trainer.loggers[:3]] == list(folders)
     assert rows(folders[0]) == rows(folders[2]) == curve(folders[1]) == list(range(1, 16, 2))
     recorded = json.loads(Path("runs/x/run.json").read_text())["loggers"]
-    assert [*recorded.values()] == [0, 0, 0, "run-0", "run-1"] == [logger.version for logger in trainer.loggers]
+    assert [*recorded.values()] == [0, 0, 0, *sorted(server)] == [logger.version for logger in trainer.loggers]
     trainer = fit(*reversed(loggers()), max_epochs=3)  # the order does not matter, and a finished run resumes
-    assert [logger.version for logger in trainer.loggers] == ["run-1", "run-0", 0, 0, 0]
+    assert [logger.version for logger in trainer.loggers] == [*reversed(recorded.values())]
     assert rows(folders[0]) == rows(folders[2]) == curve(folders[1]) == list(range(1, 24, 2))
 
     assert [one.version for one in fit(*loggers(), name="other").loggers[:3]] == [1, 1, 1]
@@ -129,16 +128,16 @@ def test_a_resumed_run_keeps_the_version_of_each_logger_and_logs_no_step_twice(s
 @pytest.mark.parametrize("state", ["deleted", None])
 def test_a_run_that_mlflow_has_deleted_is_followed_by_a_new_one(script_folder, capsys, server, state):
     fit_with_a_crash(OnMLflow())
-    server.update({"run-0": state} if state else {"other": server.pop("run-0")})
-    assert fit(OnMLflow()).logger.version == "run-1"
-    assert "OnMLflow begins a new run, because run run-0 cannot be continued" in capsys.readouterr().out
+    server.update({"OnMLflow-0": state} if state else {"other": server.pop("OnMLflow-0")})
+    assert fit(OnMLflow()).logger.version == "OnMLflow-1"
+    assert "OnMLflow begins a new run, because run OnMLflow-0 cannot be continued" in capsys.readouterr().out
 
 
 def test_mlflow_keeps_changed_hyperparameters_and_an_id_of_the_user_is_used(script_folder, capsys, server):
     fit_with_a_crash(OnMLflow(), OnWandb())
-    server["run-0"] = "logged"
-    assert [logger.version for logger in fit(OnMLflow(), OnWandb("own")).loggers] == ["run-0", "own"]
-    assert "run run-0 of MLflow keeps its hyperparameters: Changing param" in capsys.readouterr().out
+    server["OnMLflow-0"] = "logged active"
+    assert [logger.version for logger in fit(OnMLflow(), OnWandb("own")).loggers] == ["OnMLflow-0", "own"]
+    assert "run OnMLflow-0 of MLflow keeps its hyperparameters: Changing param" in capsys.readouterr().out
     assert fit(OnMLflow("own"), max_epochs=3).logger.version == "own"
 
 

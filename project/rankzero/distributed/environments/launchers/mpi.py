@@ -116,8 +116,9 @@ def _scheduler_host(variables: Variables) -> str | None:
 
 
 def _job_id(variables: Variables) -> str | None:
-    lsf_job = f"{variables.find('LSB_JOBID') or ''}[{variables.find('LSB_JOBINDEX') or 0}]".removesuffix("[0]")
-    return folder_name(variables.find("SLURM_JOB_ID")) or pbs.job_id(variables) or folder_name(lsf_job)
+    lsf_job, index = variables.find("LSB_JOBID"), variables.find("LSB_JOBINDEX") or "0"  # 0: of no job array
+    lsf_id = f"{lsf_job}[{index}]" if lsf_job and index != "0" else lsf_job
+    return folder_name(variables.find("SLURM_JOB_ID")) or pbs.job_id(variables) or folder_name(lsf_id)
 
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID", "PMI_RANK", "PMIX_RANK")
