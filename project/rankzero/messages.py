@@ -1,6 +1,5 @@
 """Exit codes, errors reported without a traceback, and printing that never raises. Does not import torch."""
 
-import contextlib
 import difflib
 import os
 import re
@@ -10,7 +9,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
-from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -166,13 +164,11 @@ def as_user_errors(has_begun: Callable[[], bool]) -> Iterator[None]:
     """Converts an error that `user_message` can explain into `CannotStart`, as long as `has_begun()` is false."""
     try:
         yield
-    except CannotStart:
-        raise
     except Exception as error:
         message = user_message(error)
-        if message and not has_begun():
-            raise CannotStart(f"  {message}") from error
-        raise
+        if not message or isinstance(error, CannotStart) or has_begun():
+            raise
+        raise CannotStart(f"  {message}") from error
 
 
 def user_message(error: BaseException) -> str | None:
@@ -248,12 +244,7 @@ def mark_refusal(error: BaseException) -> None:
     """Marks an error that `user_message` explains, and because of which a run did not begin."""
     with suppress(AttributeError):
         error.is_refusal = True  # type: ignore[attr-defined]
-        error._render_traceback_ = partial(_lines_of_refusal, error)  # type: ignore[attr-defined]
-
-
-def _lines_of_refusal(error: BaseException) -> list[str]:
-    """Returns the lines that IPython prints."""
-    return CannotStart(f"  {user_message(error)}")._render_traceback_()
+        error._render_traceback_ = CannotStart(f"  {user_message(error)}")._render_traceback_  # type: ignore[attr-defined]
 
 
 def as_refusal(error: BaseException) -> BaseException:
@@ -308,7 +299,7 @@ _WRITE_ERRORS = (OSError, ValueError)
 
 def print_error(text: str, prefix: str = "") -> None:
     """Prints an error or a warning on stderr, after the text `prefix`, which is printed unchanged."""
-    with contextlib.suppress(*_WRITE_ERRORS):
+    with suppress(*_WRITE_ERRORS):
         # One write for text and newline: ranks share a pipe, and unbuffered Python writes the newline of `print` later.
         print(f"{_line_start()}{prefix}rankzero: {spelled(text)}\n", end="", file=sys.stderr, flush=True)
 
@@ -344,7 +335,7 @@ def print_notice(text: str) -> None:
 
 def print_text(text: str) -> None:
     """Prints a text on stdout, without adding a line break; `?` replaces what the encoding of stdout lacks."""
-    with contextlib.suppress(*_WRITE_ERRORS):
+    with suppress(*_WRITE_ERRORS):
         print(encodable(text), end="", flush=True)
 
 
@@ -369,5 +360,5 @@ def flush_streams() -> None:
         try:
             stream.flush()
         except _WRITE_ERRORS:
-            with contextlib.suppress(*_WRITE_ERRORS):
+            with suppress(*_WRITE_ERRORS):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

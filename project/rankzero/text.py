@@ -105,7 +105,6 @@ def number_text(value: float | None, digits: int = 4) -> str:
 
 
 _VALIDATION = frozenset({"val", "valid", "validation", "dev", "eval"})
-_TEST = frozenset({"test"})
 _LARGER = frozenset(
     {"acc", "accuracy", "top1", "top5", "f1", "auc", "auroc", "map", "precision", "recall", "iou", "miou", "dice"}
     | {"bleu", "rouge", "r2", "psnr", "ssim", "score", "reward", "accuracy_top1", "mcc", "kappa"}
@@ -132,7 +131,7 @@ def is_validation(name: str) -> bool:
 
 def is_training_loss(name: str) -> bool:
     """Returns whether a metric is a loss on training data, as far as its name shows."""
-    return "loss" in _words(name) and _VALIDATION.isdisjoint(_words(name)) and _TEST.isdisjoint(_words(name))
+    return "loss" in _words(name) and "test" not in _words(name) and not is_validation(name)
 
 
 def direction(name: str, kept_best: tuple[str, str] | None = None) -> str | None:
@@ -150,14 +149,11 @@ def main_metric(names: Iterable[str], kept_best: tuple[str, str] | None = None) 
     candidates = sorted(name for name in names if not is_measurement(name))
     if kept_best is not None and kept_best[1] in candidates:
         return kept_best[1]
-    ranked = sorted(candidates, key=_rank)
-    return ranked[0] if ranked else None
+    return min(candidates, key=_rank, default=None)
 
 
 def _rank(name: str) -> tuple[bool, int, int]:
-    kind = {"max": 0, "min": 1, None: 2}[direction(name)]
-    if kind == 1 and "loss" not in _words(name):
-        kind = 2
+    kind = 0 if direction(name) == "max" else 1 if "loss" in _words(name) else 2
     return not is_validation(name), kind, len(name)
 
 

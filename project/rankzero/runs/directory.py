@@ -371,9 +371,8 @@ def _check_writable(folder: Path) -> None:
 
 def cannot_write_error(folder: Path, error: OSError) -> RequestError:
     """Returns the error for a run directory that cannot be written."""
-    return RequestError(
-        f"a run directory in {folder}", str(error), "--root DIR, where DIR is a folder where you may write"
-    )
+    instead = "--root DIR, where DIR is a folder where you may write"
+    return RequestError(f"a run directory in {folder}", str(error), instead)
 
 
 def _now() -> str:

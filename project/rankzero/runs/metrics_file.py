@@ -119,11 +119,7 @@ def _row(line: bytes) -> Row | None:
 
 
 def _checked(number: Any, greatest: float = MAX_COUNT) -> float:
-    """Returns a number from 0 to the greatest.
-
-    Raises:
-        ValueError: It is smaller or greater, or NaN.
-    """
+    """Returns a number; raises a ValueError if it is not between 0 and the greatest."""
     if not 0 <= float(number) <= greatest:
         raise ValueError
     return float(number)

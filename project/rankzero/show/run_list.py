@@ -8,25 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.messages import RequestError, few, print_line, printable_line, quoted, similar_names
-from rankzero.runs.recorded_run import (
-    FAILED,
-    FINISHED,
-    KILLED,
-    RUN_FILE,
-    RUNNING,
-    STOPPED,
-    WAITING,
-    RecordedRun,
-    Status,
-    is_run,
-)
+from rankzero.runs.recorded_run import RUN_FILE, STATUS_WORDS, RecordedRun, Status, is_run
 from rankzero.show.text_table import Column, Row, print_table
 from rankzero.text import MISSING, age, compact, finite_or_none, main_metric, number_text, unique_metrics
 
 MAX_NOTES = 12
 """Number of notes below the table."""
 
-_STYLES = {RUNNING: "green", WAITING: "cyan", FINISHED: "", STOPPED: "yellow", FAILED: "red", KILLED: "red"}
+_STYLES = dict(zip(STATUS_WORDS, ("green", "cyan", "", "yellow", "red", "red", "magenta"), strict=True))
 
 
 @dataclass(frozen=True)
