@@ -53,10 +53,6 @@ class Check(NamedTuple):
         """Returns the check as text: one line, then its details."""
         return [f"{self.status:<8} {self.name:<16} {self.summary}", *(f"{'':<26}{line}" for line in self.details)]
 
-    def as_json(self) -> dict[str, Any]:
-        """Returns the check as an object for JSON."""
-        return {name: value for name, value in self._asdict().items() if name != "blocks"}
-
 
 def attempt(work: Callable[[], T]) -> tuple[T | None, str, KeyboardInterrupt | None]:
     """Calls `work`; returns its result, the text of its exception, and the exception if it is a KeyboardInterrupt.
@@ -186,11 +182,12 @@ class Report:
         """Writes all checks; those that have not run yet, or cannot, are `skipped`."""
         if not self.prints or self.file is None:
             return
+        checks = [(self.checks.get(name) or self._skipped(name))._asdict() for name in CHECK_NAMES]
         content = {
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "fit_to_train": complete and not self.names(FAIL),
             "thresholds": self.thresholds,
-            "checks": [(self.checks.get(name) or self._skipped(name)).as_json() for name in CHECK_NAMES],
+            "checks": [{key: value for key, value in check.items() if key != "blocks"} for check in checks],
         }
         try:
             write_text(self.file, json.dumps(content, indent=2) + "\n")

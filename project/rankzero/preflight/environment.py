@@ -6,6 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -69,10 +70,8 @@ def digests(files: Mapping[str, Path]) -> dict[str, str]:
     """Returns the first 12 digits of the sha256 of each file; files that cannot be read are left out."""
     found = {}
     for name, file in files.items():
-        try:
+        with suppress(OSError):
             found[name] = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
-        except OSError:
-            continue
     return found
 
 
@@ -168,14 +167,7 @@ def _first_ranks(answers: list[Any]) -> list[list[int]] | None:
 
 
 def _compare(hosts: Sequence[str], answers: list[Any], clocks: list[Any], sent: list[Any]) -> Check:
-    """Compares all ranks.
-
-    Args:
-        hosts: Host of each rank.
-        answers: Properties and digests, and error, of each rank.
-        clocks: Two readings of each rank's clock.
-        sent: For each comparison, the files or settings of the first rank with each digest, by rank.
-    """
+    """Compares all ranks: properties, digests and error of each, two readings of its clock, and what it has sent."""
     if errors := {rank: error for rank, (_, error) in enumerate(answers) if error}:
         summary, advice = "a rank cannot describe its environment", ["correct the error shown above"]
         return Check("environment", FAIL, summary, error_lines(errors, hosts), advice)
@@ -203,7 +195,7 @@ def _compare(hosts: Sequence[str], answers: list[Any], clocks: list[Any], sent: 
             for part in list(different)[:MAX_SHOWN]:
                 details.append(f"{part}: {'; '.join(shown.get(part) or [f'{HIDDEN} (different secrets)'])}")
             details += [f"and {len(different) - MAX_SHOWN} more"] * (len(different) > MAX_SHOWN)
-            has_failed |= name != "settings" or any(is_decisive(part, texts) for part, texts in different.items())
+            has_failed |= name != "settings" or any(_is_decisive(part, texts) for part, texts in different.items())
     status = FAIL if has_failed else WARN if details else OK
     equal = ", ".join(f"{name} {properties[0][name]}" for name in MUST_BE_EQUAL) + " on all ranks"
     summary = f"{', '.join(kinds)} differ{'s' * (len(kinds) == 1 and not kinds[0].endswith('s'))} between ranks"
@@ -211,13 +203,8 @@ def _compare(hosts: Sequence[str], answers: list[Any], clocks: list[Any], sent: 
     return Check("environment", status, summary if kinds else equal, details, advice, {"ranks": ranks})
 
 
-def is_decisive(name: str, texts: Sequence[str]) -> bool:
-    """Whether a setting must be equal on all ranks.
-
-    Args:
-        name: Name of the setting, such as `trainer.max_epochs`.
-        texts: Its values. Paths may differ between hosts.
-    """
+def _is_decisive(name: str, texts: Sequence[str]) -> bool:
+    """Returns whether a setting must be equal on all ranks. Paths may differ between hosts."""
     has_paths = any(text.startswith(("/", "~", "./", "../")) for text in texts)
     return not has_paths and (name.startswith("model.") or _setting(name) in DECISIVE)
 

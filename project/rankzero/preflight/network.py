@@ -18,6 +18,7 @@ from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import synchronize
 from rankzero.distributed.process.system import available_memory
 from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.world import World
 from rankzero.preflight.check import FAIL, NETWORK_ADVICE, OK, SKIPPED, WARN, Check, error_lines
 from rankzero.preflight.gpus import Link, gather_in_time
 
@@ -66,7 +67,7 @@ def check_message_passing(
             raise ValueError(CHANGED)
         return seconds
 
-    def send_around() -> bool:
+    def send_around() -> None:
         received = torch.zeros(VALUES, device=device)
         previous = (rank - 1) % size
         operations = [
@@ -77,7 +78,6 @@ def check_message_passing(
             work.wait()
         if not torch.equal(received, _message(previous, device)):
             raise ValueError(CHANGED)
-        return True
 
     seconds, errors = gather_in_time(coordinator, send_to_each, device, TIMERS.network_check)
     if not errors:
@@ -133,13 +133,10 @@ def check_collectives(
         link: The connection that NCCL should use; the check warns if all-reduce is much slower.
     """
     world, hosts = coordinator.world, coordinator.world.hosts
-    size, local_ranks = world.size, world.devices
     seconds, measured = TIMERS.network_check, list[Any]()
-    _, errors = gather_in_time(coordinator, lambda: _check_values(world.rank, size, device), device, seconds)
+    _, errors = gather_in_time(coordinator, lambda: _check_values(world.rank, world.size, device), device, seconds)
     if not errors:
-        measured, errors = gather_in_time(
-            coordinator, lambda: _measure_all_reduce(size, local_ranks, device), device, seconds
-        )
+        measured, errors = gather_in_time(coordinator, lambda: _measure_all_reduce(world, device), device, seconds)
     if errors:
         details = error_lines(errors, hosts)
         values: dict[str, Any] = {"errors": errors}
@@ -186,7 +183,7 @@ def step_seconds(gradient_bytes: int, rows: list[dict[str, float]]) -> float:
     return float(np.interp(gradient_bytes, [row["bytes"] for row in rows], [row["seconds"] for row in rows]))
 
 
-def _check_values(rank: int, size: int, device: torch.device) -> bool:
+def _check_values(rank: int, size: int, device: torch.device) -> None:
     values = torch.full((1000,), float(rank + 1), device=device)
     dist.all_reduce(values)
     gathered = [torch.zeros(10, device=device) for _ in range(size)]
@@ -198,14 +195,12 @@ def _check_values(rank: int, size: int, device: torch.device) -> bool:
         "all_gather": all(bool((part == index).all()) for index, part in enumerate(gathered)),
         "broadcast": bool((sent == 42).all()),
     }
-    wrong = [name for name, is_correct in expected.items() if not is_correct]
-    if wrong:
+    if wrong := [name for name, is_correct in expected.items() if not is_correct]:
         raise ValueError(f"wrong result of {', '.join(wrong)}")
-    return True
 
 
-def _measure_all_reduce(size: int, local_ranks: int, device: torch.device) -> list[dict[str, float]]:
-    available = MEMORY_SHARE * available_memory() / local_ranks
+def _measure_all_reduce(world: World, device: torch.device) -> list[dict[str, float]]:
+    available = MEMORY_SHARE * available_memory() / world.devices
     limit = -_largest_over_ranks(-available, device)
     rows: list[dict[str, float]] = []
     for count_bytes in SIZES:
@@ -217,7 +212,7 @@ def _measure_all_reduce(size: int, local_ranks: int, device: torch.device) -> li
         seconds = _largest_over_ranks(_time_all_reduce(buffer, repeats), device)
         algorithm = 8e-9 * count_bytes / seconds
         row = {"bytes": count_bytes, "seconds": seconds, "algorithm_gbps": algorithm}
-        rows.append(row | {"bus_gbps": algorithm * 2 * (size - 1) / size})
+        rows.append(row | {"bus_gbps": algorithm * 2 * (world.size - 1) / world.size})
         if seconds > MAX_SECONDS / 4:  # the next size takes about four times as long
             break
     return rows
