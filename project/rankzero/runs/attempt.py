@@ -66,10 +66,8 @@ def objection_to_next_attempt(run: RunDirectory, stopped: Stopped, max_attempts:
     if not checkpoints_in(run.checkpoints):
         return "there is no checkpoint, so the next attempt would restart from the beginning"
     if (step := step_without_progress(run)) is not None:
-        return (
-            f"the last {ATTEMPTS_WITHOUT_PROGRESS} attempts began at step {step} and saved no "
-            "later step; their logs in logs/ may state why"
-        )
+        found = f"the last {ATTEMPTS_WITHOUT_PROGRESS} attempts began at step {step} and saved no later step"
+        return f"{found}; their logs in logs/ may state why"
     if run.attempt >= max_attempts:
         return f"this was attempt {run.attempt}, and --max_attempts is {max_attempts}"
     return ""

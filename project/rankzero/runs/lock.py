@@ -118,9 +118,8 @@ class RunLock:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise cannot_write_error(folder, error) from None
-            self.notify(
-                f"this file system has no hard links, so nothing prevents a second process from training run {run.name}"
-            )
+            line = "this file system has no hard links, so nothing prevents a second process from training run"
+            self.notify(f"{line} {run.name}")
             return
         self._clean()
 
@@ -191,12 +190,10 @@ class RunLock:
         is_on_this_host = owner.is_on_host_of(Peer.this(self.launch))
         if is_on_this_host and owner.process == "T" and not detail:
             detail = f"; it is suspended (SIGSTOP); kill -CONT {owner.pid} resumes it"
-        return RequestError(
-            f"to train run {self._run.name}",
-            f"process {owner.pid} on {owner.host} has been training run {self._run.name} since {owner.since}{detail}",
-            f"--name ANOTHER-NAME, or first stop that process: kill {owner.pid}"
-            + f" on {owner.host}" * (not is_on_this_host),
-        )
+        name, process = self._run.name, f"process {owner.pid} on {owner.host}"
+        found = f"{process} has been training run {name} since {owner.since}{detail}"
+        kill = f"kill {owner.pid}" if is_on_this_host else f"kill {owner.pid} on {owner.host}"
+        return RequestError(f"to train run {name}", found, f"--name ANOTHER-NAME, or first stop that process: {kill}")
 
     @contextlib.contextmanager
     def _temporary_file(self, owner: Owner) -> Iterator[Path]:

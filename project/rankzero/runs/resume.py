@@ -40,7 +40,7 @@ from rankzero.runs.summary import already_finished_note, has_reached_limits
 
 T = TypeVar("T")
 
-_EXAMPLE = "runs/NAME/checkpoints/step-00000100"
+_EXAMPLE = "the path of a checkpoint, such as runs/NAME/checkpoints/step-00000100"
 
 
 class NoCheckpointError(RequestError, FileNotFoundError):
@@ -234,15 +234,11 @@ def archive_newer(plan: ResumePlan) -> None:
 
     Archived checkpoints are not lost, and no later attempt takes them for the newest.
     """
-    folder = plan.run.checkpoints
+    folder, chosen = plan.run.checkpoints, plan.checkpoint
     unused = checkpoints_in(folder, plan.run.part)
     names = [path.name for path in unused]
-    if (
-        isinstance(plan.checkpoint, Path)
-        and plan.checkpoint.parent.resolve() == folder.resolve()
-        and plan.checkpoint.name in names
-    ):
-        unused = unused[names.index(plan.checkpoint.name) + 1 :]
+    if isinstance(chosen, Path) and chosen.parent.resolve() == folder.resolve() and chosen.name in names:
+        unused = unused[names.index(chosen.name) + 1 :]
     if not unused:
         return
     archive_folder = plan.run.archive_checkpoints(unused)
@@ -302,12 +298,8 @@ def requested_checkpoint(text: str, keep: Callable[[VerifiedState], object] | No
     try:
         state = state or open_verified(path, in_memory)
     except (OSError, ValueError) as error:
-        sibling = newest_valid(path.parent)[0]
-        raise RequestError(
-            f"the checkpoint {text}",
-            "\n".join([*refusals, str(error)]),
-            str(sibling or f"the path of a checkpoint, such as {_EXAMPLE}"),
-        ) from None
+        found, sibling = "\n".join([*refusals, str(error)]), newest_valid(path.parent)[0]
+        raise RequestError(f"the checkpoint {text}", found, str(sibling or _EXAMPLE)) from None
     if keep:
         keep(state)
     else:
@@ -319,11 +311,11 @@ def _no_such_checkpoint_error(text: str, path: Path) -> NoCheckpointError:
     folder = path.parent
     if not folder.is_dir():
         found = f"there is no such file or folder, and no folder {folder}"
-        return NoCheckpointError(f"the checkpoint {text}", found, f"the path of a checkpoint, such as {_EXAMPLE}")
+        return NoCheckpointError(f"the checkpoint {text}", found, _EXAMPLE)
     existing_names = [entry.name for entry in folder.glob("*.ckpt")] + [entry.name for entry in checkpoints_in(folder)]
     existing_names += [entry.parent.name for entry in folder.glob("*/run.json")]
     similar = nearest(path.name, existing_names)
     names = f"; {folder.resolve()} contains {', '.join(sorted(existing_names)[-8:])}" if existing_names else ""
     newest_in_run = newest_valid(folder / "checkpoints")[0]
-    instead = str(folder / similar if similar else newest_in_run or f"the path of a checkpoint, such as {_EXAMPLE}")
+    instead = str(folder / similar if similar else newest_in_run or _EXAMPLE)
     return NoCheckpointError(f"the checkpoint {text}", f"there is no such file or folder{names}", instead)
