@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
 
 from rankzero.checkpoints.atomic_files import replacing
 from rankzero.show.comparison import EPOCHS, SAMPLES, SECONDS, STEPS, Panel
@@ -73,9 +72,7 @@ def _draw_panel(axes: Axes, panel: Panel, scale: float) -> None:
         axes.text(0.5, 0.5, "no finite values", transform=axes.transAxes, ha="center", va="center")
     elif direction(panel.title) == "min" and min(values) > 0 and max(values) > _LOG_SCALE_RATIO * min(values):
         axes.set_yscale("log")
-    axes.xaxis.set_major_formatter(
-        FuncFormatter(lambda number, _: f"{number:g}" if abs(number) < 1e4 else compact(number))
-    )
+    axes.xaxis.set_major_formatter(lambda number, _: f"{number:g}" if abs(number) < 1e4 else compact(number))
     axes.grid(True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -175,11 +175,9 @@ class RunFigures(LoopCallback):
     def _write(self, name: str, content: bytes) -> None:
         if self.run.is_taken_over:
             return
+        path = self.run.path / FOLDER / f"{name}.png"
         try:
-            with (
-                replacing(self.run.path / FOLDER / f"{name}.png", f".{os.getpid()}") as temporary,
-                synced(temporary) as file,
-            ):
+            with replacing(path, f".{os.getpid()}") as temporary, synced(temporary) as file:
                 file.write(content)
         except OSError as error:
             if not self._has_warned:

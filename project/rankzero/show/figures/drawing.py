@@ -131,8 +131,8 @@ def draw_precision_recall(curves: Sequence[Curve], micro_average: Curve, names: 
 
 def average_precision(curve: Curve) -> float:
     """Returns the mean precision over recall, by steps between the thresholds."""
-    recall = torch.cat([curve.recall.flip(0).new_zeros(1), curve.recall.flip(0)])
-    return float((recall.diff() * curve.precision.flip(0)).sum())
+    recall = curve.recall.flip(0)
+    return float((recall.diff(prepend=recall.new_zeros(1)) * curve.precision.flip(0)).sum())
 
 
 def draw_pairs(pairs: Pairs) -> Figure:

@@ -72,9 +72,6 @@ def values_of_ranks(rows: Sequence[Sequence[float]], slow_ranks: Sequence[int]) 
     return values
 
 
-Row = list[float]
-
-
 class Exchange:
     """One collective per logging interval, and none with a single process.
 
@@ -90,7 +87,7 @@ class Exchange:
     def __init__(self, strategy: RunStrategy, world_size: int) -> None:
         self._strategy, self._world_size = strategy, world_size
         self._tags: tuple[str, ...] = ()
-        self._own: Row = []
+        self._own: list[float] = []
         self._gathered: GatheredRows | None = None
         self.is_begun, self.has_details = False, True
 
@@ -119,7 +116,7 @@ class Exchange:
             packed[index] = value
         self._gathered = self._strategy.begin_gather_rows(packed)
 
-    def finish(self) -> list[Row]:
+    def finish(self) -> list[list[float]]:
         """Returns the values of each rank in the order of `EXCHANGED`, NaN for missing ones, after they have arrived.
 
         Without details, the rows end after `ALWAYS_EXCHANGED`.

@@ -195,9 +195,9 @@ def _operations(layer: Any, inputs: Tensor, output: Tensor) -> int:
     weight = layer.weight
     if isinstance(layer, nn.Linear):
         forward = 2 * output.numel() * layer.in_features
+    elif inputs.ndim != weight.ndim:
+        raise ValueError("an input without a batch dimension")
     else:
-        if inputs.ndim != weight.ndim:
-            raise ValueError("an input without a batch dimension")
         forward = conv_flop_count(list(inputs.shape), list(weight.shape), list(output.shape), layer.transposed)
     # The backward pass takes as many operations for the gradient of the weights, and for that of the inputs.
     return int(forward * (1 + int(weight.requires_grad) + int(inputs.requires_grad)))

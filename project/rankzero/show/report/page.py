@@ -131,28 +131,25 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
     environment = attempts[-1]["environment"] if attempts else {}
     figures, omitted_figures = _figures(run.path / "figures")
     ledger = list(_grouped(summary["ledger"]))
-    page = (
-        _environment()
-        .get_template(REPORT)
-        .render(
-            summary=summary,
-            reason=_shortened(str(summary.get("reason") or summary.get("problem") or "")),
-            metrics=_metric_texts(summary["metrics"], curves),
-            commands=next_commands(run, summary, environment, bool(curves)),
-            charts=charts_of(curves, [attempt["step"] for attempt in attempts]),
-            attempts=attempts[-MAX_ATTEMPTS:],
-            omitted_attempts=max(0, len(attempts) - MAX_ATTEMPTS),
-            ledger=ledger[-MAX_LEDGER_LINES:],
-            has_omitted_epochs=len(ledger) > MAX_LEDGER_LINES,
-            checkpoints=list(_checkpoints(run, summary)),
-            configuration=_configuration(run),
-            environment=environment,
-            figures=figures,
-            omitted_figures=omitted_figures,
-            written=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
-            width=WIDTH,
-            height=HEIGHT,
-        )
+    template = _environment().get_template(REPORT)
+    page = template.render(
+        summary=summary,
+        reason=_shortened(str(summary.get("reason") or summary.get("problem") or "")),
+        metrics=_metric_texts(summary["metrics"], curves),
+        commands=next_commands(run, summary, environment, bool(curves)),
+        charts=charts_of(curves, [attempt["step"] for attempt in attempts]),
+        attempts=attempts[-MAX_ATTEMPTS:],
+        omitted_attempts=max(0, len(attempts) - MAX_ATTEMPTS),
+        ledger=ledger[-MAX_LEDGER_LINES:],
+        has_omitted_epochs=len(ledger) > MAX_LEDGER_LINES,
+        checkpoints=list(_checkpoints(run, summary)),
+        configuration=_configuration(run),
+        environment=environment,
+        figures=figures,
+        omitted_figures=omitted_figures,
+        written=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
+        width=WIDTH,
+        height=HEIGHT,
     )
     return page.encode(errors="replace").decode()
 
