@@ -171,17 +171,13 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
             return
         with self._lock:
             if self.holds:
-                self._hold(checkpoint, target)
+                if self._writer is None or not self._writer.is_alive():  # an earlier copy is not being written
+                    self._held = None
+                    self._held = self._snapshots.take(checkpoint), target
                 return
             self.wait()
             self._held, started = None, time.monotonic()  # the copies share their memory
             self._start_to_write(self._snapshots.take(checkpoint), target, started)
-
-    def _hold(self, checkpoint: dict[str, Any], target: Path) -> None:
-        """Replaces the held checkpoint, unless an earlier copy is being written."""
-        if self._writer is None or not self._writer.is_alive():
-            self._held = None
-            self._held = self._snapshots.take(checkpoint), target
 
     def write_held(self) -> None:
         """Starts to write the held checkpoint, if there is one. Any thread may call."""
@@ -231,17 +227,13 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
 
     def _commit_or_report(self, checkpoint: dict[str, Any], path: Path, started: float) -> None:
         try:
-            self._commit(checkpoint, path, started)
+            self._snapshots.wait()
+            if self.accepts is None or self.accepts(checkpoint, path):
+                write_directory(checkpoint, path)
+                self.last_seconds = time.monotonic() - started
+                if self.on_committed is not None:
+                    self.on_committed(path)
         except Exception as error:
             if self.on_error is None:
                 raise  # the thread prints a traceback
             self.on_error(path, error)
-
-    def _commit(self, checkpoint: dict[str, Any], path: Path, started: float) -> None:
-        self._snapshots.wait()
-        if self.accepts is not None and not self.accepts(checkpoint, path):
-            return
-        write_directory(checkpoint, path)
-        self.last_seconds = time.monotonic() - started
-        if self.on_committed is not None:
-            self.on_committed(path)

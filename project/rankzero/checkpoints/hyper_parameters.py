@@ -66,11 +66,7 @@ def split(hyper_parameters: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str
 
 
 def _plain(value: Any, enclosing_ids: tuple[int, ...] = ()) -> Any:
-    """Returns a value with the same content that can be read without running code.
-
-    Raises:
-        _NotPlainError: No such value exists.
-    """
+    """Returns a value with the same content that can be read without running code, or raises a `_NotPlainError`."""
     if isinstance(value, np.generic):
         value = value.item()
     if type(value) in _PLAIN_TYPES:

@@ -58,15 +58,14 @@ def read_manifest(checkpoint: Path) -> Mapping[str, Any]:
     try:
         with open_plain(checkpoint / MANIFEST) as file:
             data = file.read(_MANIFEST_BYTES)
-        content = json.loads(data.decode())
+        content: dict[str, Any] = json.loads(data.decode())
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{checkpoint} is not a complete checkpoint: {MANIFEST} cannot be read ({error})") from None
     try:
         _check_manifest(content, data)
     except ValueError as error:
         raise ValueError(f"{checkpoint}: {MANIFEST} {error}") from None
-    manifest: dict[str, Any] = content
-    return manifest
+    return content
 
 
 def verify(checkpoint: Path) -> None:
@@ -258,9 +257,8 @@ def _check_content(file: BinaryIO, size: int, expected: Mapping[str, Any]) -> No
     """Raises a ValueError if a file has changed; the message is the end of a sentence about the file."""
     if size != expected["bytes"]:
         difference = "truncated" if size < expected["bytes"] else "longer than when it was written"
-        raise ValueError(
-            f"differs from the file that was written: {difference} ({size:,} bytes of {expected['bytes']:,})"
-        )
+        sizes = f"{size:,} bytes of {expected['bytes']:,}"
+        raise ValueError(f"differs from the file that was written: {difference} ({sizes})")
     digest = hashlib.sha256()
     while block := file.read(_BLOCK_BYTES):
         digest.update(block)

@@ -39,23 +39,13 @@ KEY_FILE = "checkpoint.key"
 _PURPOSE = "rankzero checkpoint, version 1"
 
 
-def sign(name: str, description: Mapping[str, Any]) -> str:
+def sign(description: Mapping[str, Any]) -> str:
     """Signs a state file with the user's key, and creates the key if the user has none.
 
     Raises:
         NoKeyError: The key cannot be used, or it does not exist and cannot be created.
     """
-    return _hmac(load_key(KEY_FILE, create=True)[0], name, description)
-
-
-def is_signed(name: str, description: Mapping[str, Any], claimed_signature: object) -> bool:
-    """Returns whether `claimed_signature` is the signature of this file with this user's key."""
-    if not isinstance(claimed_signature, str) or not claimed_signature.isascii():
-        return False
-    try:
-        return hmac.compare_digest(_hmac(load_key(KEY_FILE, create=False)[0], name, description), claimed_signature)
-    except NoKeyError:
-        return False
+    return _hmac(load_key(KEY_FILE, create=True)[0], description)
 
 
 def key_problem() -> str | None:
@@ -67,8 +57,8 @@ def key_problem() -> str | None:
     return None
 
 
-def _hmac(key: bytes, name: str, description: Mapping[str, Any]) -> str:
-    message = json.dumps([_PURPOSE, name, description["bytes"], description["sha256"]])
+def _hmac(key: bytes, description: Mapping[str, Any]) -> str:
+    message = json.dumps([_PURPOSE, STATE, description["bytes"], description["sha256"]])
     return hmac.new(key, message.encode(), "sha256").hexdigest()
 
 
@@ -138,10 +128,13 @@ def signed_sha256_of(checkpoint: Path) -> str:
 
 def signed_sha256(manifest: Mapping[str, Any]) -> str:
     """Returns the sha256 of a state that runs code when read and that this user's key has signed; otherwise empty."""
-    if not manifest.get("needs") or SIGNATURE not in manifest:
-        return ""
-    description = manifest["files"][STATE]
-    return str(description["sha256"]) if is_signed(STATE, description, manifest[SIGNATURE]) else ""
+    claimed = manifest.get(SIGNATURE)
+    if manifest.get("needs") and isinstance(claimed, str) and claimed.isascii():
+        description = manifest["files"][STATE]
+        with suppress(NoKeyError):
+            key, _ = load_key(KEY_FILE, create=False)
+            return str(description["sha256"]) if hmac.compare_digest(_hmac(key, description), claimed) else ""
+    return ""
 
 
 def needs_trust_error(

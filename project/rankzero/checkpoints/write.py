@@ -121,7 +121,7 @@ def _write_content(checkpoint: dict[str, Any], folder: Path) -> None:
     }
     if needs:
         with contextlib.suppress(NoKeyError):  # unsigned, it is read only with --trust_checkpoint yes
-            manifest[SIGNATURE] = sign(STATE, description)
+            manifest[SIGNATURE] = sign(description)
     with synced(folder / MANIFEST) as file:
         file.write(manifest_text(manifest).encode())
 

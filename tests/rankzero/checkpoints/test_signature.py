@@ -67,7 +67,7 @@ def test_another_state_with_the_original_signature_is_refused(saved, tmp_path, w
 def test_a_checkpoint_of_another_user_is_refused(saved, settings, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
     refused(saved)
-    safe_load.sign(STATE, {"bytes": 1, "sha256": "0"})  # creates a key of the other user
+    safe_load.sign({"bytes": 1, "sha256": "0"})  # creates a key of the other user
     refused(saved)
 
 
