@@ -52,10 +52,7 @@ def set_states(states: States) -> None:
 
 
 def _summary(states: States) -> tuple[Any, ...]:
-    """Returns the parts of Python's and NumPy's states that change.
-
-    A draw advances the position, a new seed replaces all words.
-    """
+    """Returns what changes in Python's and NumPy's states: a draw advances the position, a seed replaces all words."""
     (_, words, next_normal), numpy_state, _ = states
     twister = numpy_state["state"]
     numpy_summary = twister["pos"], *twister["key"][:2].tolist(), numpy_state["has_gauss"], numpy_state["gauss"]

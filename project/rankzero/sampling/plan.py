@@ -139,11 +139,7 @@ class SamplingPlan:
         return ManagedLoader(loader, batches, broadcast)
 
     def _unmanaged_reason(self, loader: object, training: bool) -> str | None:
-        """Returns a description of the code that defines the loader's order; None if Rankzero can manage the order.
-
-        Raises:
-            RequestError: All ranks would read the same samples.
-        """
+        """Returns a description of the code that defines the loader's order; None if Rankzero can manage the order."""
         if not isinstance(loader, DataLoader):
             return f"a {type(loader).__name__} (not a torch DataLoader)"
         if isinstance(loader.dataset, IterableDataset):
@@ -170,9 +166,8 @@ class SamplingPlan:
     def _add_training_order(self, loader: "DataLoader[Any]", drawn: DrawnOrder | None) -> ElasticBatchSampler:
         count = len(drawn or loader.dataset)  # type: ignore[arg-type]
         if not count:
-            raise RequestError(
-                "to train", "the training data set is empty", "another --data, or correct the train_dataloader"
-            )
+            found = "the training data set is empty"
+            raise RequestError("to train", found, "another --data, or correct the train_dataloader")
         if not self.data:
             self.data = fingerprint(loader.dataset, count) | ({"order": drawn.name} if drawn else {})
             self._check_data()
@@ -217,11 +212,7 @@ class SamplingPlan:
             )
 
     def _check_data(self) -> None:
-        """Compares a resumed run's data with the checkpoint's; restarts the epoch if a change is accepted.
-
-        Raises:
-            RequestError: The data has changed, and the change was not accepted.
-        """
+        """Compares a resumed run's data with the checkpoint's; restarts the epoch if a change is accepted."""
         checkpoint_data, self.kept_data = self.kept_data, None
         differences = changes(checkpoint_data, self.data) if checkpoint_data else []
         if not differences:
@@ -263,11 +254,7 @@ class SamplingPlan:
                 raise RequestError(f"--{flag} {size}", found, f"no --{flag}, or a DataLoader(batch_size={size})")
 
     def _global_batch_size(self, loader: "DataLoader[Any]", count: int, drawn: DrawnOrder | None) -> int:
-        """Returns the number of samples per optimizer step over all ranks; of batches, if a draw is a batch.
-
-        Raises:
-            RequestError: The number was requested, and is larger than the data set, or the user's batches decide it.
-        """
+        """Returns the number of samples per optimizer step over all ranks; of batches, if a draw is a batch."""
         ranks, batches = self.world_size, self.micro_batches
         loader_index = len(self.training_orders)
         # A batch size finder or the user's code may change the loader's batch size for a later epoch.
@@ -292,11 +279,8 @@ class SamplingPlan:
             division = f" on each of {ranks} processes" * (ranks > 1) + f" in {batches} batches a step" * (batches > 1)
             details = f"{division}, {total:,} in all" if division else ""
             largest = max(1, count // (ranks * batches))
-            raise RequestError(
-                flag + details,
-                f"{count:,} training sample{'s' * (count != 1)}",
-                f"{flag.split()[0]} {largest}, or less",
-            )
+            found = f"{count:,} training sample{'s' * (count != 1)}"
+            raise RequestError(flag + details, found, f"{flag.split()[0]} {largest}, or less")
         return total
 
 
@@ -368,11 +352,6 @@ def check_seed(plan: SamplingPlan, seed: int | None, run: str) -> None:
 
 
 def _checked_number(value: object, minimum: int = 0) -> int:
-    """Returns a stored number after a check.
-
-    Raises:
-        ValueError: The value is not an integer from `minimum` to 2^63 - 1.
-    """
     if type(value) is not int or not minimum <= value < 2**63:
         raise ValueError(f"{value!r} is not a whole number >= {minimum}")
     return value

@@ -74,11 +74,7 @@ def strategy_for(
 
 
 def _check_settings(given: dict[str, Any], backend: str) -> None:
-    """Raises an error if a user's strategy sets an option that Rankzero decides itself.
-
-    Raises:
-        RequestError: Such an option differs from its default.
-    """
+    """Raises a RequestError if a user's strategy sets an option that Rankzero decides itself."""
     checks = {
         "checkpoint_io": (given["checkpoint_io"] is None, "checkpoints are written by rankzero"),
         "start_method": (given["start_method"] == "popen", "processes are started by a launcher, or by devices=N"),

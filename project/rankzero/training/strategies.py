@@ -60,11 +60,7 @@ class RunStrategy(Strategy):
         return loader
 
     def _set_micro_batches(self, micro_batches: int) -> None:
-        """Sets the number of micro-batches after which Lightning takes an optimizer step.
-
-        Raises:
-            RequestError: The module or a callback decides itself when to step.
-        """
+        """Sets the micro-batches per step; raises a RequestError if the module or a callback decides when to step."""
         trainer = self._module.trainer
         has_scheduler = any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)  # type: ignore[attr-defined]
         conflict = "a GradientAccumulationScheduler" if has_scheduler else "a module with manual optimization"

@@ -258,8 +258,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
         """Waits for the newest save and returns its error, if any. All ranks must call."""
         fit_loop_of(trainer).epoch_loop.activity.enter(CHECKPOINT)
         self._io.wait()
-        error: str | None = trainer.strategy.broadcast(self.error)
-        return error
+        return trainer.strategy.broadcast(self.error)
 
     def _is_interval_over(self, step: int, trainer: Trainer) -> bool:
         """Whether an interval ended between the previous call and this step. All ranks must call."""

@@ -98,7 +98,7 @@ class FiniteWeights(LoopCallback):
         """
         ends = self._is_final and self._stops
         own = f"{self.problem}. {self._advice(self.problem)}" if self.problem and ends else None
-        problem: str | None = trainer.strategy.broadcast(own)
+        problem = trainer.strategy.broadcast(own)
         if problem is None:
             return
         if trainer.world_size == 1:

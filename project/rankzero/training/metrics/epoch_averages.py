@@ -101,8 +101,7 @@ class Results(stock.ResultCollection):
         agrees = self._trainer.world_size > 1 and not metric.meta.sync.rank_zero_only
         if not agrees or not getattr(metric.value, "sync_on_compute", False):
             return error is not None
-        has_failed: bool = self._trainer.strategy.reduce_boolean_decision(error is not None, all=False)
-        return has_failed
+        return self._trainer.strategy.reduce_boolean_decision(error is not None, all=False)
 
     def metrics(self, on_step: bool) -> Any:
         """Returns the values as Lightning does, those of the progress bar on a GPU as tensors, without waiting."""
@@ -129,8 +128,7 @@ class Results(stock.ResultCollection):
         is_due = not on_step and not result_metric.is_tensor and result_metric.meta.on_epoch
         if is_due and result_metric._computed is None:
             self.compute(result_metric)
-        cache: Any = super()._get_cache(result_metric, on_step)
-        return cache  # type: ignore[no-any-return]
+        return super()._get_cache(result_metric, on_step)
 
 
 def _is_fatal(error: Exception) -> bool:
@@ -322,8 +320,7 @@ def _gather_states(state: Tensor, group: Any = None) -> list[Tensor]:
     shape, dtype = next((pair for pair in shapes_and_dtypes if pair[0].numel()), shapes_and_dtypes[0])
     if not state.numel():
         state = torch.empty((0, *shape[1:]), dtype=dtype, device=state.device)
-    states: list[Tensor] = gather_all_tensors(state, group)
-    return states
+    return gather_all_tensors(state, group)
 
 
 def _description(metric: stock.ResultMetric) -> dict[str, Any]:

@@ -160,11 +160,7 @@ class CompiledStep:
         return output
 
     def _failed(self, graph: StepGraph, batch: tuple[Any, ...], problem: str) -> str | None:
-        """Runs further steps without graph; only those with other sizes, if the graph cannot be compiled for these.
-
-        Returns:
-            The problem, unless steps with the sizes of the first batch still run as a graph.
-        """
+        """Runs further steps without graph; returns None if those with the first batch's sizes still run as one."""
         if self._sizes is None and graph.function.compilations and self._graph_sizes != sizes_in(batch[0]):
             self._sizes = self._graph_sizes
             text = f"not compiling steps with other sizes of batches (--compile step): {problem}"
