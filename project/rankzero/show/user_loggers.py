@@ -18,12 +18,7 @@ from rankzero.training.lightning_inside import continue_version, destination, ml
 
 
 class UserLoggers:
-    """The loggers that the user has passed to a Trainer.
-
-    Args:
-        run: Directory of the run, whose `run.json` records the version of each logger.
-        own: The run's own logger, which is not among them.
-    """
+    """The loggers of a Trainer except the run's own; `run.json` records the version of each."""
 
     def __init__(self, run: RunDirectory, own: Logger | None) -> None:
         self.run, self.own = run, own
@@ -33,16 +28,14 @@ class UserLoggers:
         """Gives each logger without a version that of the run's earlier attempts, before it creates any file."""
         recorded = self.run.read("run.json").get("loggers") or {}
         for name, logger in self._named(trainer):
-            if isinstance(logger, CSVLogger) and "://" in logger.root_dir:
-                continue  # Lightning would delete the rows
-            if (version := recorded.get(name)) is None:
-                continue
-            if not isinstance(logger, MLFlowLogger) or _continues_on_server(logger, version):
-                continue_version(logger, version)
-        if (resumes or self.run.attempt > 1) and trainer.is_global_zero:
-            for logger in trainer.loggers:
-                if isinstance(logger, CSVLogger):
-                    _keep_rows(logger)
+            if isinstance(logger, MLFlowLogger):
+                may_continue = trainer.is_global_zero and name in recorded and _has_run(logger, recorded[name])
+            else:  # Lightning would delete the rows at a URL
+                may_continue = name in recorded and not (isinstance(logger, CSVLogger) and "://" in logger.root_dir)
+            if may_continue:
+                continue_version(logger, recorded[name])
+            if isinstance(logger, CSVLogger) and trainer.is_global_zero and (resumes or self.run.attempt > 1):
+                _keep_rows(logger)
 
     def begin(self, trainer: Trainer, step: int) -> None:
         """Removes what a lost attempt has logged at `step` or later, and records the versions. Only on rank zero.
@@ -55,10 +48,10 @@ class UserLoggers:
             if (self.run.attempt > 1 or trainer.ckpt_path) and logger not in self._begun:
                 _remove_lost_rows(logger, step + (is_end and earlier.get("steps") == step))
             self._begun.append(logger)
-        self._record({name: logger.version for name, logger in self._named(trainer)})
+        versions = {name: logger.version for name, logger in self._named(trainer)}
+        self._record({name: version for name, version in versions.items() if isinstance(version, int | str)})
 
-    def _record(self, versions: dict[str, Any]) -> None:
-        versions = {name: version for name, version in versions.items() if isinstance(version, int | str)}
+    def _record(self, versions: dict[str, int | str]) -> None:
         record = self.run.read("run.json")
         if record and record.get("loggers", {}) != versions:
             self.run.record = record | {"loggers": versions}
@@ -75,11 +68,10 @@ class UserLoggers:
                     yield f"{names[-1]} {names.count(names[-1])}", logger
 
 
-def _continues_on_server(logger: MLFlowLogger, version: str) -> bool:
-    """Returns whether MLflow still has a run, whose hyperparameters stay as they are: MLflow permits no other value."""
+def _has_run(logger: MLFlowLogger, version: str) -> bool:
+    """Returns whether MLflow still has a run, whose hyperparameters then stay as they are: MLflow permits no change."""
     try:
-        run = mlflow_run(logger, version)
-        if run is None:
+        if (run := mlflow_run(logger, version)) is None:
             return False
         if run.info.lifecycle_stage != "active":
             raise ValueError(f"it is {run.info.lifecycle_stage}")
@@ -111,16 +103,13 @@ def _keep_rows(logger: CSVLogger) -> None:
         warnings.simplefilter("ignore")  # Lightning warns that it deletes the file
         experiment = logger.experiment
     kept.rename(path)
-    if not experiment.metrics_keys:
-        with path.open(newline="") as file:
-            experiment.metrics_keys = next(csv.reader(file), [])
+    experiment.metrics_keys = experiment.metrics_keys or next(csv.reader(path.read_text().splitlines()), [])
 
 
 def _remove_lost_rows(logger: Logger, step: int) -> None:
     """Removes the rows at `step` or later from the file of a CSV logger, and hides them in those of TensorBoard."""
     if isinstance(logger, CSVLogger) and (path := Path(logger.log_dir, "metrics.csv")).is_file():
-        with path.open(newline="") as file:
-            header, *rows = [*csv.reader(file)] or [["step"]]
+        header, *rows = [*csv.reader(path.read_text().splitlines())] or [["step"]]
         column = header.index("step")
         whole = [row for row in rows if len(row) == len(header)]  # a full disk may have cut the last one
         with replacing(path, ".kept") as temporary, temporary.open("w", newline="") as file:

@@ -295,8 +295,8 @@ def names_set_by(callback: Callback, module: LightningModule) -> list[str]:
 def destination(logger: Any) -> str:
     """Returns the folder of a logger's versions, or the server and the project of its runs."""
     folder = logger.root_dir and os.path.abspath(logger.root_dir)  # noqa: PTH100 - also the address of a bucket
-    names = ("_tracking_uri", "_experiment_name", "_project")
-    return " ".join(str(part) for part in (folder, *(getattr(logger, name, None) for name in names)) if part)
+    others = (getattr(logger, name, None) for name in ("_tracking_uri", "_experiment_name", "_project"))
+    return " ".join(str(part) for part in (folder, *others) if part)
 
 
 def continue_version(logger: Any, version: Any) -> None:
@@ -314,8 +314,7 @@ def mlflow_run(logger: Any, run_id: str) -> Any:
     """Returns a run of MLflow; None if the logger has a run of its own. Raises MLflow's errors."""
     from mlflow.tracking import MlflowClient
 
-    state = vars(logger)
-    return None if state["_run_id"] else MlflowClient(state["_tracking_uri"]).get_run(run_id)
+    return None if vars(logger)["_run_id"] else MlflowClient(vars(logger)["_tracking_uri"]).get_run(run_id)
 
 
 def batches_per_step_of(callback: StochasticWeightAveraging) -> int | None:

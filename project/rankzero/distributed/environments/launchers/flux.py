@@ -25,9 +25,8 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     job, size = variables.text("FLUX_JOB_ID"), variables.number("FLUX_JOB_SIZE")
     nodes = variables.find_number("FLUX_JOB_NNODES") or 1
     world_id = f"flux {variables.find('FLUX_JOB_ID_PATH') or job}"
-    host = "127.0.0.1" if nodes == 1 else None
-    if nodes > 1 and not (requested.address or "MASTER_ADDR" in variables):
-        host = _first_host(job)
+    needs_host = nodes > 1 and not (requested.address or "MASTER_ADDR" in variables)
+    host = _first_host(job) if needs_host else "127.0.0.1"
     address, port = rendezvous_endpoint(variables, requested, host, world_id)
     return Launch(
         evidence=f"FLUX_JOB_ID={job} FLUX_JOB_SIZE={size}",
