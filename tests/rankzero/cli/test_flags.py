@@ -24,9 +24,10 @@ VALID = {
 }
 """Reader -> text -> value, or texts that are values themselves."""
 NAMES = ("../x", "a/b", "", ".hidden", "-x", "a b", "a\nb", "a\0b", "x" * 200, "$(rm)", "[x]")
+INTERVALS = ("", "0", "0steps", "1.5", "-5", "5 steps", "5epochs", "min", "2d", "1.5h", "9999999999h", "1" * 10)
 INVALID = {
     values.positive_int: ("whole number", ("0", "-1", "x", "", "1.5", "1e3", "٣", " 2", "0x10", "9" * 5000)),
-    values.save_interval: ("steps", ("0", "0steps", "5epochs", "min", "-5", "1.5h", "9999999999h")),
+    values.save_interval: ("a number of epochs", INTERVALS),
     values.run_name: ("folder", NAMES),
     values.seconds_value: (r"^a time in seconds \(300\) or with a unit", ("0", "-1", "", "90m", "soon", "nan", "1e3")),
     values.checkpoint_value: (".", []),

@@ -288,27 +288,15 @@ class Stream(IterableDataset):
 
 
 @pytest.mark.filterwarnings("ignore:.*decides the order of the training samples")
-def test_processes_of_managed_and_unmanaged_loaders_ignore_stop_signals():
-    loader = DataLoader(Handlers(), batch_size=2, num_workers=1)
-    ignored = torch.cat(list(SamplingPlan().wrap(loader, training=True)))
+def test_processes_of_managed_and_unmanaged_loaders_ignore_stop_signals_and_call_the_users_function(tmp_path):
+    settings = {"num_workers": 2, "worker_init_fn": lambda worker_id: (tmp_path / str(worker_id)).touch()}
+    ignored = torch.cat(list(SamplingPlan().wrap(DataLoader(Handlers(), batch_size=2, **settings), training=True)))
     assert ignored.all() and ignored.shape == (4, len(STOP_SIGNALS))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
     loader, plan = DataLoader(Stream(), batch_size=1, num_workers=1), SamplingPlan()
     assert torch.cat(list(plan.wrap(plan.wrap(loader, training=True), training=True))).all()
     assert not isinstance(loader.worker_init_fn.init, PrepareWorker)
-
-
-def test_a_users_worker_init_fn_is_still_called():
-    worker_ids = []
-    loader = DataLoader(Handlers(), worker_init_fn=worker_ids.append, num_workers=1)
-    worker = SamplingPlan().wrap(loader, training=True)._reader.worker_init_fn
-    handlers = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
-    try:
-        worker(3)
-    finally:
-        for signum, handler in handlers.items():
-            signal.signal(signum, handler)
-    assert worker_ids == [3] and worker.init == worker_ids.append
 
 
 def ignore_signals():

@@ -3,7 +3,6 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 from lightning.pytorch.callbacks import LambdaCallback
@@ -14,17 +13,8 @@ from rankzero import Trainer
 from running import script_process
 from stock import QUIET, Loaders, Net
 
-
-class Server:
-    """What these tests use of MLflow: the ids of its runs, of which some may be deleted."""
-
-    runs: ClassVar[dict[str, str]] = {}
-
-    def __init__(self, *_):
-        self.data = SimpleNamespace(params={})
-
-    def get_run(self, run_id):
-        return SimpleNamespace(info=SimpleNamespace(lifecycle_stage=self.runs[run_id].removeprefix("logged ")))
+RUNS: dict[str, str] = {}
+"""Id -> state of the runs on the server."""
 
 
 class OnServer(Logger):
@@ -37,11 +27,11 @@ class OnServer(Logger):
 
     @property
     def experiment(self):
-        self._run_id = self._id = self._run_id or self._wandb_init["id"] or f"{type(self).__name__}-{len(Server.runs)}"
-        Server.runs.setdefault(self._run_id, "active")
+        self._run_id = self._id = self._run_id or self._wandb_init["id"] or f"{type(self).__name__}-{len(RUNS)}"
+        RUNS.setdefault(self._run_id, "active")
 
     def log_hyperparams(self, *_):
-        if Server.runs[self._run_id].startswith("logged"):
+        if RUNS[self._run_id].startswith("logged"):
             raise ValueError("Changing param values is not allowed\n")
 
     version = property(lambda self: self._id)
@@ -49,19 +39,19 @@ class OnServer(Logger):
     log_metrics = finalize = after_save_checkpoint = lambda self, *_, **__: None
 
 
-class OnMLflow(OnServer, MLFlowLogger):
-    pass
-
-
-class OnWandb(OnServer, WandbLogger):
-    pass
+OnMLflow = type("OnMLflow", (OnServer, MLFlowLogger), {})
+OnWandb = type("OnWandb", (OnServer, WandbLogger), {})
 
 
 @pytest.fixture(autouse=True)
 def server(monkeypatch):
-    Server.runs.clear()
-    monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=Server))
-    return Server.runs
+    def get_run(run_id):
+        return SimpleNamespace(info=SimpleNamespace(lifecycle_stage=RUNS[run_id].removeprefix("logged ")))
+
+    RUNS.clear()
+    client = SimpleNamespace(MlflowClient=lambda uri: SimpleNamespace(get_run=get_run))
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", client)
+    return RUNS
 
 
 def crash(trainer, *_):

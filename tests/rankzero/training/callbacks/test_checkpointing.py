@@ -25,9 +25,6 @@ def test_intervals_are_read_from_text_that_the_flag_accepts():
     expected = {"5": Interval(epochs=5), "200steps": Interval(steps=200), "1step": Interval(steps=1)}
     expected |= {"90s": Interval(seconds=90), "15min": Interval(seconds=900), "02h": Interval(seconds=7200)}
     assert {save_interval(text): Interval.read(text) for text in expected} == expected
-    for text in ("", "0", "0steps", "1.5", "-1", "5 steps", "2d", "1" * 10):
-        with pytest.raises(ValueError, match="a number of epochs"):
-            save_interval(text)
 
 
 @pytest.mark.parametrize(
