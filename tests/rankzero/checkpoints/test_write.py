@@ -155,8 +155,7 @@ class MadeOnPickling:
 
 def test_memory_is_reused_for_a_copy_of_the_same_size_but_not_within_a_copy():
     snapshots = Snapshots()
-    addresses = {snapshots.take({"w": torch.zeros(1000)})["w"].data_ptr() for _ in range(5)}
-    assert len(addresses) == 1
+    assert len({snapshots.take({"w": torch.zeros(1000)})["w"].data_ptr() for _ in range(5)}) == 1
     first, second = (tensor.data_ptr() for tensor in snapshots.take([torch.ones(1000), torch.ones(1000)]))
     assert first != second
     copies = Snapshots().take([MadeOnPickling(float(value)) for value in range(50)])

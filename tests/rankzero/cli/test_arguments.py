@@ -140,8 +140,7 @@ def test_a_wrong_or_missing_config_file_is_refused(tmp_path):
     expected |= dict.fromkeys(("just words", ""), "no 'key: value' lines")
     for text, found in (expected | {"model: RezNet": "no model of that name"}).items():
         assert found in refusal_of(parse_file, tmp_path / "train.yaml", text).found
-    instead = {"gpus: 2": "devices: 2", "fp16: true": "precision: 16-mixed", "epocs: 3": "epochs: 3"}
-    for text, end in instead.items():
+    for text, end in {"gpus: 2": "devices: 2", "fp16: true": "precision: 16-mixed", "epocs: 3": "epochs: 3"}.items():
         assert refusal_of(parse_file, tmp_path / "train.yaml", text).instead.endswith(end)
     error = refusal_of(read_config, FIT, str(tmp_path / "trian.yaml"))
     assert "contains train.yaml" in error.found and error.instead.endswith("train.yaml")

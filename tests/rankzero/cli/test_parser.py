@@ -154,8 +154,7 @@ def test_enum_members_are_replaced_by_their_values_such_as_that_of_lightnings_ti
     assert type(without_enums(Text.A)) is str
     parser = RankzeroParser()
     parser.add_lightning_class_args(Timer, "timer")
-    config = without_enums(parser.parse_args([]))
-    assert "interval: step" in parser.dump(config, skip_unset=False)
+    assert "interval: step" in parser.dump(without_enums(parser.parse_args([])), skip_unset=False)
 
 
 ORIGINS = Origins(

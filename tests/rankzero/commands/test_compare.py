@@ -130,8 +130,7 @@ def test_no_run_and_too_many_runs_are_refused_with_runs_to_type(root, compare):
 
 def test_a_running_run_is_compared_with_the_values_it_has_logged(root, compare):
     add(root / "done", metrics={"val/loss": 0.3})
-    path = add(root / "live", status=None)
-    with locked(path):
+    with locked(add(root / "live", status=None)):
         lines = compare("done", "live")
     assert row_of(lines, "status") == ["finished", "running"] and row_of(lines, "steps") == ["69", "10"]
     assert row_of(lines, "val/loss") == ["0.3*", "0.6"]

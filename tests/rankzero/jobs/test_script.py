@@ -67,8 +67,7 @@ def test_each_accepted_option_changes_the_script(name):
     flags = set(accepted_flags(job.scheduler, job.image is not None))
     flags -= {"scheduler", "name", "form", "venv", "array", "image", "hosts", "hostfile", "nodes"}
     for flag in flags - (set() if job.scheduler in QUEUING else {"extra"}):
-        without = replace(job, **{flag: getattr(JobRequest("slurm", ""), flag)})
-        assert script(without) != script(job), flag
+        assert script(replace(job, **{flag: getattr(JobRequest("slurm", ""), flag)})) != script(job), flag
 
 
 @pytest.mark.system

@@ -169,8 +169,7 @@ def test_stop_cancels_the_job_or_shows_the_schedulers_words(programs, calls, fol
 
 def test_a_local_job_starts_at_once_and_can_be_repeated_when_it_has_ended(folder):
     log = folder / "runs" / "x.job.log"
-    text = "trap 'echo stopped; exit 75' TERM; echo \"$0\"; while :; do sleep 0.02; done\n"
-    record = submit(LOCAL, text, folder)
+    record = submit(LOCAL, "trap 'echo stopped; exit 75' TERM; echo \"$0\"; while :; do sleep 0.02; done\n", folder)
     assert record.started and record.host == socket.gethostname()
     found = f"its job {record.id} (local) is RUNNING as process {record.id}"
     assert refusal_of(submit, LOCAL, "text", folder).found == found
@@ -198,15 +197,13 @@ def test_a_submission_gets_the_users_variables_without_those_of_a_job(submitted,
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SBATCH_RESERVATION", "maintenance")
     submitted(sbatch='echo 123; echo "${SLURM_MEM_PER_CPU-unset} $SLURM_CONF $SBATCH_RESERVATION" >$0.variable')
-    found = (tmp_path / "programs" / "sbatch.variable").read_text()
-    assert found == "unset /etc/slurm.conf maintenance\n"
+    assert (tmp_path / "programs" / "sbatch.variable").read_text() == "unset /etc/slurm.conf maintenance\n"
 
 
 def test_an_unwritable_folder_is_refused_and_an_interrupted_submission_leaves_no_file(programs, folder, monkeypatch):
     programs(sbatch="echo 123")
-    interrupt = Mock(side_effect=KeyboardInterrupt)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("rankzero.jobs.submission._run", interrupt)
+        patch.setattr("rankzero.jobs.submission._run", Mock(side_effect=KeyboardInterrupt))
         submit(SLURM, "text", folder)
     assert content(folder) == {}
     error = refusal_of(submit, JobRequest("slurm", "x", "srun", root="/proc/runs"), "text", folder)

@@ -76,16 +76,14 @@ def test_a_gpu_without_faults_is_ok_whatever_names_nvidia_smi_has(smi, calls):
 
 def test_errors_slowdowns_and_foreign_processes_of_a_gpu_are_named_once(smi):
     smi()
-    others = [on_gpu("b"), on_gpu("b")]
-    check, _ = check_gpus(OneCoordinator(others, ["n1"] * 3), world_of("cuda", size=3, devices=3))
+    check, _ = check_gpus(OneCoordinator([on_gpu("b"), on_gpu("b")], ["n1"] * 3), world_of("cuda", size=3, devices=3))
     assert check.status == WARN and len(check.advice) == 3
     assert check.details == [
         "the GPU of rank 1 on n1 has had 2 uncorrectable memory errors (ECC)",
         "the GPU of rank 1 on n1 runs at a low clock: hardware slowdown, power brake",
         "other processes use the GPU of rank 1 on n1: 40 GiB of its memory are in use",
     ]
-    mine = [on_gpu("b", 40000)]
-    check, _ = check_gpus(OneCoordinator(mine, ["n1"] * 2), world_of("cuda", size=2, devices=2))
+    check, _ = check_gpus(OneCoordinator([on_gpu("b", 40000)], ["n1"] * 2), world_of("cuda", size=2, devices=2))
     assert not any("other processes" in line for line in check.details)
 
 

@@ -64,8 +64,7 @@ def measure(coordinator, cases):
             patch.setattr(network, "SECONDS_PER_SIZE", 0.01)
             for name in corrupted:
                 patch.setattr(dist, name, lambda *_: None)
-            device = torch.device("cpu")
-            checks.append(check_collectives(coordinator, device, warn_gbps, fail_gbps, 100_000, "MLP"))
+            checks.append(check_collectives(coordinator, torch.device("cpu"), warn_gbps, fail_gbps, 100_000, "MLP"))
     return checks
 
 
@@ -130,8 +129,7 @@ def test_links_below_the_threshold_or_half_of_the_median_are_slow_and_a_host_wit
     assert slow_links({(0, 1): 10.0, (1, 2): 10.0, (2, 3): 3.0, (3, 0): 0.1}, 1.0) == [(3, 0), (2, 3)]
     assert slow_links({(0, 1): 0.1}, 1.0) == [(0, 1)]
     assert slow_links({(0, 1): 2.0, (1, 2): 1.5}, 1.0) == []
-    gbps = {(0, 1): 0.1, (0, 2): 0.1, (1, 2): 10.0}
-    assert _slow_hosts([(0, 1), (0, 2)], gbps, ["n1", "n2", "n3"]) == ["n1"]
+    assert _slow_hosts([(0, 1), (0, 2)], {(0, 1): 0.1, (0, 2): 0.1, (1, 2): 10.0}, ["n1", "n2", "n3"]) == ["n1"]
     assert _slow_hosts([(0, 1)], {(0, 1): 0.1}, ["n1", "n2"]) == []
 
 

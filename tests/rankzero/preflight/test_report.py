@@ -53,8 +53,7 @@ def test_a_skipped_check_names_the_failure_before_it(capsys):
 
 def test_the_check_in_progress_follows_the_last_one():
     added = [], [("environment", OK, "")], [("environment", OK, ""), (CHECK_NAMES[-1], OK, "")]
-    found = [report_of(*checks, prints=False).next_name for checks in added]
-    assert found == ["launcher", "GPUs", CHECK_NAMES[-1]]
+    assert [report_of(*checks, prints=False).next_name for checks in added] == ["launcher", "GPUs", CHECK_NAMES[-1]]
 
 
 def test_a_file_that_cannot_be_written_is_reported_once_and_other_ranks_write_nothing(tmp_path, capsys):

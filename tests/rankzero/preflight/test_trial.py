@@ -73,8 +73,7 @@ def with_schedule(make_schedule, **settings):
 
 def start(model, data, max_epochs=3, **sizes):
     """Starts a trial of rank 1 of 4 and loads its batch; returns the trial and a description of the batch."""
-    plan = SamplingPlan(rank=1, world_size=4, **sizes)
-    trial = Trial(World(LAUNCH), model, data, plan, {"max_epochs": max_epochs})
+    trial = Trial(World(LAUNCH), model, data, SamplingPlan(rank=1, world_size=4, **sizes), {"max_epochs": max_epochs})
     trial.prepare_data()
     return trial, trial.load_batch()
 
@@ -83,8 +82,7 @@ def test_hooks_are_called_once_and_see_the_rank_of_the_run():
     model, data = Model(), Data()
     trial, loaded = start(model, data, batch_size=5)
     result = trial.train()
-    loading = ["setup fit as rank 1 of 4", "train_dataloader"]
-    assert data.calls == [*loading, *["on_after_batch_transfer"] * 6]
+    assert data.calls == ["setup fit as rank 1 of 4", "train_dataloader", *["on_after_batch_transfer"] * 6]
     assert model.sizes == [5] * 6  # three epochs of 40 / (4 * 5)
     assert loaded["prefetched_bytes"] == loaded["workers"] == 0 and loaded["data"]["samples"] == "40"
     assert result["seconds"] > 0 and result["peak_bytes"] > 1e7
@@ -92,8 +90,7 @@ def test_hooks_are_called_once_and_see_the_rank_of_the_run():
 
 def test_only_the_first_rank_of_a_machine_prepares_data():
     data = Data()
-    plan = SamplingPlan(world_size=4)
-    first = Trial(World(Launch(rank=2, local_rank=0, world_size=4)), Model(), data, plan, {})
+    first = Trial(World(Launch(rank=2, local_rank=0, world_size=4)), Model(), data, SamplingPlan(world_size=4), {})
     for per_node in (True, False):
         data.prepare_data_per_node = per_node
         first.prepare_data()

@@ -62,8 +62,7 @@ def attempt(cwd):
 
     def make(plan=None, has_trained=True, rank=0, backend="gloo", **options):
         plan = plan or SamplingPlan()
-        strategy = Ranks(plan, device="cpu")
-        trainer = Trainer(strategy=strategy, plugins=[DirectoryCheckpointIO()], max_epochs=2, **SILENT)
+        trainer = Trainer(strategy=Ranks(plan, device="cpu"), plugins=[DirectoryCheckpointIO()], max_epochs=2, **SILENT)
         install(trainer, plan)
         coordinator = Coordinator(World(Launch(rank=rank), backend=backend), RequestedWorld())
         counts = {"problem": None, "samples": 0, "samples_per_second": 0.0, "ledger": []}
@@ -117,8 +116,7 @@ def test_a_finished_attempt_leaves_summary_log_and_no_lock_and_the_next_attempt_
     out = capsys.readouterr().out
     assert out.startswith("rankzero: local (") and "run x: finished" in out
     assert "INFO run x: finished\n" in log() and "INFO │ checkpoint " in log()
-    handlers = logging.getLogger("rankzero").handlers
-    assert is_free() and [type(handler) for handler in handlers] == [logging.NullHandler]
+    assert is_free() and [type(handler) for handler in logging.getLogger("rankzero").handlers] == [logging.NullHandler]
     stop(attempt(), lambda: logging.getLogger("rankzero").info("message 2"))
     assert [log().count(text) for text in ("attempt 1: ", "message 1", "attempt 2: ", "message 2")] == [1, 1, 1, 1]
     assert read("summary.json")["attempts"] == 2
@@ -211,13 +209,7 @@ def save_slowly(run_attempt):
     io, may_end = run_attempt.trainer.strategy.checkpoint_io, threading.Event()
     io.on_committed = lambda path: may_end.wait() and path.rename(path.with_name("step-00000007"))
     io.save_checkpoint({"w": torch.ones(2)}, Path("runs/x/checkpoints/step-00000006"))
-    wait = io.wait
-
-    def release_and_wait(*arguments):
-        may_end.set()
-        return wait(*arguments)
-
-    io.wait = release_and_wait
+    io.wait = lambda *arguments, wait=io.wait: may_end.set() or wait(*arguments)
 
 
 def test_an_attempt_aborted_by_another_rank_is_logged_saved_reported_and_unlocked(attempt, capsys):
@@ -239,13 +231,10 @@ def test_an_attempt_aborted_by_another_rank_is_logged_saved_reported_and_unlocke
 def test_the_monitor_runs_while_the_ranks_connect_and_nccls_warnings_are_printed_or_logged(
     attempt, monkeypatch, capsys
 ):
-    warnings, found = ["NCCL WARN no route to n2", "NCCL WARN n3 is slow"], []
-    monitors = []
+    warnings, found, monitors = ["NCCL WARN no route to n2", "NCCL WARN n3 is slow"], [], []
     monkeypatch.setattr(process_group, "new_warnings_of_nccl", lambda: warnings.pop(0) if warnings else "")
 
-    start = Monitor.start
-
-    def start_and_keep(monitor, *arguments):
+    def start_and_keep(monitor, *arguments, start=Monitor.start):
         monitors.append(monitor)
         start(monitor, *arguments)
 

@@ -15,7 +15,7 @@ from rankzero.messages import CannotStart, RequestError
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.resume import requested_checkpoint
 from rankzero.runs.summary import already_finished_note
-from running import TOY, fit_in_folder, fit_in_process, weights
+from running import TOY, fit_in_folder, fit_in_process, refusal_of, weights
 from stock import differences
 
 EACH_ONCE = [f"epoch {epoch}: 2,048 of 2,048 samples, each once" for epoch in (1, 2, 3)]
@@ -25,13 +25,11 @@ def crash_at(step, *arguments, **options):
     """Runs `fit`, which crashes after a step."""
     from rankzero.commands import fit as cli
 
-    build = cli.build_trainer
-
     def crash(trainer, *_):
         if trainer.global_step == step:
             raise ZeroDivisionError
 
-    def with_crash(*build_arguments):
+    def with_crash(*build_arguments, build=cli.build_trainer):
         trainer = build(*build_arguments)
         trainer.callbacks.append(LambdaCallback(on_train_batch_end=crash))
         return trainer
@@ -184,8 +182,7 @@ def test_a_refused_start_changes_no_run(finished, flags, message):
 def test_a_damaged_checkpoint_is_skipped_and_a_resume_from_an_older_one_archives_the_newer(finished, capsys):
     run = finished(1)
     fit_in_process(*TOY, "--epochs", "1", "--run", "x", "--resume", "runs/x/checkpoints/step-00000050")
-    found = sorted(int(path.name.removeprefix("step-")) for path in run.glob("checkpoints*/*"))
-    assert found == [50, 60, 60, 64, 64]
+    assert sorted(int(path.name.removeprefix("step-")) for path in run.glob("checkpoints*/*")) == [50, 60, 60, 64, 64]
     (run / "checkpoints/step-00000064/state.pt").write_bytes(b"")
     fit_in_process(*TOY, "--epochs", "2", "--run", "x")
     out = capsys.readouterr().out
@@ -214,10 +211,9 @@ def test_a_missing_checkpoint_is_named_as_typed(cwd, path, found, instead):
         (cwd / "last.ckpt").write_text("")
     (cwd / "runs/first").mkdir(parents=True)
     (cwd / "runs/first/run.json").write_text("{}")
-    with pytest.raises(RequestError) as error:
-        requested_checkpoint(path)
-    assert error.value.asked == f"the checkpoint {path}" and "manifest.json" not in str(error.value)
-    assert re.fullmatch(found, error.value.found) and instead in error.value.instead
+    error = refusal_of(requested_checkpoint, path)
+    assert error.asked == f"the checkpoint {path}" and "manifest.json" not in str(error)
+    assert re.fullmatch(found, error.found) and instead in error.instead
 
 
 def test_changed_data_is_refused_with_a_description_of_the_change(cwd):

@@ -29,8 +29,7 @@ def test_commands_that_certainly_run_are_known():
     assert [command.program for command in parse(certain) if command.is_certain] == list("abcdefgh")
     uncertain = ("if a; then b; fi", "while a; do b; done", "case $x in a) b;; esac", "f() { a; b; }", "(a; b)")
     for text in (*uncertain, "{ a; b; }", "for ((i = 0; i < 2; i++)); do a; done"):
-        commands = parse(f"{text}\nlast")
-        assert [command.program for command in commands if command.is_certain] == ["last"], text
+        assert [command.program for command in parse(f"{text}\nlast") if command.is_certain] == ["last"], text
     for text in ("[ a ] && b", "command -v a && b", "a || b"):
         assert [command.is_certain for command in parse(text)] == [True, False], text
     assert [command.in_background for command in parse("cd x && a | b &\nc")] == [True, True, True, False]

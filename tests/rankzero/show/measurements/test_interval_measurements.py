@@ -184,8 +184,7 @@ def test_details_of_an_interval_are_correct_and_consistent(detailed, script_fold
     end = "the published peak of the device: 2 TFLOP/s with precision 32-true"
     assert description.summary_description.endswith(end)
     assert "workload/teraflops_per_second" in whole[1] and "workload/mfu_percent" not in whole[1]  # a CPU has no peak
-    checkpoint = next(Path("runs/x/checkpoints").iterdir())
-    size = sum(file.stat().st_size for file in checkpoint.iterdir()) / 2**20
+    size = sum(file.stat().st_size for file in next(Path("runs/x/checkpoints").iterdir()).iterdir()) / 2**20
     assert list(logged["workload/checkpoint_mib"].values())[-1] == pytest.approx(size, rel=0.1)
     assert all(seconds > 0 for seconds in logged["wall_time/checkpoint_s"].values())
 
@@ -257,8 +256,7 @@ def test_a_batch_of_none_counts_as_a_step(script_folder, profiler):
 
             return DataLoader(range(8), batch_size=1, collate_fn=collate)
 
-    logged = fit(WithoutThird(), epochs=1, log_every_n_steps=2, profiler=profiler)
-    assert list(logged["train/loss"]) == [1, 3, 5, 7]
+    assert list(fit(WithoutThird(), epochs=1, log_every_n_steps=2, profiler=profiler)["train/loss"]) == [1, 3, 5, 7]
 
 
 def test_a_value_that_the_module_logs_is_not_logged_twice(script_folder):
@@ -294,8 +292,7 @@ class Scheduled(BoringModel):
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), "interval": "step"}]
 
 
 @pytest.mark.parametrize(

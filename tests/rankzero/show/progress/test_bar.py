@@ -203,8 +203,7 @@ PARTS = [Part(text, importance) for text, importance in IMPORTANCE.items()]
 
 
 def test_less_important_parts_are_left_out_first_unless_more_important_ones_do_not_fit():
-    texts = [[part.text for part in fitting(PARTS, columns)] for columns in (200, 60, 40, 30, 12)]
-    assert texts == [
+    assert [[part.text for part in fitting(PARTS, columns)] for columns in (200, 60, 40, 30, 12)] == [
         ["epoch 3/20", "", "step 58", "train/loss: 0.123", "710 samples/s", "43 s left"],
         ["epoch 3/20", "", "step 58", "train/loss: 0.123", "43 s left"],
         ["epoch 3/20", "", "step 58", "43 s left"],

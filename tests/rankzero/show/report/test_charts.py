@@ -72,8 +72,7 @@ def test_the_parts_of_many_steps_are_averaged():
 def test_charts_lines_and_ranks_are_limited_and_the_slowest_ranks_are_shown_beside_the_median():
     charts = charts_of({f"metric_{number:03d}": curve(1.0, 2.0) for number in range(40)}, [0])
     assert len(charts.training) == MAX_CHARTS and len(charts.omitted) == 40 - MAX_CHARTS
-    many = {f"loss/dataloader_idx_{number}": curve(1.0, 2.0) for number in range(9)}
-    (chart,) = charts_of(many, [0]).training
+    (chart,) = charts_of({f"loss/dataloader_idx_{number}": curve(1.0, 2.0) for number in range(9)}, [0]).training
     assert len(chart.lines) == MAX_LINES and chart.notes == [f"{9 - MAX_LINES} more in TensorBoard"]
     ranks = {f"world/data_wait_ms/rank_{rank:03d}": curve(float(rank), float(rank)) for rank in range(32)}
     (chart,) = charts_of(ranks, [0]).ranks

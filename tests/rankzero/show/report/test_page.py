@@ -127,8 +127,7 @@ def test_the_report_of_a_stopped_run_shows_reason_attempts_and_the_command_to_re
     assert "A dashed line marks the step at which another attempt began." in page.text
     charts = page.tags.count("svg")
     assert charts == 8 and text.count('class="attempt"') == 2 * charts
-    position = 100 * 120 / 299
-    assert text.count(f'<span style="left: {position:.2f}%">2</span>') == charts
+    assert text.count(f'<span style="left: {100 * 120 / 299:.2f}%">2</span>') == charts
     assert "0 160 1 min 5 s stopped" in page.text and "815.pbs 120 250 1 min 5 s stopped" in page.text
 
 
