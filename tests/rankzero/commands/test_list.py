@@ -141,10 +141,8 @@ def test_runs_are_selected_by_name_and_status_and_sorted_by_a_metric(root, listi
     lines = listing("--sort", "min:loss", "--last", "1")
     assert lines[1].startswith("sweep-2") and lines[-1] == "runs: 2 other runs are not listed; --all lists them"
     assert listing("--name", "nothing") == ["runs contains no such runs"]
-    assert listing("--sort", "los", code=2)[2:] == [
-        "  found  the runs have only loss, val/accuracy",
-        "  type   --sort loss",
-    ]
+    refusal = ["  found  the runs have only loss, val/accuracy", "  type   --sort loss"]
+    assert listing("--sort", "los", code=2)[2:] == refusal
 
 
 def test_hundreds_of_runs_are_read_only_as_far_as_they_are_shown(root, listing, monkeypatch):
@@ -222,6 +220,5 @@ def test_a_resubmitted_run_waits_in_the_queue_until_its_attempt_begins(root, lis
 def test_the_script_lists_runs_without_importing_torch(tmp_path):
     write_run(tmp_path / "runs/first")
     code = "from rankzero.commands.list import main; assert main([]) == 0"
-    out = run_without_importing("torch", "lightning", "matplotlib", "numpy", code=code, folder=tmp_path).out
-    assert "first" in out
+    assert "first" in run_without_importing("torch", "lightning", "matplotlib", "numpy", code=code, folder=tmp_path).out
     assert "--root DIR" in run("python", script("list"), "--help", folder=tmp_path).out

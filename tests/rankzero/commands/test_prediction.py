@@ -20,8 +20,7 @@ from rankzero.commands.prediction_files import merge
 from rankzero.distributed.world import World
 from rankzero.messages import CannotStart, RequestError
 from running import command_of, refusal_of, restore_process_state, weights
-
-QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+from stock import SILENT
 
 
 def parse_flags(*arguments):
@@ -46,16 +45,12 @@ def test_predictions_equal_those_of_a_stock_trainer(run, batch_size, capsys):
     model.load_state_dict(weights(run))
     data.setup("test")
     with restore_process_state():
-        expected = torch.cat(Trainer(accelerator="cpu", **QUIET).predict(model, data.test_dataloader()))
+        expected = torch.cat(Trainer(**SILENT).predict(model, data.test_dataloader()))
     folder = run / "predictions-test"
     torch.testing.assert_close(torch.load(folder / "predictions.pt", weights_only=True), expected)
-    assert json.loads((folder / "predictions.json").read_text()) == {
-        "run": "x",
-        "checkpoint": "runs/x/checkpoints/step-00000003",
-        "split": "test",
-        "world_size": 1,
-        "samples": {"predictions.pt": 10},
-    }
+    source = {"run": "x", "checkpoint": "runs/x/checkpoints/step-00000003", "split": "test"}
+    stored = json.loads((folder / "predictions.json").read_text())
+    assert stored == {**source, "world_size": 1, "samples": {"predictions.pt": 10}}
     assert sorted(path.name for path in folder.iterdir()) == ["predictions.csv", "predictions.json", "predictions.pt"]
     assert "10 samples, each once" in capsys.readouterr().out
 
@@ -143,7 +138,7 @@ def keep(folder, model, *loaders, **arguments):
     """Predicts with a stock Trainer, and returns the callback that stores the predictions in a folder."""
     callback = KeepPredictions(folder, rank=0, world_size=1)
     with restore_process_state():
-        trainer = Trainer(accelerator="cpu", callbacks=[callback], **QUIET)
+        trainer = Trainer(callbacks=[callback], **SILENT)
         trainer.predict(model, *loaders, return_predictions=False, **arguments)
     return callback
 
@@ -226,5 +221,4 @@ def test_predictions_are_written_into_the_run_or_the_output_folder(cwd, monkeypa
         ("", "else/where/a.ckpt", "a.ckpt-predictions"),  # not in a run
         ("--output ~/out", "a/b/c", "/home/me/out"),
     ):
-        found = output_path(parse_flags(*arguments.split()), Path(checkpoint), "predictions")
-        assert found == Path(folder)
+        assert output_path(parse_flags(*arguments.split()), Path(checkpoint), "predictions") == Path(folder)

@@ -161,8 +161,7 @@ class UnconnectedCoordinator:
 def test_an_error_of_nccl_while_it_connects_fails_a_check(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     coordinator, report = UnconnectedCoordinator(), Report(prints=False)
-    session = Session(RequestedWorld(), coordinator, "")
-    assert not all_checks._check_network(session, planned_run(), NetworkOptions(), report, None)
+    assert not all_checks._check_network(session_of(coordinator), planned_run(), NetworkOptions(), report, None)
     check = report.checks["nccl messages"]
     assert check.status == FAIL and "unhandled system error" in check.details[0]
     assert coordinator.settings == [("nccl", torch.device("cuda", 0), "1")]

@@ -126,11 +126,8 @@ def test_only_one_of_many_concurrent_starts_gets_the_lock(run, lock_file, before
 
 def test_a_start_is_refused_while_an_owner_on_another_host_sends_heartbeats(run, lock_file, monkeypatch):
     since, notes = json.loads(write_lock(run, **ANOTHER_HOST).read_text())["since"], []
-
-    def sleep(seconds):
-        os.utime(lock_file)
-
-    monkeypatch.setattr(run_lock, "time", SimpleNamespace(monotonic=time.monotonic, time=time.time, sleep=sleep))
+    clock = SimpleNamespace(monotonic=time.monotonic, time=time.time, sleep=lambda _: os.utime(lock_file))
+    monkeypatch.setattr(run_lock, "time", clock)
     with pytest.raises(RequestError, match="process 4711 on elsewhere has been training run x") as error:
         RunLock(Launch(), notify=notes.append).acquire(run)
     assert error.value.instead.endswith("kill 4711 on elsewhere")

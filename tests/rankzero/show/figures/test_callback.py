@@ -233,8 +233,7 @@ def test_images_of_a_batch_on_a_gpu_are_drawn_on_the_host(monkeypatch):
     draw = Mock()
     monkeypatch.setattr(drawing, "draw_inputs", draw)
     monkeypatch.setattr(callback, "class_names", Mock())
-    figures = RunFigures(None, Mock(), Mock())
     with pretended_cuda() as device:
-        figures._draw_inputs(Mock(), torch.rand(4, 3, 8, 8, device="cuda"))
+        RunFigures(None, Mock(), Mock())._draw_inputs(Mock(), torch.rand(4, 3, 8, 8, device="cuda"))
         (_, images, *_), _ = draw.call_args
         assert not device.holds(images) and len(images) == 4

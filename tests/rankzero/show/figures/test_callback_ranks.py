@@ -58,9 +58,8 @@ def train(coordinator, folder, samples, failure=None):
 
     plan = SamplingPlan(world.rank, world.size, global_batch_size=4)
     figures = RunFigures(RunDirectory(folder), Throughput(plan), Activity())
-    strategy = DataParallel(plan, coordinator, process_group_backend="gloo")
     settings = {"devices": 1, "use_distributed_sampler": False, "plugins": [LaunchEnvironment(world)], **SILENT}
-    trainer = Trainer(strategy=strategy, max_epochs=3, **settings)
+    trainer = Trainer(strategy=DataParallel(plan, coordinator, process_group_backend="gloo"), max_epochs=3, **settings)
     trainer.callbacks[:0] = [install(trainer, plan), figures]
     epoch_averages.install(trainer)
     with warnings.catch_warnings(record=True) as caught, pytest.MonkeyPatch.context() as patch:
@@ -69,8 +68,7 @@ def train(coordinator, folder, samples, failure=None):
             patch.setattr(ClassCounts, "add", fail)
         warnings.simplefilter("always")
         trainer.fit(Net(failure), loader(8), loader(samples))
-    count = sum("figures" in str(warning.message) for warning in caught)
-    return drawn, trainer.current_epoch, count
+    return drawn, trainer.current_epoch, sum("figures" in str(warning.message) for warning in caught)
 
 
 def train_all(coordinator, folder, cases):

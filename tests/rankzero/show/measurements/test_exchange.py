@@ -59,8 +59,7 @@ def test_every_logged_series_is_documented_and_has_a_description_with_its_unit()
             assert described.description and units.get(unit, "") in described.description, tag
     text = (REPOSITORY / "docs/tensorboard.md").read_text()
     documented = set(re.findall(r"`((?:train|wall_time|weights|workload|world|x_axis)/\w+)", text))
-    logged = {tag for tag in SERIES if "/" in tag} | set(RANK_SERIES.values())
-    assert documented - {"train/mean_loss"} == logged
+    assert documented - {"train/mean_loss"} == {tag for tag in SERIES if "/" in tag} | set(RANK_SERIES.values())
 
 
 def test_samples_of_a_managed_order_are_counted_and_the_next_attempt_continues_the_count():
