@@ -18,8 +18,7 @@ def test_debians_files_are_split_and_normalized():
     module.setup("fit")
     sizes = {split: len(data) for split, data in module.splits.items()}
     assert sizes == {"train": 55_000, "val": 5_000, "test": 10_000}
-    labels = torch.cat([module.splits["train"].targets, module.splits["val"].targets])
-    assert labels.bincount().tolist() == [6000] * 10
+    assert torch.cat([module.splits["train"].targets, module.splits["val"].targets]).bincount().tolist() == [6000] * 10
     inputs, _ = module.splits["val"].__getitems__(list(range(5000)))
     assert inputs.shape == (5000, 1, 28, 28) and abs(inputs.mean()) < 0.02 and abs(inputs.std() - 1) < 0.02
 

@@ -166,8 +166,7 @@ def gpu(monkeypatch):
 @pytest.mark.parametrize("shape", [(1, 4, 4), (2, 3, 5)])
 @pytest.mark.parametrize("settings", [None, {}, {"padding": 1}, {"flip": True}, {"padding": 2, "flip": True}], ids=str)
 def test_batches_from_a_gpu_equal_those_from_the_host_bit_for_bit(gpu, settings, shape, start):
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (20, *shape), dtype=torch.uint8, generator=generator)
+    images = torch.randint(0, 256, (20, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     transform = ImageTransform([120.0] * shape[0], [63.0] * shape[0], **settings) if settings is not None else None
     data = InMemory(images, torch.arange(20), transform)
 

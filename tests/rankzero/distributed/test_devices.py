@@ -159,9 +159,8 @@ def test_without_gpus_all_processes_run_on_the_cpu_unless_gpus_are_requested():
 
 
 def test_different_accelerators_are_refused():
-    different = [Device("cuda", 0, "GPU-0"), Device("cpu")]
     with pytest.raises(CannotStart, match="cuda on a, cpu on b"):
-        resolve(launch=launch_of(2), assignments=different, hosts=["a", "b"])
+        resolve(launch=launch_of(2), assignments=[Device("cuda", 0, "GPU-0"), Device("cpu")], hosts=["a", "b"])
 
 
 @pytest.mark.parametrize(

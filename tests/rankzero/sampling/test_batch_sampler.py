@@ -95,8 +95,7 @@ def test_a_resumed_run_continues_after_the_consumed_samples_which_are_the_first_
 def test_a_run_resumed_with_another_global_batch_size_uses_every_sample_once(count, size, new_size, world, data):
     before = ranks(1, count, size, epoch=2)[0]
     steps_done = data.draw(st.integers(0, before.steps - 1))
-    start = before.position(steps_done)
-    after = ranks(world, count, new_size, epoch=2, start=start)
+    after = ranks(world, count, new_size, epoch=2, start=before.position(steps_done))
     used = [i for batch in list(before)[:steps_done] for i in batch]
     used += [i for sampler in after for batch in sampler for i in batch]
     assert sorted(used) == list(range(count))

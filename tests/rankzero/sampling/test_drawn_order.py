@@ -68,8 +68,7 @@ class EveryOther(DistributedSampler):
 
     def __iter__(self):
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        order = torch.randperm(len(self.dataset), generator=generator).tolist()
-        return iter(order[self.rank :: self.num_replicas])
+        return iter(torch.randperm(len(self.dataset), generator=generator).tolist()[self.rank :: self.num_replicas])
 
     def __len__(self):
         return len(range(self.rank, len(self.dataset), self.num_replicas))
@@ -133,8 +132,7 @@ def read(world, loader, training=True, **settings):
         batches = [list(indices) for indices in wrapped.batch_sampler]
         assert len(wrapped) == len(batches)
         samples.append([sample for batch in batches for sample in batch])
-    flat = [sample for draw in sent[0] for sample in (draw if isinstance(draw, list) else [draw])]
-    return flat, samples
+    return [sample for draw in sent[0] for sample in (draw if isinstance(draw, list) else [draw])], samples
 
 
 @pytest.mark.parametrize("training", [True, False])

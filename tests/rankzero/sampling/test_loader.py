@@ -76,8 +76,7 @@ def test_a_batch_that_is_none_does_not_change_the_shares_of_other_batches():
     data = [torch.tensor(number) for number in range(10)]
     user_loader = DataLoader(data, 4, collate_fn=lambda samples: None if 0 in samples else torch.stack(samples))
     loader = ManagedLoader(user_loader, ElasticBatchSampler(10, 4), lambda value: value)
-    shares = [loader.next_share().samples for batch in loader if batch is not None]
-    assert shares == [4, 2]
+    assert [loader.next_share().samples for batch in loader if batch is not None] == [4, 2]
 
 
 @pytest.fixture
@@ -121,8 +120,7 @@ def read_for_gpu(loader, copies=True, channels_last=False):
 
 
 def test_a_batch_is_copied_on_a_stream_of_its_own_for_which_only_the_gpu_waits(gpu):
-    data = TensorDataset(torch.arange(6.0).view(3, 2), torch.arange(3))
-    loader = read_for_gpu(DataLoader(data, batch_size=2))
+    loader = read_for_gpu(DataLoader(TensorDataset(torch.arange(6.0).view(3, 2), torch.arange(3)), batch_size=2))
     assert gpu == []
     batches = iter(loader)
     next(batches)
@@ -367,8 +365,7 @@ for persistent in (False, True):
 
 @pytest.mark.system
 def test_a_process_exits_although_its_loader_processes_ignore_signals():
-    folder = REPOSITORY / "tests"
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{SOURCES}", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}/tests:{SOURCES}", "OMP_NUM_THREADS": "1"}
     result = subprocess.run([sys.executable, "-c", ENDS], env=environment, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     assert "can only test a child process" not in result.stderr

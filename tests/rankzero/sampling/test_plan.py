@@ -270,8 +270,7 @@ def test_a_batch_size_that_changes_the_global_batch_size_is_reported_and_ignored
 
 def test_several_loaders_restart_their_epoch_with_another_global_batch_size():
     """In the middle of the epoch, the loaders would get out of step."""
-    second_position = {**POSITION, "pass_index": 2}
-    order = {"global_batch_sizes": [8, 4], "positions": [POSITION, second_position]}
+    order = {"global_batch_sizes": [8, 4], "positions": [POSITION, {**POSITION, "pass_index": 2}]}
     plan = SamplingPlan(seed=7)
     resume(plan, manifest(**order))
     assert (plan.start_positions, plan.kept_sizes) == ([Position(3, 5, 40), Position(3, 5, 40, 2)], [8, 4])

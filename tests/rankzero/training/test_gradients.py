@@ -41,8 +41,7 @@ def average_many_kinds(coordinator):
 @pytest.mark.xdist_group("ranks")
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_gradients_of_trained_parameters_are_averaged_over_ranks(on_ranks, world_size):
-    results = on_ranks(average_many_kinds, world_size)
-    for rank, averaged in enumerate(results):
+    for rank, averaged in enumerate(on_ranks(average_many_kinds, world_size)):
         assert averaged.keys() == SHAPES.keys() - {"on no rank"}
         for name, (values, dtype, is_sparse) in averaged.items():
             dense = [gradient(name, other).to_dense() for other in range(world_size) if has_gradient(name, other)]

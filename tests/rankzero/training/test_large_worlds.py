@@ -116,8 +116,7 @@ def test_the_number_of_collectives_does_not_grow_with_the_world(by_size):
     assert [few[step] for step in (6, 7, 9, 11, 12, 13, 14)] == [Counter({DDP: 1})] * 7
     assert few[10] == Counter({DDP: 1, "_allgather_base": 1})  # a logging step
     assert few[8]["gather"] == 1  # a save
-    gradient_bytes = 4 * (20 + 1)
     for size in SIZES:
-        assert by_size[size][6][1] == gradient_bytes
+        assert by_size[size][6][1] == 4 * (20 + 1)  # bytes of the gradients
         assert by_size[size][10][1] / size < 200  # a row of each rank
         assert by_size[size][8][1] / size < 30_000  # the generators of each rank

@@ -56,8 +56,7 @@ def predict(uses_rankzero, *loaders, interval="batch_and_epoch"):
 
 
 def predict_sizes(uses_rankzero, sizes, interval, **settings):
-    loaders = [DataLoader(DATA, batch_size=size, **settings) for size in sizes]
-    return predict(uses_rankzero, *loaders, interval=interval)
+    return predict(uses_rankzero, *[DataLoader(DATA, batch_size=size, **settings) for size in sizes], interval=interval)
 
 
 def predict_stream(uses_rankzero, interval):
@@ -96,8 +95,7 @@ def test_predictions_include_the_last_batch_of_a_loader_with_drop_last(loader):
 def test_custom_order_of_samples_and_sampler_of_a_batch_sampler_are_kept():
     assert predict(True, DataLoader(DATA, batch_sampler=[[3, 1], [2]]))[0] == [[3.0, 1.0], [2.0]]
     assert predict(True, DataLoader(DATA, 2, sampler=[3, 1, 2], drop_last=True))[0] == [[3.0, 1.0], [2.0]]
-    loader = DataLoader(DATA, batch_sampler=BatchSampler([9, 7, 5], 2, drop_last=True))
-    predicted, batches, _ = predict(True, loader)
+    predicted, batches, _ = predict(True, DataLoader(DATA, batch_sampler=BatchSampler([9, 7, 5], 2, drop_last=True)))
     assert predicted == [[9.0, 7.0], [5.0]] == [samples for _, samples, *_ in batches]
     own = type("Own", (BatchSampler,), {})(SequentialSampler(DATA), 4, True)
     assert [*chain(*predict(True, DataLoader(DATA, batch_sampler=own))[0])] == list(range(8))

@@ -158,8 +158,7 @@ class RecordsHookName(Net):
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, CallsClosureTwice])
 def test_current_hook_name_and_grad_mode_equal_lightnings(optimizer):
     make_module = with_optimizer(optimizer, RecordsHookName)
-    actual = assert_equals_stock(observe, make_module, max_epochs=1, gradient_clip_val=0.5)
-    assert len(actual["seen"][0]) >= 2 * BATCHES
+    assert len(assert_equals_stock(observe, make_module, max_epochs=1, gradient_clip_val=0.5)["seen"][0]) >= 2 * BATCHES
 
 
 def test_steps_do_not_run_lightnings_optimization(monkeypatch):

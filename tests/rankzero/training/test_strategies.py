@@ -42,8 +42,7 @@ def connected_strategy(plan=None, module=None, stage=RunningStage.TRAINING, **se
 def test_stage_selects_the_training_or_evaluation_order_of_a_loader(stage, loads_training, is_training):
     strategy = connected_strategy(SamplingPlan(), stage=stage)
     strategy.plan.loads_training = loads_training
-    loader = strategy.process_dataloader(DataLoader(DATA, batch_size=4, shuffle=True))
-    assert isinstance(loader, ManagedLoader)
+    assert isinstance(strategy.process_dataloader(DataLoader(DATA, batch_size=4, shuffle=True)), ManagedLoader)
     orders = len(strategy.plan.training_orders), len(strategy.plan.evaluation_orders)
     assert orders == ((1, 0) if is_training else (0, 1))
     assert strategy.lightning_module.trainer.accumulate_grad_batches == 1

@@ -23,8 +23,7 @@ def test_count_and_next_validation_are_those_of_a_walk_over_all_batches(interval
         epoch, done = divmod(start, SIZE)
         earlier = start - done
         for end in range(start, BATCHES + 1):
-            counted = schedule.count(epoch, earlier, done, end - earlier)
-            assert counted == sum(start < batch <= end for batch in due)
+            assert schedule.count(epoch, earlier, done, end - earlier) == sum(start < batch <= end for batch in due)
         within_epoch = [batch - earlier for batch in due if start < batch < earlier + SIZE]
         next_batch = schedule.next_after(epoch, earlier, done)
         if interval == inf:

@@ -78,8 +78,7 @@ def test_a_refusal_of_all_ranks_in_the_with_block_is_reported_once(coordinators)
         with member:
             raise CannotStart("the same on every rank")
 
-    errors = on_each_rank(coordinators, refuse)
-    assert sorted(error.reported_elsewhere for error in errors) == [False, True, True]
+    assert sorted(error.reported_elsewhere for error in on_each_rank(coordinators, refuse)) == [False, True, True]
 
 
 def test_processes_are_shared_with_host_and_process_id(coordinators):

@@ -16,8 +16,7 @@ def test_a_refusal_of_another_rank_has_its_name_and_whether_it_is_on_another_mac
     outcome = {"refused": "  a\n  b", "summary": "a"}
     outcomes = Outcomes.of([{}, outcome, outcome], f"rank {{}} on {host}".format)
     outcomes = Outcomes(**json.loads(json.dumps(asdict(outcomes))))
-    own_error = CannotStart("  a\n  b") if has_refused else None
-    refusal = outcomes.refusal(own_error, 2)
+    refusal = outcomes.refusal(CannotStart("  a\n  b") if has_refused else None, 2)
     assert refusal.reported_elsewhere and refusal.is_remote == is_remote
     if not has_refused:
         refusal = pickle.loads(pickle.dumps(refusal))

@@ -42,8 +42,7 @@ print("rank", trainer.global_rank, "of", trainer.world_size)
 
 
 def session(**world):
-    coordinator = SimpleNamespace(world=world_of(size=2, **world))
-    return Session(RequestedWorld(), coordinator, title="x", is_script=True)
+    return Session(RequestedWorld(), SimpleNamespace(world=world_of(size=2, **world)), title="x", is_script=True)
 
 
 @pytest.mark.parametrize(

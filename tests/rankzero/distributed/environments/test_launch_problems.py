@@ -31,8 +31,7 @@ def test_srun_without_cpus_per_task_is_reported():
 @pytest.mark.parametrize("uses_gloo", [True, False])
 @pytest.mark.parametrize(("value", "is_invalid"), [("^lo", True), ("=eth0", True), ("eth0", False), ("", False)])
 def test_nccls_syntax_for_gloos_interface_ends_a_run_on_gloo(value, is_invalid, uses_gloo):
-    environ = {"GLOO_SOCKET_IFNAME": value, "NCCL_SOCKET_IFNAME": "^lo"}
-    found = launch_problems(SLURM, 8, False, uses_gloo, environ)
+    found = launch_problems(SLURM, 8, False, uses_gloo, {"GLOO_SOCKET_IFNAME": value, "NCCL_SOCKET_IFNAME": "^lo"})
     assert [problem.ends_run for problem in found] == [uses_gloo] * is_invalid
 
 

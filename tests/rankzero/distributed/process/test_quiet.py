@@ -29,8 +29,7 @@ REMARKS = "GPU available|TPU available|.*Tip|`Trainer.fit` stopped|`weights_only
 
 def write_module(folder):
     """Writes the tests' model into a folder as `nets.py`, without imports from the tests."""
-    text = (REPOSITORY / "tests" / "resuming.py").read_text()
-    head, body = text.split("class Net", 1)
+    head, body = (REPOSITORY / "tests" / "resuming.py").read_text().split("class Net", 1)
     body = body.split("class Record", 1)[0]
     imports = [line for line in head.splitlines() if line.startswith(("import torch", "from lightning", "from torch"))]
     constants = re.findall(r"^SAMPLES.*$", head, re.MULTILINE)

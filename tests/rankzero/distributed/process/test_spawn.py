@@ -73,8 +73,7 @@ def test_a_hydra_job_that_imports_rankzero_late_is_started_again_in_its_first_fo
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 75])
 def test_any_exit_code_without_a_report_is_a_failure(code, capfd):
     exits = f"import os; os._exit({code} if os.environ['RANK'] == '1' else 0)"
-    reports = "import os\nif os.environ['RANK'] == '0':\n    " + REPORTING
-    assert run(reports + exits) == 1
+    assert run("import os\nif os.environ['RANK'] == '0':\n    " + REPORTING + exits) == 1
     failure = f"rankzero: rank 1 on {socket.gethostname()} exited with code {code} without an exit report"
     assert capfd.readouterr().err == f"{failure}; stopping the other processes\n"
 

@@ -35,18 +35,16 @@ def positions(members):
 
 def test_host_names_determine_the_positions_in_any_order_of_arrival():
     members = tasks((0, None, None, "b"), (1, None, None, "a"), (2, None, None, "b"))
-    expected = [(0, 0, 0, "b"), (1, 0, 1, "a"), (2, 1, 0, "b")]
     for arrivals in permutations(members):
         members_by_rank = assign_ranks(arrivals)
         launch = world_of_rank_zero(WORLD._replace(world_size=3), members[2], members_by_rank).launch
-        assert positions(members_by_rank) == expected
+        assert positions(members_by_rank) == [(0, 0, 0, "b"), (1, 0, 1, "a"), (2, 1, 0, "b")]
         assert (launch.rank, launch.local_rank, launch.node_rank) == (2, 1, 0)
         assert (launch.processes_per_node, launch.hosts, launch.local_world_size) == ((2, 1), ("b", "a"), 2)
 
 
 def test_node_ranks_of_the_launcher_override_host_names_and_become_consecutive():
-    members = tasks((0, 0, 1, "a"), (1, 0, 0, "a"))
-    launch, members_by_rank = assigned(members)
+    launch, members_by_rank = assigned(tasks((0, 0, 1, "a"), (1, 0, 0, "a")))
     assert positions(members_by_rank) == [(0, 0, 1, "a"), (1, 0, 0, "a")]
     assert (launch.num_nodes, launch.hosts) == (2, ("a", "a"))
     launch, members_by_rank = assigned(tasks((0, 0, 3, "a"), (1, 0, 7, "b"), (2, 1, 7, "b")), index=2)

@@ -129,8 +129,7 @@ def test_the_first_process_that_asks_reports_if_the_launcher_states_no_local_ran
 
 def test_one_process_holds_a_host_lock_of_any_name_until_it_exits(locks):
     def acquired_elsewhere():
-        command = [sys.executable, "-c", ACQUIRE_LOCK]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return subprocess.run([sys.executable, "-c", ACQUIRE_LOCK], capture_output=True, text=True, check=True).stdout
 
     assert acquired_elsewhere() == "True\n"
     assert acquire_host_lock(JOB) and not acquire_host_lock(JOB) and len(locks) == 1
@@ -201,8 +200,7 @@ def test_a_refusal_is_printed_in_full_once_per_job(variables, capsys, launch, at
     assert text == (f"{did_not_start} {printed}\n" if printed == "2 devices" else printed)
     error = CannotStart("  no data\nat all")  # a refusal in free text
     assert printed_refusal(capsys, None, error) == "rankzero: cannot start\n  no data\nat all\n"
-    torchrun = Launch(launcher="torchrun", rank=1)
-    assert printed_refusal(capsys, torchrun, error) == f"{did_not_start} no data\n"
+    assert printed_refusal(capsys, Launch(launcher="torchrun", rank=1), error) == f"{did_not_start} no data\n"
 
 
 @pytest.mark.parametrize(

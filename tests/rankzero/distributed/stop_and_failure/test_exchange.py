@@ -83,8 +83,7 @@ def test_a_rank_that_has_ended_its_program_is_named_on_all_others_at_once(ranks)
 def test_the_failure_of_another_rank_ends_the_wait(ranks):
     for member in ranks:
         member._check_failure = Mock(side_effect=AnotherRankFailed("rank 2 was lost"))
-    errors = on_each_rank([ranks[0], ranks[1]], decide(len, 3600))
-    assert [str(error) for error in errors] == ["rank 2 was lost"] * 2
+    assert [str(error) for error in on_each_rank([ranks[0], ranks[1]], decide(len, 3600))] == ["rank 2 was lost"] * 2
 
 
 def test_rank_zero_prints_which_rank_is_late_and_rank_1_that_rank_zero_is(ranks, monkeypatch, capsys):

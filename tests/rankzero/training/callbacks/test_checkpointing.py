@@ -48,8 +48,7 @@ def test_saves_at_the_interval_and_at_the_end_and_keeps_the_newest(tmp_path, int
     safe_point = SafePoint(SimpleNamespace(position=-1, stop_reason=None), math.inf, callback, None)
     settings |= {"plugins": [DirectoryCheckpointIO()], "enable_checkpointing": True}
     train_in_process(callback, loops=True, subscribers=[safe_point], **settings)
-    saved = checkpoints_in(tmp_path / "checkpoints")
-    assert [int(path.name.removeprefix("step-")) for path in saved] == steps
+    assert [int(path.name.removeprefix("step-")) for path in checkpoints_in(tmp_path / "checkpoints")] == steps
 
 
 def test_rank_zeros_clock_decides_on_a_save_and_no_rank_waits_for_it_in_the_same_step(tmp_path, monkeypatch):

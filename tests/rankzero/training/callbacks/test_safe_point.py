@@ -91,8 +91,7 @@ def saved_steps(checkpoints):
 )
 def test_run_stops_after_the_current_step_and_saves_it(channel, checkpoints, hook, occurrence, micro_batches, step):
     """The first reason counts. A validation or the end of an epoch that has begun is completed before the stop."""
-    settings = {"accumulate_grad_batches": micro_batches}
-    called_hooks, stopped = train(channel, checkpoints, hook, occurrence, **settings)
+    called_hooks, stopped = train(channel, checkpoints, hook, occurrence, accumulate_grad_batches=micro_batches)
     assert stopped == ("SIGTERM", step) and saved_steps(checkpoints) == [step]
     assert called_hooks.count("on_train_batch_end") == step * micro_batches
     assert called_hooks.count("on_validation_end") == called_hooks.count("on_train_epoch_end") == step // 4

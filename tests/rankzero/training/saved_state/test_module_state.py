@@ -25,8 +25,7 @@ METHODS = ("once", "weight and bias", "twice", "globally")
 def pruned_net(method):
     module = pruned_layers()
     if method == "globally":
-        layers = [(module[0], "weight"), (module[1][0], "weight")]
-        prune.global_unstructured(layers, prune.L1Unstructured, amount=0.4)
+        prune.global_unstructured([(module[0], "weight"), (module[1][0], "weight")], prune.L1Unstructured, amount=0.4)
         return module
     prune.l1_unstructured(module[0], "weight", 0.5)
     if method == "twice":

@@ -190,8 +190,7 @@ def test_resumed_fast_run_has_the_same_weights_and_reports_a_changed_precision(c
 
 @pytest.mark.system
 def test_two_processes_print_the_choice_once_and_can_be_evaluated(cwd):
-    arguments = (*SMALL, "--epochs", "1", "--devices", "2", "--data.count", "41", "--accelerator", "cpu")
-    result = fit(*arguments, folder=cwd)
+    result = fit(*SMALL, "--epochs", "1", "--devices", "2", "--data.count", "41", "--accelerator", "cpu", folder=cwd)
     assert result.out.count("rankzero: --fast: ") == 1
     evaluate_in_process("--run", "x")
     metrics = json.loads((cwd / "runs/x/evaluate-val.json").read_text())["metrics"]

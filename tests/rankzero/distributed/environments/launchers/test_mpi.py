@@ -68,5 +68,4 @@ def test_jsrun_and_pals_take_hosts_and_size_from_the_files_of_their_schedulers(t
 
 
 def test_pmix_alone_does_not_provide_the_world_size_but_flags_may():
-    variables = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "7", "MASTER_ADDR": "a"}
-    assert read(variables, nodes=2, devices=2).world_size == 4
+    assert read({"PMIX_RANK": "1", "PMIX_NAMESPACE": "7", "MASTER_ADDR": "a"}, nodes=2, devices=2).world_size == 4
