@@ -94,9 +94,8 @@ def resolve_on(host, hosts, *arguments, each_sees_its_own=False):
     first = next(iter(hosts.values()))
     host(first[1])
     launch = world._replace(rank=0, local_rank=0, local_world_size=first[0])
-    return [device.index for device in assignments], resolve(
-        *arguments, launch=launch, assignments=assignments, hosts=names
-    )
+    resolved = resolve(*arguments, launch=launch, assignments=assignments, hosts=names)
+    return [device.index for device in assignments], resolved
 
 
 TWO = {"n1": (2, whole(0, 1)), "n2": (2, whole(0, 1))}

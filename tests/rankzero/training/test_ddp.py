@@ -29,13 +29,8 @@ from stock import SILENT
 @pytest.mark.parametrize(
     ("requested", "unused"),
     [
-        ("auto", False),
-        ("ddp", False),
-        ("DDP", False),
-        ("ddp_spawn", False),
-        ("ddp_fork_find_unused_parameters_true", True),
-        ("ddp_find_unused_parameters_false", False),
-        ("ddp_find_unused_parameters_true", True),
+        *((name, False) for name in ("auto", "ddp", "DDP", "ddp_spawn", "ddp_find_unused_parameters_false")),
+        *((name, True) for name in ("ddp_fork_find_unused_parameters_true", "ddp_find_unused_parameters_true")),
         (DDPStrategy(find_unused_parameters=True), True),
     ],
 )
@@ -51,11 +46,8 @@ def test_world_size_selects_one_process_or_data_parallel_strategy(requested, unu
 
 def test_a_fast_run_has_gradients_in_the_memory_that_is_reduced_unless_the_user_sets_it():
     world, plan = world_of("cpu", size=2, backend="gloo"), SamplingPlan()
-    for requested, expected in (
-        ("ddp", True),
-        (DDPStrategy(), True),
-        (DDPStrategy(gradient_as_bucket_view=False), False),
-    ):
+    user_set = DDPStrategy(gradient_as_bucket_view=False)
+    for requested, expected in (("ddp", True), (DDPStrategy(), True), (user_set, False)):
         assert strategy_for(requested, world, None, plan, True)._ddp_kwargs["gradient_as_bucket_view"] is expected
     assert type(strategy_for("ddp", world_of("cpu"), None, plan, True)) is OneProcess
 
@@ -135,8 +127,7 @@ class Net(LightningModule):
         torch.manual_seed(3)
         self.layer = torch.nn.Linear(2, 1).double()
         self.late = torch.nn.Linear(2, 1).double()
-        self.unused = torch.nn.Parameter(torch.zeros(1))
-        self.unused.requires_grad_(False)
+        self.unused = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
         self.late.requires_grad_(not freezes)
         self.freezes, self.stepped = freezes, []
 

@@ -59,10 +59,6 @@ def predict_sizes(uses_rankzero, sizes, interval, **settings):
     return predict(uses_rankzero, *[DataLoader(DATA, batch_size=size, **settings) for size in sizes], interval=interval)
 
 
-def predict_stream(uses_rankzero, interval):
-    return predict(uses_rankzero, DataLoader(Unsized(DATA), batch_size=4), interval=interval)
-
-
 @pytest.mark.parametrize("interval", ["batch", "epoch", "batch_and_epoch"])
 @pytest.mark.parametrize("sizes", [(4,), (10,), (5,), (1,), (4, 3)])
 def test_predictions_and_sample_indices_equal_lightnings(sizes, interval):
@@ -111,7 +107,8 @@ def test_sample_indices_of_a_user_sampler_equal_lightnings(interval):
 @pytest.mark.filterwarnings("ignore:Couldn't infer the batch indices")
 @pytest.mark.parametrize("interval", ["batch", "epoch"])
 def test_writer_receives_no_sample_indices_of_an_iterable_data_set(interval):
-    _, batches, epochs = assert_equals_stock(predict_stream, interval)
+    stream = DataLoader(Unsized(DATA), batch_size=4)
+    _, batches, epochs = assert_equals_stock(lambda ours: predict(ours, stream, interval=interval))
     assert all(indices == [] for _, indices, *_ in batches) and all(indices == [[]] for _, indices in epochs)
 
 

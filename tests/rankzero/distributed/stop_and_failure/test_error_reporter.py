@@ -180,10 +180,8 @@ def printed_refusal(capsys, launch, error=None, **attributes):
         (Launch(launcher="slurm", rank=0), ELSEWHERE, ""),
         (Launch(launcher="slurm", rank=1), {"reported_elsewhere": False}, FULL_REPORT),
         (Launch(launcher="slurm", rank=1), {}, ""),
-        *(
-            (Launch(launcher=name, rank=1, local_rank=0), {"local_only": True}, "2 devices")
-            for name in ("slurm", "mpi")
-        ),
+        (Launch(launcher="slurm", rank=1, local_rank=0), {"local_only": True}, "2 devices"),
+        (Launch(launcher="mpi", rank=1, local_rank=0), {"local_only": True}, "2 devices"),
         *((Launch(launcher="mpi", rank=1, local_rank=rank), {"local_only": rank == 1}, "") for rank in (0, 1)),
         (Launch(launcher="torchrun", rank=1, local_rank=0), {}, "2 devices"),
         (Launch(launcher="torchrun", rank=1, local_rank=0), ELSEWHERE, ""),

@@ -19,9 +19,6 @@ def pruned_layers():
     return nn.Sequential(nn.Linear(4, 3), nn.Sequential(nn.Linear(3, 2)))
 
 
-METHODS = ("once", "weight and bias", "twice", "globally")
-
-
 def pruned_net(method):
     module = pruned_layers()
     if method == "globally":
@@ -47,7 +44,7 @@ def state_without_masks(module, method):
     return dict(sorted(module.state_dict().items()))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["once", "weight and bias", "twice", "globally"])
 def test_state_without_masks_fits_a_new_model_which_pruned_again_computes_and_trains_as_before(method):
     module, resumed = pruned_net(method), pruned_layers()
     with torch.no_grad():

@@ -219,14 +219,13 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 def test_changed_setting_is_used_and_the_schedule_continues_in_proportion(tmp_path, schedule):
-    make_schedule = SCHEDULES[schedule]
-    uninterrupted, _ = train_and_get_group(tmp_path, make_schedule, 5)
-    _, file = train_and_get_group(tmp_path, make_schedule, 2)
-    resumed, _ = train_and_get_group(tmp_path, make_schedule, 5, resume=file)
+    uninterrupted, _ = train_and_get_group(tmp_path, schedule, 5)
+    _, file = train_and_get_group(tmp_path, schedule, 2)
+    resumed, _ = train_and_get_group(tmp_path, schedule, 5, resume=file)
     assert resumed["lr"] == pytest.approx(uninterrupted["lr"], rel=1e-12)
-    halved, _ = train_and_get_group(tmp_path, make_schedule, 5, resume=file, lr=0.05, momentum=0.5)
+    halved, _ = train_and_get_group(tmp_path, schedule, 5, resume=file, lr=0.05, momentum=0.5)
     assert halved["momentum"] == 0.5 and resumed["momentum"] == 0.9
     assert halved["lr"] == pytest.approx(uninterrupted["lr"] / 2, rel=1e-12)
 

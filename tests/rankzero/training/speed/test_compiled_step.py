@@ -276,7 +276,7 @@ def print_loss(self, batch, batch_idx):
     return loss
 
 
-def store_loss(self, batch, batch_idx):
+def store(self, batch, batch_idx):
     loss = self.loss(batch)
     self.losses.append(loss.item())
     return loss
@@ -313,10 +313,6 @@ def compute_mean(self, batch, batch_idx):
 
 def hook_parameter(self):
     self.layer.weight.register_hook(lambda gradient: gradient * 2)
-
-
-def hook_layer(self):
-    self.layer.register_full_backward_hook(lambda module, inputs, outputs: None)
 
 
 class TwoOptimizers(Plain):
@@ -368,24 +364,18 @@ class HasSparseGradients(Plain):
     ("make", "line"),
     [
         (plain(print_loss), 'print("loss", loss) (Failed to trace builtin operator)'),
-        (
-            plain(store_loss),
-            "self.losses.append(loss.item()) (len(self.module.losses) == 2 does not hold in every step)",
-        ),
+        (plain(store), "self.losses.append(loss.item()) (len(self.module.losses) == 2 does not hold in every step)"),
         (plain(branch), "if loss > 0.5: (Data-dependent branching)"),
         (plain(draw_with_numpy), "numpy.random"),
         (plain(count), "self.count += 1 (self.module.count == 2 does not hold in every step)"),
         (plain(take_time), "self.started = time.perf_counter() (Call to a time function)"),
         (plain(prepare=hook_parameter), "layer.weight has a gradient hook"),
-        (plain(prepare=hook_layer), "backwards hooks"),
+        (plain(prepare=lambda self: self.layer.register_full_backward_hook(lambda *_: None)), "backwards hooks"),
         (TwoOptimizers, "TwoOptimizers uses manual optimization"),
         (Overrides, "Overrides or a callback overrides part of the optimizer step"),
         (plain(compute_mean), 'self.log("mean", self.mean.compute())'),
         (StoresResults, "training_step stores the result of a metric as results"),
-        (
-            plain(lambda self, batch, index: self.loss(batch) if index % 3 else None),
-            "not compiling further training steps",
-        ),
+        (plain(lambda self, batch, i: self.loss(batch) if i % 3 else None), "not compiling further training steps"),
         (HasSparseGradients, "not compiling training steps"),
     ],
 )
@@ -453,8 +443,7 @@ def test_what_the_machine_or_torch_lacks_is_reported_before_anything_is_compiled
 
 def test_compile_model_compiles_as_lightning_does_and_leaves_the_module_as_it_was(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    expected = fit("off", epochs=1)
-    found = fit("model", epochs=1)
+    expected, found = (fit(how, epochs=1) for how in ("off", "model"))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
     assert_equal(expected, found)
     assert found[0]._compiler_ctx is None
