@@ -302,7 +302,7 @@ def destination(logger: Any) -> str:
 def continue_version(logger: Any, version: Any) -> None:
     """Gives a logger its version, or its run on a server, unless the user or the logger has chosen one."""
     if isinstance(logger, WandbLogger):
-        if logger.version is None and "WANDB_RUN_ID" not in os.environ:
+        if logger.version is None:
             vars(logger).update(_id=version, _wandb_init=vars(logger)["_wandb_init"] | {"id": version})
     elif isinstance(logger, MLFlowLogger):
         vars(logger).update(_run_id=version)
