@@ -236,13 +236,15 @@ def train_in_process(
         "enable_model_summary": False,
         "enable_progress_bar": False,
     }
-    if plan is not None:
-        settings["strategy"] = OneProcess(plan, device="cpu")
+    if loops or plan:
+        settings["strategy"] = OneProcess(plan or SamplingPlan(), device="cpu")
+        if not plan:
+            settings["strategy"].process_dataloader = lambda loader: loader
     with restore_process_state():
         trainer = Trainer(
             callbacks=list(callbacks), **{**quiet, "accelerator": "cpu", "limit_val_batches": 1, **settings}
         )
-        if loops or plan is not None:
+        if loops or plan:
             trainer.callbacks.insert(0, install(trainer, plan or SamplingPlan()))
             fit_loop_of(trainer).extra_subscribers += subscribers
         trainer.fit(model or BoringModel(), data, ckpt_path=resume)

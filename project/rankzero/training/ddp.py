@@ -189,9 +189,9 @@ class DataParallel(RunStrategy, DDPStrategy):
         if not self.share.has_empty_rank:
             return self._run_weighted(super().training_step, *args, **kwargs)
         if self.share.is_empty:
-            return torch.zeros((), device=self.root_device, requires_grad=True)  # depends on no parameter
+            return self.weigh(torch.zeros((), device=self.root_device, requires_grad=True))  # depends on no parameter
         with self.precision_plugin.train_step_context():
-            return self._run_local_step(self._module.training_step, *args, **kwargs)
+            return self.weigh(self._run_local_step(self._module.training_step, *args, **kwargs))
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """Averages the gradients of steps that bypass DistributedDataParallel. All ranks must call."""
@@ -199,6 +199,8 @@ class DataParallel(RunStrategy, DDPStrategy):
         epoch_loop: Any = self._module.trainer.fit_loop.epoch_loop
         if self.share.has_empty_rank and not epoch_loop.should_accumulate():
             average_gradients(self._module.parameters(), self.coordinator.world.size)
+            if self.is_weighted is not False:
+                self.divide_by_weights()
 
     @property
     def needs_wrapper(self) -> bool:

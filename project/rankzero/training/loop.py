@@ -49,6 +49,7 @@ class TrainingLoop:
         self._device = None if self.strategy.root_device.type == "cpu" else self.strategy.root_device
         self._batch: tuple[Any, ...] = ()
         self._batch_idx, self._accumulates = 0, False
+        self._may_be_weighted = getattr(self.strategy, "is_weighted", False) is not False
         self._outputs: dict[str, Any] | None = None
         self._find_methods()
 
@@ -208,8 +209,9 @@ class TrainingLoop:
             return None
         self.activity.enter(BACKWARD)
         share = self.strategy.share
-        if share.loss_weight != 1:
+        if share.loss_weight != 1 or self._may_be_weighted or self.strategy.weight is not None:
             loss = self.strategy.scale_loss(loss)
+            self._may_be_weighted = self.strategy.is_weighted is not False
         self._call("on_before_backward", loss)
         hook, module_vars["_current_fx_name"] = module_vars["_current_fx_name"], "backward"
         self._backward(loss)
@@ -225,6 +227,7 @@ class TrainingLoop:
         """Returns the loss of a micro-batch, with its graph, and stores the outputs for `on_train_batch_end`."""
         batches_per_step = self.trainer.accumulate_grad_batches
         if type(output) is Tensor:
+            self.strategy.weight = None
             loss = output if batches_per_step == 1 else output / batches_per_step
             copies = self._observed["on_train_batch_end"]
             self._outputs = {"loss": loss.detach().clone() if copies else loss}
@@ -235,6 +238,7 @@ class TrainingLoop:
                 " It is recommended that you rewrite your training logic to avoid having to skip the step in the first"
                 " place."
             )
+        self.strategy.weigh(output)
         result = stock.ClosureResult.from_training_step_output(output, batches_per_step)
         self._outputs = result.asdict() if result.closure_loss is not None else {}
         return result.closure_loss

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from rankzero.distributed.coordination.process_group import init_process_group
 from rankzero.distributed.devices import GatheredRows
 from rankzero.distributed.world import World
-from rankzero.messages import RequestError
+from rankzero.messages import RequestError, RunError
 from rankzero.sampling.batch_sampler import EVEN_SHARE, ElasticBatchSampler, Share
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
@@ -38,6 +38,14 @@ class RunStrategy(Strategy):
         self.plan = plan
         self.share = EVEN_SHARE
         """This rank's share of the current batch."""
+        self.scale: float | Tensor = 1.0
+        """Factor of the current batch's loss."""
+        self.weight: float | Tensor | None = None
+        """The weight that `training_step` has returned with the loss."""
+        self._weights: float | Tensor = 0.0
+        """Sum of this rank's weights in the current step."""
+        self.is_weighted: bool | None = None
+        """Whether the losses of this fit have weights; None before the first step."""
 
     @property
     def _module(self) -> LightningModule:
@@ -90,6 +98,7 @@ class RunStrategy(Strategy):
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         super().setup_optimizers(trainer)
+        self.weight = self.is_weighted = None
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, LoopHooks):
                 callback.on_configured(trainer)
@@ -124,9 +133,58 @@ class RunStrategy(Strategy):
     def backward(self, closure_loss: Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> Tensor:
         return super().backward(self.scale_loss(closure_loss), optimizer, *args, **kwargs)
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self.weigh(super().training_step(*args, **kwargs))
+
+    def weigh(self, output: Any) -> Any:
+        """Keeps the weight in the output of a `training_step` for `scale_loss`; returns the output.
+
+        Raises:
+            RunError: The weight is not a number.
+        """
+        weight = output.get("weight") if isinstance(output, Mapping) and self._module.automatic_optimization else None
+        if not (weight is None or isinstance(weight, int | float) or getattr(weight, "shape", None) == ()):
+            found = f"of shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else repr(weight)
+            raise RunError(f'training_step returned a "weight" {found}; it has to be a number')
+        self.weight = weight.detach() if isinstance(weight, Tensor) else weight
+        return output
+
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """Scales a loss so that the averaged gradient is that of the mean over the global batch."""
-        return loss if self.share.loss_weight == 1 else loss * self.share.loss_weight
+        """Scales a loss so that the averaged gradient is that of the mean over the global batch.
+
+        The mean is weighted if `training_step` returns weights. All ranks must call.
+
+        Raises:
+            RunError: Only some of the losses have weights.
+        """
+        has_weight, share = self.weight is not None, self.share
+        if self.is_weighted is None and not share.has_empty_rank:
+            self.is_weighted = self.gather(has_weight)[0]
+        if self.is_weighted not in (None, has_weight) and not share.is_empty:
+            raise RunError('training_step returned a "weight" with some losses only; either all need one or none')
+        self.scale = self._scale_by_weight(self.weight) if self.weight is not None else share.loss_weight
+        return loss * self.scale if has_weight or self.scale != 1 else loss
+
+    def _scale_by_weight(self, weight: float | Tensor) -> float | Tensor:
+        trainer: Any = self._module.trainer
+        loop, batches = trainer.fit_loop.epoch_loop, trainer.accumulate_grad_batches
+        if (loop.batch_progress.current.ready - 1) % batches == 0:  # the step before may be incomplete
+            self._weights = 0.0
+        self._weights += weight
+        scale: float | Tensor = weight * batches  # because Lightning divides the loss by the number of batches
+        if loop.should_accumulate() or self.share.has_empty_rank:
+            return scale
+        return scale / self.divide_by_weights()
+
+    def divide_by_weights(self) -> Tensor:
+        """Divides the gradients by the ranks' mean weight in this step; returns this mean. All ranks must call."""
+        weights = torch.as_tensor(self._weights, dtype=torch.float32, device=self.root_device).clone()
+        self.sum_in_place(weights)
+        mean, self._weights = torch.where(weights > 0, weights / self._module.trainer.world_size, 1.0), 0.0
+        for parameter in self._module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(mean)
+        return mean
 
     @property
     def needs_wrapper(self) -> bool:

@@ -87,7 +87,8 @@ class CompiledStep:
             settings, self._settings = self._settings, self._read_settings()
             self._settings_vary |= not self._is_first and settings != self._settings
             self._may_update &= not self._settings_vary
-        self._updates = self._may_update and not any(self._step_hooks) and not self._trainer.gradient_clip_val
+        is_observed = any(self._step_hooks) or self._trainer.gradient_clip_val or self._strategy.is_weighted
+        self._updates = self._may_update and not is_observed
         if self._updates:
             loss = closure()
             if self._has_updated:
@@ -120,10 +121,12 @@ class CompiledStep:
         if self._gradients is None or self.graph is None:
             backward(loss)
         else:
-            scale = self._strategy.share.loss_weight / micro_batches
+            strategy = self._strategy
+            scale = (strategy.scale if strategy.is_weighted else strategy.share.loss_weight) / micro_batches
+            is_scaled = isinstance(scale, Tensor) or scale != 1
             for parameter, gradient in zip(self.graph.parameters, self._gradients, strict=True):
                 if gradient is not None:
-                    gradient = gradient if scale == 1 else gradient * scale
+                    gradient = gradient * scale if is_scaled else gradient
                     parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
             self._gradients = None
         epoch_loop: Any = self._trainer.fit_loop.epoch_loop
