@@ -76,14 +76,12 @@ class ComparedRun:
 
 def read_compared_runs(paths: Sequence[Path]) -> list[ComparedRun]:
     """Reads runs; values that an unfinished run has logged take the place of those in its summary."""
-    compared = [_read(path) for path in paths]
+    compared = [
+        ComparedRun(run.name, with_live_values(run), status_of(run), read_config(run.config), read_curves(run.path))
+        for run in map(read_run, paths)
+    ]
     labels = [entry.label for entry in compared]
     return [replace(entry, label=str(entry.run.path)) if labels.count(entry.label) > 1 else entry for entry in compared]
-
-
-def _read(path: Path) -> ComparedRun:
-    run = read_run(path)
-    return ComparedRun(run.name, with_live_values(run), status_of(run), read_config(run.config), read_curves(path))
 
 
 MAX_PANELS = 6
@@ -208,7 +206,7 @@ def differences(configs: Sequence[Config]) -> list[Result] | None:
     found = []
     for name in names:
         values = [settings.get(name) for settings in known]  # null and absent are equal
-        if any(_differs(value, values[0]) for value in values[1:]):
+        if any(value != values[0] or isinstance(value, bool) != isinstance(values[0], bool) for value in values[1:]):
             found.append(Result(name, [_text(settings.get(name, _ABSENT)) for settings in shown]))
     return found
 
@@ -229,10 +227,6 @@ def _with_indices(value: Any) -> Any:
     if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         return {str(index): _with_indices(item) for index, item in enumerate(value)}
     return value
-
-
-def _differs(value: Any, other: Any) -> bool:
-    return value != other or isinstance(value, bool) != isinstance(other, bool)
 
 
 def _text(value: Any) -> str:

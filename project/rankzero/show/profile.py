@@ -122,7 +122,10 @@ def write_trace(path: Path, recording: Recording) -> None:
     with tempfile.TemporaryDirectory(prefix="rankzero-profile-") as folder:
         uncompressed = Path(folder) / "trace.json"
         recording.profiler.export_chrome_trace(str(uncompressed))
-        _check_complete(uncompressed)
+        with uncompressed.open("rb") as trace:
+            trace.seek(max(0, uncompressed.stat().st_size - 64))
+            if not trace.read().rstrip().endswith(b"}"):  # torch reports no failed write
+                raise OSError(f"torch could not write its trace to {Path(folder).parent}")
         with (
             uncompressed.open("rb") as source,
             replacing(path, f".{os.getpid()}") as temporary,
@@ -139,14 +142,6 @@ def write_trace(path: Path, recording: Recording) -> None:
                 compressed.write(json.dumps(event).encode() + b",\n")
             compressed.write(header[events.end() :])
             shutil.copyfileobj(source, compressed)
-
-
-def _check_complete(trace: Path) -> None:
-    """Raises an error if a trace has no end: torch reports no failed write."""
-    with trace.open("rb") as file:
-        file.seek(max(0, trace.stat().st_size - 64))
-        if not file.read().rstrip().endswith(b"}"):
-            raise OSError(f"torch could not write its trace to {trace.parent.parent}")
 
 
 def track_of(parts: Iterable[Part], base: int) -> Iterable[dict[str, Any]]:

@@ -79,7 +79,7 @@ class TensorBoardPage(LoopCallback):
         known = {name: value for name, value in hyper_parameters.items() if value is not None}
         logger.descriptions = {tag: series.description for tag, series in SERIES.items()} | logger.descriptions
         logger.log_with(lambda writer: writer.add_custom_scalars(LAYOUT))
-        logger.log_with(lambda writer: _add_session_start(writer, known))
+        logger.log_with(lambda writer: _add_session(writer, known))
         for tag, text in texts.items():
             logger.log_text(tag, text, trainer.global_step)
 
@@ -87,7 +87,7 @@ class TensorBoardPage(LoopCallback):
         self.logger.flush()  # values logged before the checkpoint must be on disk before it
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.logger.log_with(_add_session_end)
+        self.logger.log_with(lambda writer: _add_session(writer, {}, is_end=True))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.logger.finalize("failed")
@@ -135,20 +135,13 @@ def _steps_on_curves(trainer: Trainer) -> int:
     return int(trainer.fit_loop.epoch_loop.steps_done)  # type: ignore[attr-defined]
 
 
-def _add_session_start(writer: Any, hyper_parameters: dict[str, Any]) -> None:
-    """Adds the hyperparameters of the run, without the summary that defines an experiment.
+def _add_session(writer: Any, hyper_parameters: dict[str, Any], is_end: bool = False) -> None:
+    """Adds the hyperparameters of the run, or its end, without the summary that defines an experiment.
 
     TensorBoard (2.21) shows the hyperparameters of the first such summary that it finds, also for runs of other models.
     Without it, TensorBoard shows those of all runs. `SummaryWriter.add_hparams` would write to another directory.
     """
     from torch.utils.tensorboard.summary import hparams
 
-    _, session_start, _ = hparams(hyper_parameters, {})
-    writer.file_writer.add_summary(session_start)
-
-
-def _add_session_end(writer: Any) -> None:
-    from torch.utils.tensorboard.summary import hparams
-
-    _, _, session_end = hparams({}, {})
-    writer.file_writer.add_summary(session_end)
+    _, session_start, session_end = hparams(hyper_parameters, {})
+    writer.file_writer.add_summary(session_end if is_end else session_start)

@@ -44,14 +44,21 @@ class ResultDisplay:
         self, summary: dict[str, Any], folders: Iterable[str] = (), report: Path | None = None, has_colors: bool = False
     ) -> str:
         """Returns the result of an attempt that has ended: a table, or one line if `--quiet` is set."""
+        title, is_finished = f"run {self._run.name}: {summary['status']}", summary["status"] == "finished"
+        next_purpose = "to resume" if summary["checkpoint"] else "to start again"
+        next_command = f"the same command with --name {self._run.name}"
         if is_quiet():
-            return result_line(summary, self._run)
+            line = metrics_line(title, nan_for_none(summary["metrics"]), (), self._run.location, separator=", ")
+            return line if is_finished else f"{line}; {spelled(f'{next_purpose}: {next_command}')}"
         world = self._world
-        table = Table(show_header=False, title=f"run {self._run.name}: {summary['status']}", title_justify="left")
+        device = f"{world.accelerator} ({platform.machine()}, {threads_text(world)})"
+        if world.accelerator == "cuda":
+            device = str(torch.cuda.get_device_name())
+        table = Table(show_header=False, title=title, title_justify="left")
         backend = f", {world.backend}" if world.size > 1 else ""
         is_even = world.size == world.nodes * world.devices
         processes = f"{world.nodes} x {world.devices}" if is_even else f"{world.size} processes on {world.nodes} nodes,"
-        table.add_row("ran on", f"{summary['launcher']}: {processes} {_device(world)}{backend}")
+        table.add_row("ran on", f"{summary['launcher']}: {processes} {device}{backend}")
         max_epochs = summary["max_epochs"] or -1
         epochs = f"{summary['epochs']}" + f" of {max_epochs}" * (summary["epochs"] < max_epochs)
         table.add_row("epochs", f"{epochs} ({summary['steps']:,} steps, {summary['samples']:,} samples)")
@@ -68,27 +75,13 @@ class ResultDisplay:
             table.add_row(printable_line(name), number_text(value))
         checkpoint = summary["checkpoint"]
         table.add_row("checkpoint", str(self._run.path / checkpoint) if checkpoint else "none")
-        if summary["status"] != "finished" and self._run.is_kept:
-            table.add_row(_next_purpose(summary), spelled(f"the same command with --name {self._run.name}"))
+        if not is_finished and self._run.is_kept:
+            table.add_row(next_purpose, spelled(next_command))
         if report:
             table.add_row("report", str(report))
         for label, location in log_locations(self._run, folders):
             table.add_row(label, location)
         return rendered(table, has_colors)
-
-
-def result_line(summary: Mapping[str, Any], run: RunDirectory) -> str:
-    """Returns the result of an attempt in one line: status, metrics and directory, and how to resume."""
-    head, metrics = f"run {run.name}: {summary['status']}", nan_for_none(summary["metrics"])
-    line = metrics_line(head, metrics, (), run.location, separator=", ")
-    if summary["status"] == "finished":
-        return line
-    return f"{line}; {spelled(f'{_next_purpose(summary)}: the same command with --name {run.name}')}"
-
-
-def _next_purpose(summary: Mapping[str, Any]) -> str:
-    """Returns the purpose of the same command with the name of this run."""
-    return "to resume" if summary["checkpoint"] else "to start again"
 
 
 def log_locations(run: RunDirectory, folders: Iterable[str]) -> list[tuple[str, str]]:
@@ -143,9 +136,3 @@ def _print(title: str, rows: Iterable[tuple[str, str]]) -> None:
     for row in rows:
         table.add_row(*row)
     print_line(rendered(table, has_colors=False))
-
-
-def _device(world: World) -> str:
-    if world.accelerator == "cuda":
-        return str(torch.cuda.get_device_name())
-    return f"{world.accelerator} ({platform.machine()}, {threads_text(world)})"

@@ -66,10 +66,7 @@ def column_widths(columns: Sequence[Column], rows: Sequence[Row], total_width: i
     minima = [
         width if column.minimum is None else column.minimum for column, width in zip(columns, widths, strict=True)
     ]
-    while excess > 0:
-        reducible = [index for index, minimum in enumerate(minima) if widths[index] > minimum]
-        if not reducible:
-            break
+    while excess > 0 and (reducible := [index for index, minimum in enumerate(minima) if widths[index] > minimum]):
         widths[max(reducible, key=lambda index: widths[index])] -= 1
         excess -= 1
     return widths, gap

@@ -48,11 +48,8 @@ class UserLoggers:
             if (self.run.attempt > 1 or trainer.ckpt_path) and logger not in self._begun:
                 _remove_lost_rows(logger, step + (is_end and earlier.get("steps") == step))
             self._begun.append(logger)
-        versions = {name: logger.version for name, logger in self._named(trainer)}
-        self._record({name: version for name, version in versions.items() if isinstance(version, int | str)})
-
-    def _record(self, versions: dict[str, int | str]) -> None:
-        record = self.run.read("run.json")
+        record, named = self.run.read("run.json"), self._named(trainer)
+        versions = {name: logger.version for name, logger in named if isinstance(logger.version, int | str)}
         if record and record.get("loggers", {}) != versions:
             self.run.record = record | {"loggers": versions}
             with contextlib.suppress(OSError):  # the next write reports it

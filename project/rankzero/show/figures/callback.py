@@ -157,8 +157,15 @@ class RunFigures(LoopCallback):
 
     def publish(self, name: str, content: bytes) -> None:
         """Writes a figure to `figures/<name>.png`, and logs it as `visuals/<name>`."""
-        self._write(name, content)
-        tag, step = f"visuals/{name}", self.step
+        path, tag, step = self.run.path / FOLDER / f"{name}.png", f"visuals/{name}", self.step
+        try:
+            if not self.run.is_taken_over:
+                with replacing(path, f".{os.getpid()}") as temporary, synced(temporary) as file:
+                    file.write(content)
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                rank_zero_warn(f"rankzero: {FOLDER}/{name}.png cannot be written, and training continues: {error}")
         if self.logger:
             self.logger.log_with(_image_adder(tag, content, step))
         for logger in self._trainer.loggers if self.log_system else ():
@@ -171,18 +178,6 @@ class RunFigures(LoopCallback):
         for tag, curve in zip(tags_of(names), curves, strict=True):
             if self.logger:
                 self.logger.log_with(_curve_adder(f"pr_curves/{tag}", curve, step))
-
-    def _write(self, name: str, content: bytes) -> None:
-        if self.run.is_taken_over:
-            return
-        path = self.run.path / FOLDER / f"{name}.png"
-        try:
-            with replacing(path, f".{os.getpid()}") as temporary, synced(temporary) as file:
-                file.write(content)
-        except OSError as error:
-            if not self._has_warned:
-                self._has_warned = True
-                rank_zero_warn(f"rankzero: {FOLDER}/{name}.png cannot be written, and training continues: {error}")
 
 
 def _warn(error: Exception) -> None:

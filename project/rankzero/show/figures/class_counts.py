@@ -68,11 +68,7 @@ class ClassCounts:
         self._least = self._largest = torch.zeros((), dtype=torch.int64, device=device)
 
     def add(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Counts a batch, without the samples whose target is `IGNORED_TARGET`; does not wait for a GPU.
-
-        Args:
-            logits: Tensor of shape `(batch, classes)`.
-            targets: int64 tensor of shape `(batch,)`.
+        """Counts logits of shape `(batch, classes)` without those of `IGNORED_TARGET`; does not wait for a GPU.
 
         Returns:
             The targets, with classes in place of targets that are none, for which `target_error` returns an error.

@@ -196,13 +196,7 @@ class WorstSamples:
         self._rows, self._images = torch.empty(0, 3), torch.empty(0)
 
     def add(self, logits: Tensor, targets: Tensor, images: Tensor | None) -> None:
-        """Adds a batch; does not wait for a GPU.
-
-        Args:
-            logits: Tensor of shape `(batch, classes)`.
-            targets: int64 tensor of shape `(batch,)`.
-            images: Images of the batch; None if it has none.
-        """
+        """Adds logits of shape `(batch, classes)`, their targets and, if any, their images; does not wait for a GPU."""
         shape = (0, 0, 0) if images is None else stored_shape(images)
         is_first = self.shape == (0, 0, 0)
         if not self._is_usable or images is None or not (is_first or self.shape == shape):

@@ -129,12 +129,6 @@ def draw_precision_recall(curves: Sequence[Curve], micro_average: Curve, names: 
     return figure
 
 
-def average_precision(curve: Curve) -> float:
-    """Returns the mean precision over recall, by steps between the thresholds."""
-    recall = curve.recall.flip(0)
-    return float((recall.diff(prepend=recall.new_zeros(1)) * curve.precision.flip(0)).sum())
-
-
 def draw_pairs(pairs: Pairs) -> Figure:
     """Draws predicted values over true values, with the diagonal on which they are equal."""
     figure = Figure(figsize=(5.6, 5.4))
@@ -166,7 +160,10 @@ def _line(curve: Curve) -> tuple[list[float], list[float]]:
 
 
 def _label(name: str, curve: Curve) -> str:
-    return f"{average_precision(curve):.3f}  {shortened(name, MAX_NAME)}"
+    """Returns a name after the mean precision over recall, by steps between the thresholds."""
+    recall = curve.recall.flip(0)
+    average_precision = float((recall.diff(prepend=recall.new_zeros(1)) * curve.precision.flip(0)).sum())
+    return f"{average_precision:.3f}  {shortened(name, MAX_NAME)}"
 
 
 MAX_COLUMNS = 8

@@ -32,7 +32,6 @@ from rankzero.show.report.curves import EPOCH, FIRST_GRADIENT, GRADIENT_NORM, MF
 from rankzero.show.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.finite_weights import FiniteWeights
-from rankzero.training.epoch_loop import EpochLoop
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.lightning_inside import shown_metrics
@@ -153,7 +152,9 @@ class IntervalMeasurements(LoopCallback):
                 own_values = own_values | self._speed(trainer) | self._guarded(self._checkpoint)
                 own_values |= {EPOCH: epoch, SAMPLES: float(samples), "x_axis/attempt": float(self.run.attempt)}
             tags_of_module = frozenset(shown_metrics(trainer)["log"])
-            loss_tag, has_norm = _loss_tag(epoch_loop, tags_of_module), GRADIENT_NORM in values
+            metric = epoch_loop.results.get(f"training_step.{LOSS}")
+            is_taken = LOSS in tags_of_module or (metric is not None and metric.meta.logger)
+            loss_tag, has_norm = OTHER_LOSS if is_taken else LOSS, GRADIENT_NORM in values
             self._interval = _Interval(step, loss_tag, has_norm, has_details, own_values, tags_of_module)
         if exchange.is_complete or (self.log_system and self._is_rank_zero):
             self._finish_exchange(trainer)
@@ -285,10 +286,3 @@ def prepared_batches(trainer: Trainer) -> float:
     counts = [loader.prepared_batches for loader in loaders if isinstance(loader, ManagedLoader)]
     known = [count for count in counts if count is not None]
     return float(sum(known)) if known else math.nan
-
-
-def _loss_tag(epoch_loop: EpochLoop, tags_of_module: frozenset[str]) -> str:
-    """Returns the tag of the mean loss, which the module does not use."""
-    metric = epoch_loop.results.get(f"training_step.{LOSS}")
-    is_taken = LOSS in tags_of_module or (metric is not None and metric.meta.logger)
-    return OTHER_LOSS if is_taken else LOSS

@@ -22,15 +22,6 @@ INTERVAL_SECONDS = 10.0
 """Minimum time between two lines."""
 
 
-def interval_after(elapsed_seconds: float, minimum: float) -> float:
-    """Returns the time between two lines, in seconds, which grows with the time since the start.
-
-    It is a tenth of that time, at most 15 minutes, and after 12.5 hours 2 % of that time. A run prints about 10 lines
-    in 100 s, 35 in 15 minutes, 55 in two hours, 130 in a day and 300 in a month.
-    """
-    return max(minimum, min(0.1 * elapsed_seconds, 900.0), 0.02 * elapsed_seconds)
-
-
 class PlainProgress(RunProgress):
     """Prints lines at the end of epochs and during long epochs, at intervals that grow with the duration of the run.
 
@@ -93,10 +84,14 @@ class PlainProgress(RunProgress):
         self._schedule_next()
 
     def _schedule_next(self) -> float:
-        """Determines when the next line is due; returns the seconds since the start."""
+        """Determines when the next line is due; returns the seconds since the start.
+
+        The time between two lines is a tenth of those, at most 15 minutes, and after 12.5 hours 2 % of them. A run
+        prints about 10 lines in 100 s, 35 in 15 minutes, 55 in two hours, 130 in a day and 300 in a month.
+        """
         now = self.clock()
         elapsed = now - self._started_at
-        self._due_at = now + interval_after(elapsed, self.interval_seconds)
+        self._due_at = now + max(self.interval_seconds, min(0.1 * elapsed, 900.0), 0.02 * elapsed)
         return elapsed
 
     def _print(self, trainer: Trainer, head: str, has_ended: bool = False) -> None:

@@ -152,13 +152,10 @@ class CurveBuilder:
             self._not_finite += 1
         self._points[row.step] = value, row
         if len(self._points) > MAX_POINTS:
-            self._downsample()
-
-    def _downsample(self) -> None:
-        steps = sorted(self._points)
-        while len(kept := self._firsts(steps)) > MAX_POINTS // 2:
-            self._interval *= 2
-        self._points = {step: self._points[step] for step in kept}
+            steps = sorted(self._points)
+            while len(kept := self._firsts(steps)) > MAX_POINTS // 2:
+                self._interval *= 2
+            self._points = {step: self._points[step] for step in kept}
 
     def _firsts(self, steps: list[int]) -> list[int]:
         """Returns the first of increasing steps in each interval, and the last step."""

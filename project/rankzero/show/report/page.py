@@ -70,8 +70,9 @@ def _resume(
         return NextCommand(purpose, f"{spelled('python launch/submit.py')} {shlex.join(['resume', run.name, *root])}")
     same_command = spelled(f"the same command with --name {run.name}")
     tokens = command_without_secrets(environment.get("command") or [])
-    if has_checkpoint:
-        tokens = _without_resume(tokens)
+    if has_checkpoint:  # `--resume never` would start the run from the beginning again
+        flags, pairs = ("--resume", "--ckpt_path"), pairwise(["", *tokens])
+        tokens = [token for previous, token in pairs if previous not in flags and token.partition("=")[0] not in flags]
     if not tokens:
         return NextCommand(f"{purpose}: {same_command}")
     if environment.get("is_script"):
@@ -83,13 +84,6 @@ def _resume(
     if environment.get("launcher") != "local":
         purpose += f", with the launch line of {environment.get('launcher')}; each process runs"
     return NextCommand(purpose, shlex.join(tokens))
-
-
-def _without_resume(tokens: Sequence[str]) -> list[str]:
-    """Returns a command line without `--resume`: `--resume never` would start the run from the beginning again."""
-    flags = ("--resume", "--ckpt_path")
-    pairs = pairwise(["", *tokens])
-    return [token for previous, token in pairs if previous not in flags and token.partition("=")[0] not in flags]
 
 
 REPORT = "report.html"
@@ -131,6 +125,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
     environment = attempts[-1]["environment"] if attempts else {}
     figures, omitted_figures = _figures(run.path / "figures")
     ledger = list(_grouped(summary["ledger"]))
+    settings = flattened(without_secrets(read_config(read_run(run.path).config)))
     template = _environment().get_template(REPORT)
     page = template.render(
         summary=summary,
@@ -143,7 +138,7 @@ def render(run: RunDirectory, summary: Mapping[str, Any]) -> str:
         ledger=ledger[-MAX_LEDGER_LINES:],
         has_omitted_epochs=len(ledger) > MAX_LEDGER_LINES,
         checkpoints=list(_checkpoints(run, summary)),
-        configuration=_configuration(run),
+        configuration={name: value for name, value in settings.items() if value is not None and name},
         environment=environment,
         figures=figures,
         omitted_figures=omitted_figures,
@@ -176,14 +171,13 @@ def _visible(value: Any) -> Any:
 def _attempts(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yields the attempts, oldest first, with what each of them has stored."""
     records = run.attempts
-    for number_of_attempt, record in enumerate(records, 1):
-        folder = f"attempts/{number_of_attempt:04d}"
-        is_newest = number_of_attempt == len(records)
-        own = summary if is_newest else run.read(f"{folder}/summary.json")
+    for number, record in enumerate(records, 1):
+        folder, started = f"attempts/{number:04d}", str(record.get("started"))
+        own = summary if number == len(records) else run.read(f"{folder}/summary.json")
         environment = run.read(f"{folder}/environment.json")
         yield {
-            "number": number_of_attempt,
-            "started": _date(str(record.get("started"))),
+            "number": number,
+            "started": f"{started[:10]} {started[11:16]} UTC" if started.endswith("+00:00") else started,
             "host": record.get("host"),
             "job": record.get("job"),
             "step": int(record.get("step") or 0),
@@ -227,12 +221,6 @@ def _checkpoints(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict
         }
 
 
-def _configuration(run: RunDirectory) -> dict[str, Any]:
-    """Returns the settings of the newest attempt without those that are not set; {} if they cannot be read."""
-    settings = flattened(without_secrets(read_config(read_run(run.path).config)))
-    return {name: value for name, value in settings.items() if value is not None and name}
-
-
 def _metric_texts(metrics: Mapping[str, float | None], curves: Iterable[str] = ()) -> dict[str, str]:
     """Returns each metric of a summary as text, once.
 
@@ -264,8 +252,3 @@ def _figures(folder: Path) -> tuple[list[tuple[str, str]], int]:
 def _shortened(text: str) -> str:
     half = MAX_REASON // 2
     return text if len(text) <= MAX_REASON else f"{text[:half]}\n...\n{text[-half:]}"
-
-
-def _date(text: str) -> str:
-    """Returns a time of `run.json` without seconds."""
-    return f"{text[:10]} {text[11:16]} UTC" if text.endswith("+00:00") else text
