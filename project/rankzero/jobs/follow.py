@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rankzero.distributed.timers import TIMERS
-from rankzero.jobs.record import Record, State, logs_of, member_records, modified_at, read_record, submitted_at
+from rankzero.jobs.record import Record, State, logs_of, member_records, read_record, submitted_at
 from rankzero.jobs.submission import job_state
 from rankzero.messages import Exit, print_error, print_line, print_text
 from rankzero.runs.directory import RunDirectory
+from rankzero.runs.recorded_run import modified_at
 
 LOG_SECONDS = 0.3
 """Seconds between two reads of the log."""
@@ -59,11 +60,7 @@ class LogReader:
 
 
 def follow(root: Path, record: Record, reader: LogReader, stop_command: str) -> int:
-    """Prints the state of a job whenever it changes, and its log, until the job has ended.
-
-    Returns:
-        The exit code of the run: that of `fit`, see `rankzero.messages.Exit`.
-    """
+    """Prints the state of a job whenever it changes, and its log, until it has ended; returns the run's `Exit` code."""
     shown, next_query = "", 0.0
     try:
         while True:

@@ -156,19 +156,14 @@ def hosts_in(file: Path) -> tuple[str, ...]:
 
 
 def read_site(path: str | None) -> dict[str, Any]:
-    """Reads a site file: YAML with the names of flags as keys.
-
-    Args:
-        path: The file; None for the user's own, which may be missing.
-
-    Returns:
-        Flag -> its value.
+    """Reads a site file, YAML with the names of flags as keys; None for the user's own, which may be missing.
 
     Raises:
         RequestError: The file cannot be read, or has an unknown key or an invalid value.
     """
-    file = _users_file() if path is None else Path(path)
-    if file is None:
+    folder = config_folder()
+    file = Path(path) if path is not None else folder / "site.yaml" if folder else None
+    if file is None or (path is None and not file.is_file()):
         return {}
     try:
         # All values are text, as on the command line. YAML's own types would read `no` as False and `0123` as 83.
@@ -206,9 +201,3 @@ def _add(values: dict[str, Any], key: str, item: object, file: Path) -> None:
         flag.add(values, text)
     except RequestError as error:
         raise RequestError(f"{file}: {key}: {item}", error.found, instead) from None
-
-
-def _users_file() -> Path | None:
-    """Returns the user's own site file, if it exists."""
-    folder = config_folder()
-    return folder / "site.yaml" if folder and (folder / "site.yaml").is_file() else None

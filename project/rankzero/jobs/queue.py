@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from rankzero.distributed.timers import TIMERS
-from rankzero.jobs.record import Record, State, modified_at, submitted_at
+from rankzero.jobs.record import Record, State, submitted_at
 from rankzero.runs.recorded_run import (
     FAILED,
     KILLED,
@@ -16,6 +16,7 @@ from rankzero.runs.recorded_run import (
     WAITING,
     RecordedRun,
     Status,
+    modified_at,
 )
 
 MAX_QUERIES = 20

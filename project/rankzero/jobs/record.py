@@ -17,20 +17,16 @@ from pathlib import Path
 
 from rankzero.checkpoints.atomic_files import write_text
 from rankzero.messages import RequestError
+from rankzero.runs.recorded_run import modified_at
 
 
 @dataclass(frozen=True)
 class Record:
-    """A submitted job.
+    """A submitted job; `id` is the scheduler's id of it, or the id of the script's process.
 
-    Args:
-        name: Name of the run.
-        scheduler: The scheduler.
-        form: The form; None if the scheduler has only one.
-        id: The scheduler's id of the job, or the id of the script's process.
-        array: Indices of the job array; None without one.
-        host: Machine on which the job was submitted.
-        started: Start time of the script's process in clock ticks after boot; empty for a scheduler with a queue.
+    `name` is that of the run, `form` None if the scheduler has only one, and `array` has the indices of a job array.
+    The job was submitted on `host`; `started` is the start time of the script's process in clock ticks after boot, or
+    empty for a scheduler with a queue.
     """
 
     name: str
@@ -44,13 +40,10 @@ class Record:
 
 @dataclass(frozen=True)
 class State:
-    """The state of a job.
+    """The state of a job in the scheduler's own word, such as `RUNNING`, with details for the user, such as the nodes.
 
-    Args:
-        word: The scheduler's own word, such as `RUNNING`.
-        is_active: Whether the job waits or runs; None if the scheduler does not answer.
-        details: Further text for the user, such as the nodes.
-        has_failed: Whether an ended job has failed or was canceled; None if unknown.
+    `is_active` tells whether the job waits or runs, None if the scheduler does not answer; `has_failed`, whether an
+    ended job has failed or was canceled, None if unknown.
     """
 
     word: str
@@ -148,14 +141,6 @@ def archive_logs(root: Path, record: Record, archived: dict[Path, Path]) -> None
 def submitted_at(root: Path, record: Record) -> float:
     """Returns when a job was submitted, in seconds since 1970."""
     return max(modified_at(record_path(root, record.name)), modified_at(next_id_path(root, record.name)))
-
-
-def modified_at(path: Path) -> float:
-    """Returns when a file was modified, in seconds since 1970; 0 if it does not exist."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def stop_path(root: Path, name: str) -> Path:

@@ -148,13 +148,15 @@ class RunDirectory:
         """
         if not self.is_kept:
             return
-        folder = self.path.parent
         try:
-            _check_writable(folder)
-            if self.path.exists():
-                _check_writable(self.path)
+            for folder in (self.path.parent, self.path):
+                existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+                if not existing.is_dir():
+                    raise NotADirectoryError(f"{existing} is a file")
+                if not os.access(existing, os.W_OK | os.X_OK):
+                    raise PermissionError(f"no permission to write in {existing.resolve()}")
         except OSError as error:
-            raise cannot_write_error(folder, error) from None
+            raise cannot_write_error(self.path.parent, error) from None
 
     def begin_attempt(self, config: str, job_id: str | None = None, step: int = 0) -> None:
         """Creates the directory if necessary and records a new attempt. Only rank zero calls this.
@@ -358,15 +360,6 @@ def reserve_job_path(folder: Path, title: str) -> Path:
     path = next(path for path in paths if path not in _job_runs)
     _job_runs[path] = False
     return path
-
-
-def _check_writable(folder: Path) -> None:
-    """Raises an OSError if nothing can be created in `folder`. Creates nothing."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise NotADirectoryError(f"{existing} is a file")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise PermissionError(f"no permission to write in {existing.resolve()}")
 
 
 def cannot_write_error(folder: Path, error: OSError) -> RequestError:

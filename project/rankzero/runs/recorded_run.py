@@ -144,6 +144,14 @@ def _read_object(file: Path, problems: list[str]) -> dict[str, Any]:
     return content
 
 
+def modified_at(path: Path) -> float:
+    """Returns when a file was modified, in seconds since 1970; 0 if it does not exist."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def _seconds_since_1970(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rankzero.messages import RequestError, few, print_line, printable_line, quoted, similar_names
-from rankzero.runs.recorded_run import RUN_FILE, STATUS_WORDS, RecordedRun, Status, is_run
+from rankzero.runs.recorded_run import RUN_FILE, STATUS_WORDS, RecordedRun, Status, is_run, modified_at
 from rankzero.show.text_table import Column, Row, print_table
 from rankzero.text import MISSING, age, compact, finite_or_none, main_metric, number_text, unique_metrics
 
@@ -39,7 +39,7 @@ def runs_in(root: Path) -> list[tuple[float, Path]]:
     Raises:
         OSError: The root cannot be read.
     """
-    return sorted((_modified(path), path) for path in root.iterdir() if is_run(path))
+    return sorted((modified_at(path / RUN_FILE) or modified_at(path), path) for path in root.iterdir() if is_run(path))
 
 
 def why_not_listed(root: Path, error: OSError) -> str:
@@ -135,12 +135,3 @@ def _row(entry: ListedRun, has_common_metric: bool, now: float) -> Row:
         str(len(run.attempts) or MISSING),
     ]
     return Row(cells, "dim" if run.is_archived else "", {1: _STYLES.get(entry.status.word, "magenta")})
-
-
-def _modified(run: Path) -> float:
-    for path in (run / RUN_FILE, run):
-        try:
-            return path.stat().st_mtime
-        except OSError:
-            continue
-    return 0.0
