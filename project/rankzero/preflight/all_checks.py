@@ -34,11 +34,9 @@ class PlannedRun(NamedTuple):
     """A run that has not begun.
 
     Args:
-        model: The model.
         data: Its data module, training loaders, or None if the model has loaders of its own.
         plan: Batch sizes and seed of the run, which no loader has used yet.
         config: The settings of the run: name, such as `trainer.max_epochs`, -> value.
-        root: Folder of the runs.
         keep: Number of checkpoints that are kept.
         trainer_settings: Arguments of the Trainer: `max_epochs`, `max_steps`, `precision`.
         untried: Why the model and the data cannot be tried; empty if they can.
@@ -75,13 +73,7 @@ class PlannedRun(NamedTuple):
 
 
 class NetworkOptions(NamedTuple):
-    """How the network is measured.
-
-    Args:
-        pairs: `quick`, `all` or `off`, see `check_links`.
-        warn_gbps: Bandwidth in Gbit/s below which a check warns.
-        fail_gbps: Bandwidth in Gbit/s below which a check fails.
-    """
+    """How the network is measured: the mode of `check_links`, and Gbit/s below which checks warn or fail."""
 
     pairs: str = "quick"
     warn_gbps: float = 1.0
@@ -104,11 +96,8 @@ def thresholds(options: NetworkOptions) -> dict[str, Any]:
 def check_before_fit(mode: str, session: Session, run: PlannedRun) -> None:
     """Compares the ranks, or runs all checks, before training. All ranks must call.
 
-    Args:
-        mode: `quick` compares the ranks and prints only differences, `full` runs all checks on copies of the model and
-            the data, `off` does nothing.
-        session: The processes.
-        run: The run.
+    The mode `quick` compares the ranks and prints only differences, `full` runs all checks on copies of the model and
+    the data, `off` does nothing.
 
     Raises:
         RequestError: The ranks cannot train together.
@@ -172,8 +161,7 @@ def check_all(
 ) -> Exit:
     """Runs all checks, prints them and the verdict. All ranks must call, after `Coordinator.share_peers`.
 
-    Returns:
-        0 if all processes can train together, 1 if not.
+    Returns 0 if all processes can train together, 1 if not.
     """
     coordinator, world = session.coordinator, session.world
     owns_group = not dist.is_initialized()

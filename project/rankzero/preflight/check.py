@@ -29,16 +29,10 @@ NETWORK_ADVICE = (
 
 
 class Check(NamedTuple):
-    """The result of a check, which is the same on all ranks.
+    """The result of a check, which is the same on all ranks: a summary in one line, and details in further lines.
 
-    Args:
-        name: Name of the check, one of `CHECK_NAMES`.
-        status: `ok`, `warn`, `fail` or `skipped`.
-        summary: The result in one line.
-        details: Further lines.
-        advice: What to do, one line for each problem.
-        values: The measured values, for JSON.
-        blocks: Whether the later checks of the network cannot run.
+    `name` is one of `CHECK_NAMES`, `status` is `ok`, `warn`, `fail` or `skipped`. `advice` has one line for each
+    problem, `values` the measured values for JSON. If it `blocks`, the later checks of the network cannot run.
     """
 
     name: str
@@ -69,12 +63,9 @@ def attempt(work: Callable[[], T]) -> tuple[T | None, str, KeyboardInterrupt | N
 def gather(
     coordinator: "Coordinator", work: Callable[[], T], seconds: float | None = None
 ) -> tuple[list[T | None], dict[int, str]]:
-    """Calls `work` on every rank. All ranks must call.
+    """Calls `work`, which returns a JSON-serializable value, on every rank. All ranks must call.
 
-    Args:
-        coordinator: Exchanges values between all ranks.
-        work: Returns a JSON-serializable value.
-        seconds: How long to wait for the other ranks; by default, as long as a rank may take to load its data.
+    Waits some seconds for the other ranks; by default, as long as a rank may take to load its data.
 
     Returns:
         The results by rank, None for a rank on which `work` has raised an exception; and the text of the exception of
@@ -93,11 +84,7 @@ def gather(
 def check_on_rank_zero(coordinator: "Coordinator", own: Any, check: Callable[[list[Any]], Check]) -> Check:
     """Performs a check of the values of all ranks on rank zero; returns it on all ranks. All ranks must call.
 
-    Args:
-        coordinator: Exchanges values between all ranks.
-        own: The JSON-serializable value of this rank.
-        check: Called on rank zero with the values of all ranks, by rank. The other ranks receive the result without
-            `values`.
+    `own` is the JSON-serializable value of this rank. The other ranks receive the result without `values`.
     """
     checks: list[Check] = []
 
@@ -120,13 +107,7 @@ def error_lines(errors: Mapping[int, str], hosts: Sequence[str]) -> list[str]:
 
 
 class Report:
-    """The checks of one preflight.
-
-    Args:
-        prints: Whether this rank prints and writes them.
-        file: JSON file, which is written after each check; None for no file.
-        thresholds: The thresholds of the checks, for the file.
-    """
+    """The checks of one preflight: a rank that `prints` also writes them to a JSON file, if any, after each check."""
 
     def __init__(self, prints: bool, file: Path | None = None, thresholds: Mapping[str, Any] | None = None) -> None:
         self.prints, self.file, self.thresholds = prints, file, dict(thresholds or {})

@@ -33,11 +33,9 @@ Not all GPUs of a host need to be connected by all of their NVLinks.
 
 
 class Link(NamedTuple):
-    """The connection between GPUs that NCCL should use.
+    """The connection between GPUs that NCCL should use, named such as `NVLink of 3,825 Gbit/s`.
 
-    Args:
-        name: Its kind and bandwidth, such as `NVLink of 3,825 Gbit/s`.
-        least_gbps: Bus bandwidth in Gbit/s below which NCCL probably uses another connection.
+    Below a bus bandwidth of `least_gbps` Gbit/s, NCCL probably uses another connection.
     """
 
     name: str
@@ -147,13 +145,8 @@ def gather_in_time(
     """Is `gather` for work that communicates; on a GPU, the work itself has a time limit too. All ranks must call.
 
     NCCL connects within its calls, and waits forever for a rank that cannot be reached. Such a call stays in its
-    thread; NCCL must not be used afterwards.
-
-    Args:
-        coordinator: Exchanges values between all ranks.
-        work: Returns a JSON-serializable value.
-        device: The device on which the work communicates.
-        seconds: How long the work may take on a GPU, and how much longer the other ranks may.
+    thread; NCCL must not be used afterwards. `seconds` is how long the work may take on a GPU, and how much longer the
+    other ranks may.
     """
     if device.type != "cuda":
         return gather(coordinator, work, seconds)

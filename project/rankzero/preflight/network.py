@@ -37,12 +37,7 @@ def check_message_passing(
 ) -> Check:
     """Sends data from rank zero to each other rank, one by one, then from each rank to the next. All ranks must call.
 
-    Args:
-        coordinator: Exchanges results between all ranks.
-        backend: `nccl` or `gloo`.
-        group: A process group of all ranks with this backend.
-        device: Device of this process's messages.
-        notify: Called on rank zero with a line for each receipt.
+    The group has all ranks and this backend, `nccl` or `gloo`. Rank zero calls `notify` with a line for each receipt.
     """
     name, size, rank = f"{backend} messages", coordinator.world.size, coordinator.world.rank
     hosts = coordinator.world.hosts
@@ -123,14 +118,9 @@ def check_collectives(
 ) -> Check:
     """Checks all-reduce, all-gather and broadcast, and measures all-reduce. All ranks must call.
 
-    Args:
-        coordinator: Exchanges results between all ranks, whose default process group must exist.
-        device: Device of this process's buffers.
-        warn_gbps: Bus bandwidth in Gbit/s below which the check warns.
-        fail_gbps: Bus bandwidth in Gbit/s below which the check fails; on a single host, it warns.
-        gradient_bytes: Bytes of the gradients of the model; None if unknown.
-        model: Name of the model.
-        link: The connection that NCCL should use; the check warns if all-reduce is much slower.
+    The default process group must exist. Below a bus bandwidth of `warn_gbps` Gbit/s, the check warns; below
+    `fail_gbps`, it fails, or warns on a single host. It also warns if all-reduce is much slower than the link that NCCL
+    should use. `gradient_bytes` is None if unknown.
     """
     world, hosts = coordinator.world, coordinator.world.hosts
     seconds, measured = TIMERS.network_check, list[Any]()
@@ -266,12 +256,9 @@ Pair = tuple[int, int]
 def check_links(coordinator: Coordinator, device: torch.device, mode: str, warn_gbps: float, fail_gbps: float) -> Check:
     """Measures pairs of hosts, each by its first rank; on a single host, pairs of ranks. All ranks must call.
 
-    Args:
-        coordinator: Exchanges results between all ranks, whose default process group must exist.
-        device: Device of this process's messages.
-        mode: `quick` measures each host with the next one, `all` all pairs of hosts, `off` nothing.
-        warn_gbps: Bandwidth in Gbit/s below which a link is reported.
-        fail_gbps: Bandwidth in Gbit/s below which the check fails; on a single host, it warns.
+    The default process group must exist. The mode `quick` measures each host with the next one, `all` all pairs of
+    hosts, `off` nothing. A link below `warn_gbps` Gbit/s is reported; below `fail_gbps`, the check fails, or warns on a
+    single host.
     """
     size, rank = coordinator.world.size, coordinator.world.rank
     if mode == "off":

@@ -97,9 +97,7 @@ class Trial:
     def load_batch(self) -> dict[str, Any]:
         """Loads the first batch of this rank; `prepare_data` must be complete on all ranks.
 
-        Returns:
-            `workers`: number of loader processes; `prefetched_bytes`: size of the batches in bytes that they may hold;
-            `data`: fingerprint of the data set.
+        Returns the number of loader processes, the bytes of the batches that they may hold, and the data's fingerprint.
         """
         generators.seed(self.plan.seed)  # a run gives all ranks the same generators before it sets up the data
         loaders = self.data

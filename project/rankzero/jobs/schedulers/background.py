@@ -16,11 +16,7 @@ _children: dict[str, "subprocess.Popen[bytes]"] = {}
 
 
 def start(script: Path, log: Path) -> tuple[str, str]:
-    """Starts a script in its own session, with its output appended to the log.
-
-    Returns:
-        The id and the start time of its process.
-    """
+    """Starts a script in its own session, which appends to the log; returns id and start time of its process."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             ["bash", str(script)],
