@@ -122,12 +122,17 @@ def test_missing_and_not_finite_curves_are_drawn_as_far_as_possible_and_noted(tm
     assert notes == ["b: 1 of 2 values of val/loss are not finite", "a: has no curve of val/acc"]
 
 
-def test_long_curves_are_drawn_as_means_of_successive_finite_values(tmp_path):
+def test_long_curves_are_drawn_as_means_of_finite_values_at_the_steps_samples_or_epochs_of_their_rows(tmp_path):
     (panel,), _ = panels([run_of(tmp_path, loss=[1.0, 3.0] * MAX_POINTS)], [TRAIN_LOSS], "steps")
     assert panel.averaged == 2 and panel.lines[0].y == [2.0] * MAX_POINTS
     assert panel.lines[0].x[:2] == [0.5, 2.5]
     assert means([1, math.nan, 3, math.inf, 5], 3) == [1.0, 4.0]
     assert math.isnan(means([math.nan], 2)[0]) and means([], 2) == []
+    append_rows(tmp_path, [Row(9, 0.0, {"loss": 1.0}, 0.5, 320), Row(19, 0.0, {"loss": 0.5})], durably=False)
+    run = ComparedRun("a", RecordedRun(tmp_path), Status("finished"), {}, read_curves(tmp_path))
+    for kind, first in {SAMPLES: 320, EPOCHS: 0.5}.items():
+        (panel,), notes = panels([run], [TRAIN_LOSS], kind)
+        assert panel.lines[0].x[0] == first and math.isnan(panel.lines[0].x[1]) and not notes
 
 
 def compared(tmp_path, *runs, config=""):
@@ -164,7 +169,7 @@ def as_dict(*configs):
     return {difference.name: difference.values for difference in differences(configs)}
 
 
-def test_only_settings_that_differ_are_returned_with_their_flags():
+def test_only_settings_that_differ_are_returned_and_null_equals_absent_but_false_and_zero_do_not():
     first = {"seed_everything": 0, "model": {"class_path": "MLP", "init_args": {"width": 8, "depth": 2}}}
     second = {"seed_everything": 0, "model": {"class_path": "MLP", "init_args": {"width": 16, "depth": 2}}}
     assert as_dict(first, second) == {"model.width": ["8", "16"]}
@@ -172,6 +177,11 @@ def test_only_settings_that_differ_are_returned_with_their_flags():
     for name in ("name", "root", "resume", "launcher", "node_rank"):
         assert differences([{name: "a"}, {name: "b"}]) == []
     assert differences([{"trainer": {"root": "a"}}, {"trainer": {"root": "b"}}]) == []
+    assert differences([{"a": None, "b": 1}, {"b": 1}]) == []
+    values = [{"a": None, "b": 1}, {"a": False, "b": 1}, {"a": 0, "b": 1}, {"b": 1}]
+    assert as_dict(*values) == {"a": ["null", "false", "0", "-"]}
+    assert as_dict({"seed": 1}, {}, {"seed": 2}) == {"seed": ["1", "-", "2"]}
+    assert differences([{"seed": 1}, {}]) is None  # an unknown configuration is no difference
 
 
 def test_classes_settings_that_only_one_has_and_items_of_nested_lists_are_differences():
@@ -184,14 +194,6 @@ def test_classes_settings_that_only_one_has_and_items_of_nested_lists_are_differ
     second = {"trainer": {"callbacks": [{"class_path": "A", "init_args": {"x": 2}}], "sizes": [1, 2, 3]}}
     items = {"trainer.callbacks.0.x": ["1", "2"], "trainer.callbacks.1": ["B", "-"]}
     assert as_dict(first, second) == {**items, "trainer.sizes": ["[1, 2]", "[1, 2, 3]"]}
-
-
-def test_null_equals_absent_and_null_false_zero_and_absent_are_shown_as_such():
-    assert differences([{"a": None, "b": 1}, {"b": 1}]) == []
-    values = [{"a": None, "b": 1}, {"a": False, "b": 1}, {"a": 0, "b": 1}, {"b": 1}]
-    assert as_dict(*values) == {"a": ["null", "false", "0", "-"]}
-    assert as_dict({"seed": 1}, {}, {"seed": 2}) == {"seed": ["1", "-", "2"]}
-    assert differences([{"seed": 1}, {}]) is None  # an unknown configuration is no difference
 
 
 @pytest.mark.parametrize("runs", [1, 2, 4, 8])
@@ -221,14 +223,6 @@ def test_equal_settings_are_said_and_unknown_ones_are_not_and_names_equal_when_s
     assert distinct(names, 20) == names
     assert distinct(names, 9) == ["1 res…ed1", "2 res…ed1"]
     assert distinct(names, 12, (3, 11))[1].startswith("11 ")
-
-
-def test_values_are_drawn_at_the_samples_and_epochs_of_their_rows(tmp_path):
-    append_rows(tmp_path, [Row(9, 0.0, {"loss": 1.0}, 0.5, 320), Row(19, 0.0, {"loss": 0.5})], durably=False)
-    run = ComparedRun("a", RecordedRun(tmp_path), Status("finished"), {}, read_curves(tmp_path))
-    for kind, first in {SAMPLES: 320, EPOCHS: 0.5}.items():
-        (panel,), notes = panels([run], [TRAIN_LOSS], kind)
-        assert panel.lines[0].x[0] == first and math.isnan(panel.lines[0].x[1]) and not notes
 
 
 @pytest.mark.parametrize(

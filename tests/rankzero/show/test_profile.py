@@ -233,16 +233,16 @@ def stop_and_fail(self, stop=profile.stop_trace):
     fail()
 
 
-def write_half(self, path):
-    Path(path).write_text('{"traceEvents": [')
-
-
 @pytest.mark.parametrize(
     ("name", "function", "found"),
     [
         *((name, fail, "it failed") for name in ("prepare_trace", "start_trace", "key_averages")),
         ("stop_trace", stop_and_fail, "it failed"),
-        ("export_chrome_trace", write_half, "torch could not write its trace to "),
+        (
+            "export_chrome_trace",
+            lambda _, path: Path(path).write_text('{"traceEvents": ['),
+            "torch could not write its trace to ",
+        ),
     ],
 )
 def test_an_error_of_the_profiler_ends_no_training(name, function, found, script_folder, capsys, monkeypatch):
@@ -253,12 +253,6 @@ def test_an_error_of_the_profiler_ends_no_training(name, function, found, script
     assert not (script_folder / "runs/x/profile/attempt-0001/rank-000.json.gz").exists()
 
 
-def test_a_rank_that_does_not_exist_is_refused(script_folder):
-    with pytest.raises(RequestError, match="the run has one process, rank 0"):
-        Trainer(profile="2steps", profile_ranks=[0, 1], **QUIET)
-    assert not (script_folder / "runs").exists()
-
-
 @pytest.mark.parametrize(
     ("profile", "ranks", "world", "found", "instead"),
     [
@@ -267,7 +261,10 @@ def test_a_rank_that_does_not_exist_is_refused(script_folder):
         ("10steps", "1", 1, "the run has one process, rank 0", "--profile_ranks all"),
     ],
 )
-def test_ranks_that_cannot_be_profiled_are_refused(profile, ranks, world, found, instead):
+def test_ranks_that_cannot_be_profiled_are_refused(profile, ranks, world, found, instead, script_folder):
+    with pytest.raises(RequestError, match="the run has one process, rank 0"):
+        Trainer(profile="2steps", profile_ranks=[0, 1], **QUIET)
+    assert not (script_folder / "runs").exists()
     error = refusal_of(ProfileRequest.read, profile, ranks, world)
     assert error.asked == f"--profile_ranks {ranks}" and found in error.found and error.instead == instead
 

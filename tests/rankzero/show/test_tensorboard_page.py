@@ -42,17 +42,13 @@ def texts(events, tag):
     return [make_ndarray(event.tensor_proto).item().decode() for event in events.Tensors(f"{tag}/text_summary")]
 
 
-def test_a_run_shows_its_configuration_its_environment_and_each_attempt(attempts):
-    _, events = attempts
+def test_a_run_shows_configuration_environment_attempts_and_hyperparameters_without_a_second_directory(attempts):
+    folder, events = attempts
     first, second = texts(events, "run/attempts")
     assert first.startswith("Attempt 1 began after step 0 on ") and "```sh\n" in first
     assert second.startswith("Attempt 2 began after step 4 on ")
     assert "max_epochs: 2" in texts(events, "run/configuration")[-1]
     assert re.search(r"\| torch \| 2\.", texts(events, "run/environment")[-1])
-
-
-def test_hyperparameters_are_stored_beside_the_curves_without_a_second_directory(attempts):
-    folder, events = attempts
     content = events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
     values = metadata.parse_session_start_info_plugin_data(content).hparams
     expected = {"gradient_clip_val": 0.5, "processes": 1, "global_batch_size": 1}

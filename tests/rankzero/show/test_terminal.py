@@ -41,13 +41,6 @@ def test_a_report_whose_code_cannot_be_imported_at_the_end_does_not_fail_the_run
     assert "report.html could not be written: ModuleNotFoundError" in printed.err and "run x: finished" in printed.out
 
 
-def test_metrics_with_names_of_other_rows_hide_none_of_them(capsys, tmp_path):
-    result = {"run": "x", "split": "val", "checkpoint": "step-9", "samples": 5, "world_size": 1}
-    print_evaluation({**result, "metrics": {"samples": 7.0, "checkpoint": 1.0}}, tmp_path / "x.json")
-    out = capsys.readouterr().out.count
-    assert out("step-9") == out("5, each once") == 1 and out("│ samples ") == out("│ checkpoint ") == 2
-
-
 ONE_PROCESS = world_of("cpu")
 METRICS = {"loss": 2.0, "loss_step": 2.0, "loss_epoch": 1.0, "bad": None}
 
@@ -69,7 +62,7 @@ def test_a_problem_is_wrapped_and_red_in_a_terminal(capsys, tmp_path, monkeypatc
     assert "\x1b[31mproblem" in capsys.readouterr().out
 
 
-def test_the_table_shows_a_metric_once_and_wraps_no_long_path_in_a_pipe(capsys, tmp_path):
+def test_the_table_shows_a_metric_once_also_with_the_name_of_a_row_and_wraps_no_long_path_in_a_pipe(capsys, tmp_path):
     print_summary(RunDirectory(tmp_path / "x"), METRICS)
     out = capsys.readouterr().out
     assert "1 samples/s; 1.0 s in attempt 2" in out
@@ -78,6 +71,10 @@ def test_the_table_shows_a_metric_once_and_wraps_no_long_path_in_a_pipe(capsys, 
     assert "│ local: 3 processes on 2 nodes, cpu" in capsys.readouterr().out
     _print("a title", [("checkpoint", path := "/a/path" * 30)])
     assert path in capsys.readouterr().out
+    result = {"run": "x", "split": "val", "checkpoint": "step-9", "samples": 5, "world_size": 1}
+    print_evaluation({**result, "metrics": {"samples": 7.0, "checkpoint": 1.0}}, tmp_path / "x.json")
+    out = capsys.readouterr().out.count
+    assert out("step-9") == out("5, each once") == 1 and out("│ samples ") == out("│ checkpoint ") == 2
 
 
 def test_a_quiet_result_is_one_line(capsys, tmp_path, monkeypatch):

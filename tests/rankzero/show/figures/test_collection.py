@@ -175,7 +175,11 @@ def test_a_loss_that_is_not_a_number_is_the_largest_and_ignored_samples_are_not_
     assert kept[0] == 2 and sorted(kept) == [0, 2, 3]
 
 
-def test_on_a_cpu_only_images_with_larger_losses_than_the_kept_ones_are_downscaled(monkeypatch):
+def test_large_images_are_downscaled_on_a_cpu_only_those_with_larger_losses_than_the_kept_ones(monkeypatch):
+    images = torch.rand(2, 3, 480, 320)
+    assert stored_shape(images) == (3, 96, 64) == tuple(downscaled(images).shape[1:])
+    torch.testing.assert_close(downscaled(images).mean(), images.mean())
+    assert tuple(downscaled(torch.zeros(1, 1, 5000, 2, dtype=torch.uint8)).shape) == (1, 1, 96, 1)
     counts, downscale = [], collection.downscaled
     monkeypatch.setattr(collection, "downscaled", lambda images: counts.append(len(images)) or downscale(images))
     worst = WorstSamples()
@@ -190,13 +194,6 @@ def test_images_of_different_shapes_are_not_kept(second):
     for added in (IMAGES, second, IMAGES):
         worst.add(LOGITS, TARGETS, added)
     assert worst.shape == (0, 0, 0) and not gather(worst)
-
-
-def test_large_images_are_downscaled():
-    images = torch.rand(2, 3, 480, 320)
-    assert stored_shape(images) == (3, 96, 64) == tuple(downscaled(images).shape[1:])
-    torch.testing.assert_close(downscaled(images).mean(), images.mean())
-    assert tuple(downscaled(torch.zeros(1, 1, 5000, 2, dtype=torch.uint8)).shape) == (1, 1, 96, 1)
 
 
 def test_many_pairs_are_selected_evenly_without_the_global_generator_and_each_rank_keeps_a_part():
@@ -226,17 +223,14 @@ def test_other_outputs_are_ignored(returned):
     assert read_outputs(returned) is None
 
 
-def test_images_are_found_in_nested_batches_and_classes_by_their_length():
+def test_images_are_found_in_nested_batches_and_classes_by_their_length_and_other_tensors_are_no_images():
     images = torch.rand(4, 3, 5, 5)
     for batch in (images, (images, LABELS), {"meta": "a", "data": [images]}):
         assert torch.equal(find_images(batch), images)
     assert torch.equal(find_classes({"x": torch.rand(4), "y": LABELS}, 4), LABELS)
     assert find_classes((torch.rand(4, 2), torch.rand(4)), 4) is None
-
-
-@pytest.mark.parametrize("shape", [(4, 3), (4, 2, 5, 5), (4, 3, 5, 5, 5), (0, 3, 5, 5)])
-def test_other_tensors_are_no_images(shape):
-    assert find_images((torch.rand(shape), LABELS)) is None
+    for shape in ((4, 3), (4, 2, 5, 5), (4, 3, 5, 5, 5), (0, 3, 5, 5)):
+        assert find_images((torch.rand(shape), LABELS)) is None
     assert find_images(torch.zeros(4, 3, 5, 5, dtype=torch.int64)) is None
     assert find_images(torch.rand(4, 1, 5, 5), 8) is None  # the outputs have another number
 

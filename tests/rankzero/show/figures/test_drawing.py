@@ -91,12 +91,9 @@ def test_names_of_the_data_module_come_first_and_those_of_the_data_set_are_found
     assert class_names(trainer(dataset=Named(None), validation=dataset), 3) == NAMES
 
 
-def test_without_data_classes_have_numbers_and_names_are_text_in_one_line():
+def test_without_data_classes_have_numbers_names_are_text_in_one_line_and_tags_are_distinct_without_separators():
     assert class_names(trainer(), 2) == ["0", "1"] and class_names(trainer(), None) == []
     assert class_names(trainer(["a\n\tb", None, 7]), 3) == ["a b", "None", "7"]
-
-
-def test_tags_are_distinct_and_have_no_separators():
     assert tags_of(["a/b", "a_b", "", "é 1", "$x$"]) == ["a_b", "a_b_1", "2", "é 1", "_x_"]
 
 

@@ -105,13 +105,19 @@ def test_the_logged_loss_is_the_mean_over_all_samples_of_the_interval(script_fol
     assert len(expected) >= 3 and logged["train/loss"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_module_that_logs_the_loss_itself_keeps_its_own_values_and_one_without_a_loss_has_no_curve(script_folder):
+def test_a_module_that_logs_loss_or_rate_itself_keeps_its_own_values_and_one_without_a_loss_has_no_curve(script_folder):
+    class OwnRate(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("train/lr", 123.0)
+            return super().training_step(batch, batch_idx)
+
     net = Net(name="train/loss")
     logged = fit(net)
     assert logged["train/mean_loss"] == pytest.approx(means_of(net.losses), rel=1e-6)
     last_batches = {step: sum(net.losses[step]) / len(net.losses[step]) for step in logged["train/loss"]}
     assert logged["train/loss"] == pytest.approx(last_batches, rel=1e-6)
     assert not {"train/loss", "train/mean_loss"} & fit(Net(manual=True, outputs="none"), name="none").keys()
+    assert fit(OwnRate(), name="rate")["train/lr"] == dict.fromkeys(range(4, 36, 5), 123.0)
 
 
 def test_the_curves_of_stopped_and_lost_attempts_are_those_of_an_uninterrupted_run(script_folder, whole):
@@ -257,15 +263,6 @@ def test_a_batch_of_none_counts_as_a_step(script_folder, profiler):
             return DataLoader(range(8), batch_size=1, collate_fn=collate)
 
     assert list(fit(WithoutThird(), epochs=1, log_every_n_steps=2, profiler=profiler)["train/loss"]) == [1, 3, 5, 7]
-
-
-def test_a_value_that_the_module_logs_is_not_logged_twice(script_folder):
-    class Own(Net):
-        def training_step(self, batch, batch_idx):
-            self.log("train/lr", 123.0)
-            return super().training_step(batch, batch_idx)
-
-    assert fit(Own())["train/lr"] == dict.fromkeys(range(4, 36, 5), 123.0)
 
 
 def test_a_checkpoint_of_the_last_hook_of_an_interval_does_not_count_it_twice(script_folder, whole):

@@ -183,15 +183,10 @@ class OwnBar(BarProgress):
     """A user's bar."""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "bars"),
-    [({}, [RichProgressBar]), ({}, [OwnBar]), ({"enable_progress_bar": False}, []), ({"barebones": True}, [])],
-)
-def test_a_users_bar_replaces_ours_and_disabled_progress_has_no_callback(arguments, bars):
-    assert progress_callbacks(arguments, [bar() for bar in bars], "local") == []
-
-
-def test_a_quiet_run_keeps_what_the_user_requested():
+def test_a_users_bar_replaces_ours_disabled_progress_has_no_callback_and_a_quiet_run_keeps_what_the_user_requested():
+    for arguments in ({"enable_progress_bar": False}, {"barebones": True}):
+        assert progress_callbacks(arguments, [], "local") == []
+    assert progress_callbacks({}, [RichProgressBar()], "local") == progress_callbacks({}, [OwnBar()], "local") == []
     assert without_progress({}, []) == {"enable_progress_bar": False, "enable_model_summary": False}
     assert without_progress({}, [OwnBar()]) == {"enable_model_summary": False}
     assert without_progress({"enable_model_summary": True}, [OwnBar()]) == {"enable_model_summary": True}

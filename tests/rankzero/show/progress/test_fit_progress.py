@@ -170,13 +170,6 @@ class Batches:
             self.progress.tick()
 
 
-def test_a_slower_run_is_noticed():
-    run = Batches(max_epochs=1, epoch_batches=100_000)
-    run.train(999)
-    run.train(3001, seconds=4.0)
-    assert run.progress.seconds_left == pytest.approx(96_000 * 4, rel=0.01)
-
-
 def after_60_batches(validation_seconds=0.0, **settings):
     """Returns the progress after 60 batches of a second and one validation."""
     (run := Batches(**settings)).train(50)
@@ -187,7 +180,11 @@ def after_60_batches(validation_seconds=0.0, **settings):
     return run.progress
 
 
-def test_validations_at_intervals_of_time_continue_at_the_measured_rate():
+def test_a_slower_run_is_noticed_and_validations_at_intervals_of_time_continue_at_the_measured_rate():
+    run = Batches(max_epochs=1, epoch_batches=100_000)
+    run.train(999)
+    run.train(3001, seconds=4.0)
+    assert run.progress.seconds_left == pytest.approx(96_000 * 4, rel=0.01)
     progress = after_60_batches(validation_seconds=30.0, max_epochs=3, validates=True, interval=None)
     assert progress.seconds_left == pytest.approx(240 + 240 * 30 / 59)  # 59 of 60 batches were measured
 

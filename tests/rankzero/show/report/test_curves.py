@@ -73,16 +73,15 @@ def test_extreme_and_infinite_values_of_all_points_are_known(few_points):
     assert math.isnan(curve.low) and math.isnan(curve.high) and curve.not_finite == 1000
 
 
-def test_points_are_sorted_and_of_points_with_the_same_step_the_last_remains(few_points):
+def test_points_are_sorted_the_last_with_the_same_step_remains_and_curves_with_the_same_steps_keep_common_ones(
+    few_points,
+):
     curve = build((step, float(epoch)) for epoch in range(5) for step in range(8))
     assert list(curve.steps) == list(range(8)) and set(curve.values) == {4.0} and len(curve.values) == 8
     steps = list(range(1000))
     random.Random(0).shuffle(steps)
     curve = build((step, float(step)) for step in steps)
     assert list(curve.steps) == sorted(curve.steps) and len(curve.steps) <= 16 and curve.count == 1000
-
-
-def test_curves_with_the_same_steps_keep_common_steps(few_points):
     full, half = (build((step, 1.0) for step in range(first, 10_000, 10)) for first in (0, 5000))
     later = [step for step in full.steps if step >= 5000]
     assert set(later) <= set(half.steps) and len(later) >= 2

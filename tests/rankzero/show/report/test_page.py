@@ -241,12 +241,6 @@ def test_the_command_to_resume_is_the_typed_one_with_the_name_of_the_run(environ
     assert commands(**environment) == [(f"Resume{purpose}", expected)]
 
 
-def test_a_submitted_job_is_resumed_with_submit(tmp_path):
-    (tmp_path / "x.job.sh").touch()
-    ((_, command),) = commands(run=tmp_path / "x")
-    assert command == f"python launch/submit.py resume x --root {tmp_path}"
-
-
 def test_a_finished_run_is_evaluated_if_a_command_has_trained_it():
     assert commands(status="finished", has_curves=True) == [
         ("Evaluate the newest checkpoint", "python launch/evaluate.py --name x"),
@@ -260,10 +254,13 @@ def test_a_finished_run_is_evaluated_if_a_command_has_trained_it():
         assert commands(status="finished", **settings) == []
 
 
-def test_a_failed_run_without_a_checkpoint_starts_again_from_the_same_checkpoint():
+def test_a_failed_run_without_a_checkpoint_starts_again_from_the_same_one_and_a_job_is_resumed_with_submit(tmp_path):
     failed = {"status": "failed", "summary": {"checkpoint": None}}
     for environment in ({}, {"command": []}, {"is_script": True}):
         ((purpose, _),) = commands(**failed, **environment)
         assert purpose.startswith("Start again")
     ((_, command),) = commands(**failed, command=["fit.py", "--resume", "runs/y"])
     assert command == "fit.py --resume runs/y --name x"
+    (tmp_path / "x.job.sh").touch()
+    ((_, command),) = commands(run=tmp_path / "x")
+    assert command == f"python launch/submit.py resume x --root {tmp_path}"
