@@ -83,19 +83,16 @@ def test_the_home_folder_is_expanded_in_a_path_that_the_shell_has_not_expanded(f
     assert getattr(job, flag) == str(tmp_path / "my runs")
 
 
-def test_the_number_of_nodes_is_the_number_of_hosts_unless_fewer_are_requested():
-    ssh = ("--scheduler", "ssh", "--name", "x")
-    assert refusal(*ssh)[1:] == ("ssh does not choose machines", "--hosts n1")
-    for tokens, hosts in (((), ("n1", "n2", "n3")), (("--nodes", "2"), ("n1", "n2"))):
-        job = request(*ssh, "--hosts", "n1,n2,n3", *tokens)
-        assert (job.nodes, job.hosts) == (len(hosts), hosts)
-
-
 @pytest.mark.parametrize("scheduler", ["ssh", "mpirun", "docker", "apptainer", "local"])
-def test_too_few_hosts_are_refused_and_one_machine_without_a_list_is_this_one(scheduler):
+def test_all_hosts_are_used_unless_fewer_are_requested_too_few_are_refused_and_without_a_list_it_is_this_one(scheduler):
     image = ("--image", "i") if scheduler in ("docker", "apptainer") else ()
     tokens = ("--scheduler", scheduler, "--name", "x", *image)
-    if scheduler != "ssh":
+    if scheduler == "ssh":
+        assert refusal(*tokens)[1:] == ("ssh does not choose machines", "--hosts n1")
+        for nodes, hosts in (((), ("n1", "n2", "n3")), (("--nodes", "2"), ("n1", "n2"))):
+            job = request(*tokens, "--hosts", "n1,n2,n3", *nodes)
+            assert (job.nodes, job.hosts) == (len(hosts), hosts)
+    else:
         job = request(*tokens, "--devices", "2")
         assert (job.nodes, job.hosts) == (1, ())
     if scheduler != "local":
@@ -190,8 +187,12 @@ def test_a_value_in_a_site_file_means_the_same_as_on_the_command_line(site, name
     assert getattr(request(*SLURM, f"--{name}", text.strip("'")), name) == value
 
 
-def test_an_unknown_key_or_an_invalid_value_of_a_site_file_is_refused_as_yaml(site, tmp_path):
+def test_an_unreadable_site_file_an_unknown_key_and_an_invalid_value_are_refused(site, tmp_path):
     file = tmp_path / "site.yaml"
+    expected = (f"--site {file}", "cannot read this file: No such file or directory", "--site FILE")
+    assert refusal(*SLURM, "--site", str(file)) == expected
+    file.write_bytes(b"\xff\xfe\xff")
+    assert refusal(*SLURM, "--site", str(file))[1].startswith("cannot read this file: ")
     asked, found, instead = refusal(*SLURM, site("partitn: gpu\n"))
     assert asked == f"{file}: partitn" and instead == "partition: ..."
     assert found.startswith("there is no such key; the keys are scheduler, form, name, ")
@@ -224,14 +225,6 @@ def test_paths_in_a_site_file_may_begin_with_the_home_folder_or_a_variable(site,
     assert refusal(*SLURM, site("root: $SCRATCHH/runs\n"))[1] == "a variable in this path is not set"
     found = refusal(*SLURM, site("root: ~no-such-user/runs\n"))[1]
     assert found == "'~no-such-user/runs' is not a path in the home folder of an existing user"
-
-
-def test_a_site_file_that_cannot_be_read_is_refused(tmp_path):
-    file = tmp_path / "site.yaml"
-    expected = (f"--site {file}", "cannot read this file: No such file or directory", "--site FILE")
-    assert refusal(*SLURM, "--site", str(file)) == expected
-    file.write_bytes(b"\xff\xfe\xff")
-    assert refusal(*SLURM, "--site", str(file))[1].startswith("cannot read this file: ")
 
 
 def test_the_users_own_site_file_is_read_unless_another_one_is_given(tmp_path, monkeypatch, site):

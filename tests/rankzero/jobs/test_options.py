@@ -80,27 +80,21 @@ STATED = {flag.name: match[1] for flag in JOB_FLAGS if (match := re.search(r"\[(
 """Flag -> the default that its help states in brackets."""
 
 
-def test_the_fields_of_a_request_are_the_flags_of_submit():
+def test_the_fields_of_a_request_are_the_flags_of_submit_whose_help_states_the_default():
     assert sorted(FIELDS) == sorted([*(flag.name for flag in JOB_FLAGS), "arguments"])
-
-
-def test_the_help_states_the_default_of_each_field():
     forms = "; ".join(f"{scheduler}: {forms[0]}" for scheduler, forms in FORMS.items() if forms)
     for name, stated in STATED.items():
         default = forms if name == "form" else FIELDS[name].default
         assert stated in ("the scheduler's default", "that of submit") if default is None else stated == str(default)
 
 
-def test_values_are_read_with_a_space_an_equals_sign_or_an_alias():
+def test_values_are_read_with_a_space_an_equals_sign_or_an_alias_and_list_flags_can_be_repeated():
     job = request(*SLURM, "--nodes", "2", "--time=1:30:00", "--memory", "64gb", "--dependency=a=b")
     assert job == JobRequest("slurm", "x", "srun", nodes=2, time=5400, memory="64G", dependency="a=b")
     job = request("--scheduler", "pbs", "--run_name", "x", "--queue", "long")
     assert job == JobRequest("pbs", "x", "pbsdsh", partition="long")
     assert request(*SLURM, "--setup", "-v").setup == ("-v",)
     assert request(*SLURM, "--setup=--v").setup == ("--v",)
-
-
-def test_list_flags_can_be_repeated():
     job = request(*SLURM, "--setup", "a, b", "--modules", "m1, m2", "--setup", "c", "--modules=m3", "--extra", "#X, Y")
     assert (job.setup, job.modules, job.extra) == (("a, b", "c"), ("m1", "m2", "m3"), ("#X, Y",))
     assert request(*MPIRUN, "--hosts", "n1, u@n2", "--hosts=n3").hosts == ("n1", "u@n2", "n3")
@@ -164,14 +158,11 @@ def test_an_unknown_flag_gives_the_flag_to_type_and_lists_all(tokens, instead):
         assert f"--{name}" in found.replace(",", " ").split()
 
 
-def test_a_flag_of_fit_before_two_dashes_is_named_as_such():
+def test_a_flag_of_fit_before_two_dashes_is_named_as_such_and_a_number_of_gpus_becomes_a_number_of_processes():
     for tokens in ("--model ResNet", "--epochs=3", "--trainer.max_epochs 3", "--batch_size 8"):
         _, found, typed = refusal(*SLURM, *tokens.split())
         assert found.startswith("a flag of fit.py comes after --; the flags are --scheduler, ")
         assert typed == f"-- {tokens.replace('=', ' ')}"
-
-
-def test_a_number_of_gpus_is_answered_with_a_number_of_processes_and_shown_once():
     for tokens, count in (("--gpus 4", "4"), ("--gres=gpu:8", "8"), ("--gpus-per-node a100:2", "2"), ("--gpus", "N")):
         assert refusal(*SLURM, *tokens.split())[2] == f"--devices {count} --gpus_per_device 1"
     assert refusal(*SLURM, "--gpus-per-task", "1")[2] == "--gpus_per_device 1"

@@ -1,7 +1,5 @@
 import json
 
-import pytest
-
 from rankzero.jobs.record import Record, array_indices, logs_of, read_record, record_path, recorded_jobs, write_record
 from running import refusal_of
 
@@ -30,25 +28,17 @@ def test_the_id_of_the_next_job_replaces_the_recorded_one_until_a_record_is_writ
     assert read_record(tmp_path, "x") == RECORD and not (tmp_path / ".x.job.next").exists()
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"name": "x"}'])
-def test_a_damaged_record_is_refused_with_the_file_to_remove(tmp_path, content):
-    path = record_path(tmp_path, "x")
-    path.write_bytes(content)
-    error = refusal_of(read_record, tmp_path, "x")
-    assert error.asked == "the job of run x" and error.instead == f"rm {path}"
-    assert error.found.startswith(f"{path} is not a record of a job: ")
-
-
-def test_a_record_that_cannot_be_read_is_refused(tmp_path):
-    record_path(tmp_path, "x").mkdir()
-    error = refusal_of(read_record, tmp_path, "x")
-    assert "cannot read" in error.found and "Is a directory" in error.found and error.instead == "--root DIR"
-
-
-def test_records_are_found_and_damaged_files_are_skipped(tmp_path):
+def test_a_damaged_or_unreadable_record_is_refused_with_the_file_to_remove_and_left_out_of_a_list(tmp_path):
     write_record(tmp_path, RECORD)
-    (tmp_path / "b.job.json").write_text("{")
-    (tmp_path / "c.job.json").mkdir()
+    path = record_path(tmp_path, "b")
+    for content in (b"{", b"[]", b'{"name": "b"}'):
+        path.write_bytes(content)
+        error = refusal_of(read_record, tmp_path, "b")
+        assert error.asked == "the job of run b" and error.instead == f"rm {path}"
+        assert error.found.startswith(f"{path} is not a record of a job: ")
+    record_path(tmp_path, "c").mkdir()
+    error = refusal_of(read_record, tmp_path, "c")
+    assert "cannot read" in error.found and "Is a directory" in error.found and error.instead == "--root DIR"
     assert recorded_jobs(tmp_path) == {"x": RECORD}
 
 

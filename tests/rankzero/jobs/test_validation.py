@@ -14,13 +14,10 @@ def python(tmp_path):
     return lambda text: str(write_program(tmp_path / "python", text))
 
 
-def test_a_refusal_of_fit_is_shown_with_even_indentation(python):
+def test_a_refusal_of_fit_is_shown_and_an_error_of_python_and_a_python_that_cannot_be_run_are_refused(python, tmp_path):
     error = refusal_of(check_with_fit, REQUEST, [python(REFUSAL)])
     assert error.asked == "-- --modle MLP"
     assert error.found == "fit.py refuses:\nasked  --modle\nfound  no such flag\ntype   --model"
-
-
-def test_an_error_of_python_and_a_python_that_cannot_be_run_are_refused(python, tmp_path):
     error = refusal_of(check_with_fit, REQUEST, [python("echo 'Traceback:\nModuleNotFoundError: no yaml' >&2; exit 1")])
     assert error.found == "fit.py refuses:\nModuleNotFoundError: no yaml"
     path = tmp_path / "python"

@@ -44,7 +44,11 @@ def test_the_users_code_covers_imported_modules_outside_of_libraries(tmp_path, m
     assert user_code()["my_model"] != before["my_model"]
 
 
-def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
+def test_a_lazy_module_is_not_loaded_and_an_entry_that_only_looks_like_a_module_has_no_source(tmp_path, monkeypatch):
+    class Library:  # like those of cffi, which MLflow imports
+        __slots__ = ()
+        __class__ = property(lambda self: type(sys))
+
     (tmp_path / "lazy.py").write_text("raise ImportError('loaded')\n")
     spec = importlib.util.spec_from_file_location("lazy", tmp_path / "lazy.py")
     spec.loader = importlib.util.LazyLoader(spec.loader)
@@ -52,13 +56,6 @@ def test_a_lazy_module_is_not_loaded(tmp_path, monkeypatch):
     spec.loader.exec_module(module)
     monkeypatch.setitem(sys.modules, "lazy", module)
     assert "lazy" in user_code()
-
-
-def test_an_entry_that_only_looks_like_a_module_has_no_source(monkeypatch):
-    class Library:  # like those of cffi, which MLflow imports
-        __slots__ = ()
-        __class__ = property(lambda self: type(sys))
-
     monkeypatch.setitem(sys.modules, "library", Library())
     assert isinstance(Library(), type(sys)) and "library" not in user_code()
 

@@ -138,17 +138,13 @@ def test_an_all_reduce_that_is_much_slower_than_the_link_is_a_warning(monkeypatc
     assert any("reaches 50 Gbit/s, but the hosts have NVLink" in line for line in check.advice) == (status == WARN)
 
 
-def test_a_call_of_nccl_that_never_returns_is_an_error_of_its_rank(monkeypatch):
+def test_results_and_errors_of_nccl_are_those_of_the_work_or_that_it_never_returns(monkeypatch):
     devices, never = [], threading.Event()
     monkeypatch.setattr(torch.cuda, "set_device", devices.append)
     results, errors = gather_in_time(OneCoordinator(), never.wait, CUDA, 0.05)
     never.set()
     assert results == [None] and errors == {0: "TimeoutError: NCCL did not finish within 0.05 s"}
     assert devices == [CUDA]
-
-
-def test_errors_and_results_of_nccl_are_those_of_the_work(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     fail = Mock(side_effect=dist.DistBackendError("NCCL error: remote process exited"))
     _, errors = gather_in_time(OneCoordinator(), fail, CUDA, 60)
     assert errors == {0: "DistBackendError: NCCL error: remote process exited"}

@@ -44,14 +44,11 @@ def test_the_verdict_names_failures_and_warnings_and_each_advice_once(tmp_path, 
     assert read(tmp_path / "preflight.json")[0]["fit_to_train"] is (code == Exit.FINISHED)
 
 
-def test_a_skipped_check_names_the_failure_before_it(capsys):
+def test_a_skipped_check_names_the_failure_before_it_and_the_check_in_progress_follows_the_last_one(capsys):
     report_of(("gloo messages", FAIL, "no message arrived"), ("data", FAIL, "missing")).verdict()
     printed = capsys.readouterr().out
     assert "skipped  links            gloo messages failed" in printed
     assert "skipped  training steps   data failed" in printed and "skipped  launcher         not reached" in printed
-
-
-def test_the_check_in_progress_follows_the_last_one():
     added = [], [("environment", OK, "")], [("environment", OK, ""), (CHECK_NAMES[-1], OK, "")]
     assert [report_of(*checks, prints=False).next_name for checks in added] == ["launcher", "GPUs", CHECK_NAMES[-1]]
 

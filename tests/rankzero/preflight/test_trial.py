@@ -78,7 +78,7 @@ def start(model, data, max_epochs=3, **sizes):
     return trial, trial.load_batch()
 
 
-def test_hooks_are_called_once_and_see_the_rank_of_the_run():
+def test_hooks_are_called_once_and_see_the_rank_of_the_run_and_only_the_first_rank_of_a_machine_prepares_data():
     model, data = Model(), Data()
     trial, loaded = start(model, data, batch_size=5)
     result = trial.train()
@@ -86,9 +86,6 @@ def test_hooks_are_called_once_and_see_the_rank_of_the_run():
     assert model.sizes == [5] * 6  # three epochs of 40 / (4 * 5)
     assert loaded["prefetched_bytes"] == loaded["workers"] == 0 and loaded["data"]["samples"] == "40"
     assert result["seconds"] > 0 and result["peak_bytes"] > 1e7
-
-
-def test_only_the_first_rank_of_a_machine_prepares_data():
     data = Data()
     first = Trial(World(Launch(rank=2, local_rank=0, world_size=4)), Model(), data, SamplingPlan(world_size=4), {})
     for per_node in (True, False):

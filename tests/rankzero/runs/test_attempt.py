@@ -191,13 +191,10 @@ def test_a_superseded_attempt_keeps_the_newer_files_and_a_summary_that_cannot_be
 
 @pytest.mark.parametrize("may_exit", [False, True])
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_an_exit_of_the_users_code_is_an_error_unless_allowed(attempt, kind, may_exit):
+def test_an_exit_of_the_users_code_is_an_error_unless_allowed_and_the_first_error_is_raised(attempt, kind, may_exit):
     with pytest.raises(kind if may_exit else LeftEarlyError):
         attempt().train(Mock(side_effect=kind), may_exit)
     assert read("summary.json")["status"] == "failed" and is_free()
-
-
-def test_train_raises_the_first_error_of_this_rank(attempt):
     run_attempt = attempt()
     run_attempt.outcome.error = LookupError("the first")
     with pytest.raises(LookupError, match="the first"):

@@ -22,7 +22,7 @@ def steps_of(run):
     return [row.step for row in read_rows(run)]
 
 
-def test_rows_are_read_as_they_were_appended_and_null_stands_for_nan_and_infinity(tmp_path):
+def test_rows_are_read_as_they_were_appended_but_numbers_beyond_those_of_tensorboard_are_infinite_or_zero(tmp_path):
     rows = [Row(49, 1e9, {"loss": 0.5, "lr": 1e-05}, 0.25, 1600), Row(99, 1e9 + 1.5, {"loss": math.inf, "val/x": 2.0})]
     append_rows(tmp_path / "x", rows[:1], durably=True)
     append_rows(tmp_path / "x", rows[1:], durably=False)
@@ -34,6 +34,9 @@ def test_rows_are_read_as_they_were_appended_and_null_stands_for_nan_and_infinit
     assert first == rows[0]
     assert math.isnan(second.values["loss"])
     assert (second.step, second.seconds, second.values["val/x"]) == (99, 1e9 + 1.5, 2.0)
+    append_rows(tmp_path, [Row(0, 1e9, {"huge": -1e300, "tiny": 1e-300, "largest": 3.4e38})], durably=False)
+    (row,) = read_rows(tmp_path)
+    assert row.values == {"huge": -math.inf, "tiny": 0.0, "largest": 3.4e38}
 
 
 @pytest.mark.parametrize(
@@ -58,26 +61,17 @@ def test_damaged_lines_are_left_out_and_removed_when_the_run_resumes(tmp_path, d
     assert file.read_bytes() == intact
 
 
-def test_rows_from_a_step_on_are_removed_in_whatever_order_they_were_logged(tmp_path):
+def test_rows_from_a_step_on_are_removed_in_any_order_but_not_an_evaluation_after_the_last_step_of_training(tmp_path):
     cut_rows(tmp_path, 0)
     assert not (tmp_path / METRICS_FILE).exists()
     append_rows(tmp_path, rows_of([0, 10, 20]) + rows_of([1, 2], tag="epoch"), durably=False)
     cut_rows(tmp_path, 10)
     assert steps_of(tmp_path) == [0, 1, 2]
     assert [file.name for file in tmp_path.iterdir()] == [METRICS_FILE]
-
-
-def test_an_evaluation_after_the_last_step_is_kept_when_training_continues_from_there(tmp_path):
     evaluation, lost = (Row(80, 1e9, {tag: 0.5}, samples=samples) for tag, samples in (("test", 640), ("train", 648)))
-    append_rows(tmp_path, [*rows_of([79]), evaluation, lost], durably=False)
-    cut_rows(tmp_path, 80, samples=640)
-    assert [list(row.values) for row in read_rows(tmp_path)] == [["loss"], ["test"]]
-
-
-def test_numbers_beyond_those_of_tensorboard_are_infinite_or_zero(tmp_path):
-    append_rows(tmp_path, [Row(0, 1e9, {"huge": -1e300, "tiny": 1e-300, "largest": 3.4e38})], durably=False)
-    (row,) = read_rows(tmp_path)
-    assert row.values == {"huge": -math.inf, "tiny": 0.0, "largest": 3.4e38}
+    append_rows(tmp_path / "x", [*rows_of([79]), evaluation, lost], durably=False)
+    cut_rows(tmp_path / "x", 80, samples=640)
+    assert [list(row.values) for row in read_rows(tmp_path / "x")] == [["loss"], ["test"]]
 
 
 def test_on_a_full_disk_all_rows_are_appended_or_none(tmp_path):

@@ -44,7 +44,7 @@ REFUSED = {
 """Content of a file -> beginning of the reason why it cannot be checked."""
 
 
-def test_a_file_that_cannot_be_checked_is_refused(tmp_path):
+def test_a_file_that_cannot_be_checked_is_refused_and_extended_patterns_and_a_comment_in_latin_1_are_read(tmp_path):
     path = tmp_path / "job.sh"
     error = refusal_of(read_script, str(path))
     assert (error.asked, error.found) == (f"--check {path}", "cannot read this file: No such file or directory")
@@ -52,6 +52,9 @@ def test_a_file_that_cannot_be_checked_is_refused(tmp_path):
         path.write_bytes(content)
         error = refusal_of(read_script, str(path))
         assert error.asked == f"--check {path}" and error.found.startswith(found), content[:80]
+    for content in (b"shopt -s extglob\nrm -f tmp/!(keep)\npython train.py\n", b"# f\xfcr\npython train.py\n"):
+        path.write_bytes(content)
+        assert check(read_script(str(path))) == []
 
 
 def test_the_report_has_no_control_characters_and_is_shown_in_the_documentation():
@@ -61,12 +64,6 @@ def test_the_report_has_no_control_characters_and_is_shown_in_the_documentation(
     text = (REPOSITORY / "docs/jobs.md").read_text()
     documented = re.search(r"^`job.sh`:\n\n```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1]
     assert indent(report("job.sh", check(documented)), " " * 4) in text
-
-
-def test_extended_patterns_and_a_comment_in_latin_1_are_read(tmp_path):
-    for content in (b"shopt -s extglob\nrm -f tmp/!(keep)\npython train.py\n", b"# f\xfcr\npython train.py\n"):
-        (tmp_path / "job.sh").write_bytes(content)
-        assert check(read_script(str(tmp_path / "job.sh"))) == []
 
 
 def test_no_text_fails_the_check():

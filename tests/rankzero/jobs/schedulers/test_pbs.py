@@ -22,14 +22,11 @@ def qstat(text):
     return f"cat <<'END'\nJob Id: 15.pbs1\n{text}\nEND"
 
 
-def test_qsub_passes_the_key_on_by_its_name(monkeypatch):
+def test_qsub_passes_the_key_on_by_its_name_and_prints_the_id(monkeypatch):
     monkeypatch.delenv("RANKZERO_KEY", raising=False)
     assert pbs.submit_command(Path("/my runs/x.job.sh")) == ("qsub", "/my runs/x.job.sh")
     monkeypatch.setenv("RANKZERO_KEY", "k" * 32)
     assert pbs.submit_command(Path("/runs/x.job.sh")) == ("qsub", "-v", "RANKZERO_KEY", "/runs/x.job.sh")
-
-
-def test_the_id_is_read_from_the_output_of_qsub():
     for output in ("15.pbs1", "15[].pbs1", "15.pbs1.example.org", "15"):
         assert re.match(pbs.JOB_ID, output)[0] == output
     for output in ("", "qsub: Unknown queue"):
