@@ -17,13 +17,7 @@ OPTIONS = (
 
 
 def chromium(folder: Path, address: str, *options: str) -> str:
-    """Opens a page and returns what Chromium prints.
-
-    Args:
-        folder: Folder for Chromium's own files.
-        address: Address of the page.
-        options: Options of Chromium, such as `--dump-dom`.
-    """
+    """Opens a page and returns what Chromium prints, given a folder for its own files, and options (`--dump-dom`)."""
     command = ["chromium", *OPTIONS, f"--user-data-dir={folder / 'profile'}", *options, address]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True).stdout
 

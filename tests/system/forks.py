@@ -28,16 +28,10 @@ def fit_on_ranks(
 ) -> list[int]:
     """Runs `python launch/fit.py`; returns the exit code of each rank, negative if a signal killed the rank.
 
-    Args:
-        arguments: Command-line arguments.
-        script: Runs instead of `fit`: another command, or the path of a script.
-        seconds: Time limit, after which all ranks are killed.
-        folder: Working directory.
-        world: Number of ranks.
-        code: Exit code that every rank must have; None allows any.
-        signals: Tuples of delay (seconds), signal number and rank.
-        signals_after: File whose appearance in the folder starts the delays; otherwise the start of the ranks does.
-        kills_rest: Whether to kill all other ranks once a rank has exited.
+    `script` runs instead of `fit`: another command, or the path of a script. Every rank must have the exit code, unless
+    that is None. `signals` are tuples of delay (seconds), signal number and rank; the appearance of the file
+    `signals_after` in the folder starts the delays, otherwise the start of the ranks does. All ranks are killed after
+    some seconds, and with `kills_rest` once a rank has exited.
     """
     command = ["python", script if script.endswith(".py") else running.script(script), *arguments]
     with reserved_port() as port:

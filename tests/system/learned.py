@@ -49,18 +49,8 @@ def check(
 ) -> dict[str, Any]:
     """Checks that a run learned what one process learns from each sample once, and left no process.
 
-    It must also have printed one line about its launcher.
-
-    Args:
-        folder: Working directory of the run.
-        printed: Output of all processes.
-        reference: Result of `train_reference`.
-        launcher: Launcher that the run must have detected.
-        shape: Number of processes on each node.
-        also_printed: Lines that the run must have printed besides.
-
-    Returns:
-        The run's summary.
+    It must also have detected its launcher, started `shape` processes on each node, and printed one line about that,
+    besides the lines `also_printed`. Returns the run's summary.
     """
     (run_folder,) = (folder / "runs").iterdir()
     expected, metrics = reference
@@ -89,12 +79,7 @@ def check(
 def observed(folder: Path, printed: str) -> tuple[list[int], str, list[list[tuple[str, int]]]]:
     """Returns what a run with the flags `OBSERVE` recorded in a folder that contains `OBSERVED` as observed.py.
 
-    Args:
-        folder: Working directory of the run.
-        printed: Output of all processes.
-
-    Returns:
-        The number of threads of each rank, the reason in the start line, and the addresses on which each rank listened.
+    This is the number of threads of each rank, the reason in the start line, and the addresses on which each listened.
     """
     files = [folder / f"observed-{rank}.json" for rank in range(len(list(folder.glob("observed-*"))))]
     found = [json.loads(file.read_text()) for file in files]

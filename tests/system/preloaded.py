@@ -182,12 +182,7 @@ def _read_line(connection: socket.socket) -> bytes:
 
 
 class Server:
-    """Forks this process on request.
-
-    Args:
-        address: Path of the Unix socket.
-        python: The program that forks start as their interpreter.
-    """
+    """Forks this process on request at a Unix socket; forks start `python` as their interpreter."""
 
     def __init__(self, address: str, python: str) -> None:
         self.python = python

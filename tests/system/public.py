@@ -19,11 +19,8 @@ class Module:
     """A module in tests/public and the arguments that train it.
 
     Args:
-        model: Class path of the module, for `--model`.
-        data: Class path of the data module.
         size: Samples per step over all processes; None if the user's sampler determines order and batches.
         kill_at: Batch after which a run is killed, in the middle of an epoch.
-        arguments: Further command-line arguments.
         fixed: Arguments that disable shuffling and random data.
         stock: Arguments of a stock `Trainer` that are equivalent to `arguments`.
         list_metrics: Metrics that the module computes from lists that no checkpoint contains.

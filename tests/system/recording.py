@@ -192,7 +192,6 @@ class Fault(Callback):
     Args:
         where: Hook (`batch`, `validation` or `epoch`), and what ends the rank: a signal, `segfault`, `exit`, `_exitN`
             of Python or `C_exitN` of the C library; without it, an error is raised.
-        rank: The rank.
         step: The number of steps after which it happens.
     """
 
@@ -225,12 +224,7 @@ class Fault(Callback):
 
 
 class KillInStep(Callback):
-    """Requests a stop of a run at the start of a step, and kills all its ranks before the step ends.
-
-    Args:
-        step: Number of steps before it.
-        seconds: Time between the two signals.
-    """
+    """Requests a stop of a run at the start of the step after `step` steps, and kills all its ranks `seconds` later."""
 
     def __init__(self, step: int, seconds: float) -> None:
         from rankzero.training.callbacks import safe_point

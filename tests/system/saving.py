@@ -31,12 +31,10 @@ SIZE = 5_000
 
 @dataclass
 class Outcome:
-    """Outcome of the saves.
+    """Exit code of the saves, negative if a signal killed the process.
 
-    Args:
-        code: Exit code of the process, negative if a signal killed it.
-        done: Whether each of `STEPS` succeeded; those that the process did not start or finish are left out.
-        calls: The system calls in order, each with the file name of its file descriptor, if it has one.
+    `done` tells whether each of `STEPS` that the process has finished succeeded, and `calls` are the system calls in
+    order, each with the file name of its file descriptor, if it has one.
     """
 
     code: int
@@ -45,11 +43,7 @@ class Outcome:
 
 
 class Saver:
-    """Saves checkpoints under strace.
-
-    Args:
-        process: The process that forks once per request.
-    """
+    """Saves checkpoints under strace, by requests to a process that forks for each of them."""
 
     def __init__(self, process: subprocess.Popen) -> None:
         self.process = process

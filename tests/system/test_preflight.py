@@ -26,19 +26,9 @@ def by_hand(node, *flags):
 
 
 def start(hosts, folder, *flags, command=PREFLIGHT, first=(), second=(), code=0):
-    """Runs a command on both hosts and checks its exit code.
+    """Runs a command on both hosts, checks its exit code, and returns the output of each host.
 
-    Args:
-        hosts: The hosts.
-        folder: Working directory.
-        flags: More flags of the command.
-        command: The script and its flags; a pair of these if they differ between the hosts.
-        first: Words before the command on the first host.
-        second: Words before the command on the second host.
-        code: Exit code of both.
-
-    Returns:
-        The output of each host.
+    `command` is the script and its flags, or a pair of these; `first` and `second` are words before it on each host.
     """
     scripts = command if isinstance(command[0], tuple) else (command, command)
     commands = {

@@ -81,12 +81,9 @@ def test_nothing_is_wider_than_the_screen_and_no_labels_overlap(reports, tmp_pat
         assert layout == {"outside": [], "overlapping": [], "clipped": [], "axes": ["steps"], "invisible": 0}
 
 
-def test_a_reader_can_choose_the_axis_without_scripts(reports, tmp_path):
+def test_a_report_is_shown_as_written_and_a_reader_can_choose_the_axis_without_scripts(reports, tmp_path):
     layout = measured(tmp_path, reports[0], 360, "axis-3")
     assert layout["axes"] == ["epochs"] and layout["overlapping"] == []
-
-
-def test_a_report_is_shown_as_written(reports, tmp_path):
     screenshot = tmp_path / "report.png"
     chromium(tmp_path, reports[0].as_uri(), "--window-size=1280,1000", f"--screenshot={screenshot}")
     assert screenshot.stat().st_size > 50_000

@@ -110,15 +110,11 @@ def test_a_run_resumes_after_a_signal_to_all_tasks_or_a_requeue(slow_job, comman
 
 
 @pytest.mark.soak
-def test_a_run_with_a_warning_signal_before_the_time_limit_finishes_in_several_attempts(slow_job):
-    slow_job.start("--time=1", "--signal=USR1@20", epochs=50)
-    slow_job.check_finished(attempts=range(3, 20), seconds=900)
-
-
-@pytest.mark.soak
-def test_a_run_without_a_warning_signal_stops_before_the_time_limit(slow_job):
-    slow_job.start("--time=1", epochs=40)
-    assert "DUE TO TIME LIMIT" not in slow_job.check_finished(attempts=range(2, 20), seconds=600)
+@pytest.mark.parametrize(("warning", "epochs", "attempts"), [(["--signal=USR1@20"], 50, 3), ([], 40, 2)])
+def test_a_run_with_or_without_a_warning_signal_stops_before_the_time_limit(slow_job, warning, epochs, attempts):
+    slow_job.start("--time=1", *warning, epochs=epochs)
+    printed = slow_job.check_finished(attempts=range(attempts, 20), seconds=900)
+    assert warning or "DUE TO TIME LIMIT" not in printed
 
 
 @pytest.mark.soak

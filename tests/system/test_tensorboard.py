@@ -38,15 +38,12 @@ def address(root) -> Iterator[str]:
         yield address
 
 
-def test_three_attempts_are_one_curve_and_the_charts_are_grouped(address):
+def test_three_attempts_are_one_curve_charts_are_grouped_and_images_have_the_names_of_classes(address):
     points = read_json(f"{address}/data/plugin/scalars/scalars?run=three%2Ftensorboard&tag=train%2Floss")
     assert [step for _, step, _ in points] == [*range(9, 92, 10)]
     layout = read_json(f"{address}/data/plugin/custom_scalars/layout")
     titles = [category["title"] for category in layout["category"]]
     assert titles == ["1. Learning", "2. Speed", "3. Ranks", "4. Memory and checkpoints"]
-
-
-def test_images_of_the_validation_have_the_names_of_classes(address):
     images = read_json(f"{address}/data/plugin/images/tags")["pair/tensorboard"]
     names = ("accuracy_by_class", "confusion_matrix", "most_wrong", "precision_recall", "training_inputs")
     assert set(images) == {f"visuals/{name}" for name in names}
@@ -54,13 +51,10 @@ def test_images_of_the_validation_have_the_names_of_classes(address):
     assert {"pr_curves/Ankle boot", "pr_curves/Shirt"} <= set(curves)
 
 
-def test_the_first_charts_are_those_of_the_model(address, tmp_path):
+def test_the_first_charts_are_those_of_the_model_and_hyperparameters_of_all_models_are_compared(address, tmp_path):
     page = chromium(tmp_path, f"{address}/#timeseries", "--virtual-time-budget=20000", "--dump-dom")
     groups = re.findall(r'class="group-title" title="([^"]*)"', page)
     assert groups[:3] == ["train", "val", "visuals"]
-
-
-def test_hyperparameters_of_all_models_are_compared(address):
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{address}/data/plugin/hparams/experiment", b"{}", headers, method="POST")
     experiment = read_json(request)
