@@ -3,10 +3,9 @@
 import re
 import shlex
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
@@ -53,7 +52,10 @@ def render(request: JobRequest, program: Sequence[str], folder: Path) -> str:
         "ports": PORTS,
     }
     values["stopped"] = (re.findall("stopped_exit_code[= ]([0-9]+)", " ".join(request.arguments)) or [75])[-1]
-    values["end"] = _end_marker(values)
+    text, end = str(values), "END_OF_TASK"  # ends the lines of a task in the script; no value contains it
+    while end in text:
+        end += "_"
+    values["end"] = end
     name = "/".join(filter(None, (request.scheduler, request.form)))
     if request.scheduler in ("docker", "apptainer"):
         name = "ssh" if request.hosts else "local"
@@ -124,14 +126,6 @@ def _environment(is_array: bool) -> jinja2.Environment:
     # qsub removes both kinds of quotes in a line `#PBS -o VALUE`, and expands nothing.
     environment.filters.update(sbatch=slurm_value, qsub=shlex.quote)
     return environment
-
-
-def _end_marker(values: Mapping[str, Any]) -> str:
-    """Returns the line that ends the lines of a task in the script; no value contains it."""
-    text, marker = str(values), "END_OF_TASK"
-    while marker in text:
-        marker += "_"
-    return marker
 
 
 def _log_for_directive(request: JobRequest, root: Path) -> str:

@@ -215,13 +215,18 @@ def _setting(name: str) -> str:
 
 def describe_environment(world: World) -> dict[str, str]:
     """Returns the properties of this process that are compared, by name."""
+    torchvision, driver = "not installed", "unknown"
+    with suppress(PackageNotFoundError):
+        torchvision = version("torchvision")
+    with suppress(OSError):  # WSL, and some kernels, do not show the version of the driver
+        driver = NVIDIA_DRIVER_VERSION.read_text().strip()
     properties = {
         "Python": ".".join(platform.python_version_tuple()[:2]),
         "Python patch level": platform.python_version(),
         "executable": sys.executable,
         "virtual environment": sys.prefix,
         "torch": torch.__version__,
-        "torchvision": _version("torchvision"),
+        "torchvision": torchvision,
         "lightning": lightning.__version__,
         "CUDA": torch.version.cuda or "none",
         "open file limit": _limit(resource.RLIMIT_NOFILE),
@@ -232,18 +237,10 @@ def describe_environment(world: World) -> dict[str, str]:
         device = torch.cuda.get_device_properties(world.index)
         properties |= {
             "GPU": f"{device.name}, {device.total_memory / 2**30:.0f} GiB",
-            "driver": _driver_version(),
+            "driver": driver,
             "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if world.backend == "nccl" else "none",
         }
     return properties
-
-
-def _driver_version() -> str:
-    """Returns the version of NVIDIA's kernel driver; `unknown` in WSL and wherever the kernel does not show it."""
-    try:
-        return NVIDIA_DRIVER_VERSION.read_text().strip()
-    except OSError:
-        return "unknown"
 
 
 def clock_differences(readings: Sequence[tuple[float, float]]) -> list[float]:
@@ -261,13 +258,6 @@ def clock_differences(readings: Sequence[tuple[float, float]]) -> list[float]:
         is_certain = before - last > CLOCK_SECONDS or after - first < -CLOCK_SECONDS
         seconds.append(round((before + after - first - last) / 2, 3) if is_certain else 0.0)
     return seconds
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 def _limit(kind: int) -> str:

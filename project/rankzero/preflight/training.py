@@ -122,10 +122,12 @@ class Trial:
             # More steps than in the run could exceed the length of a schedule of the learning rate.
             self._timer.max_steps = min(len(combined) * epochs, MAX_STEPS) if epochs > 0 else MAX_STEPS
             self._batches = max(self._timer.max_steps + 1, len(combined))
+        sizes: list[int] = []
+        apply_to_collection(self._batch, torch.Tensor, lambda tensor: sizes.append(tensor.nbytes))
         prefetched = sum(loader.num_workers * (loader.prefetch_factor or 0) for loader in wrapped)
         return {
             "workers": sum(loader.num_workers for loader in wrapped),
-            "prefetched_bytes": prefetched * (_bytes_of(self._batch) // max(1, len(wrapped))),
+            "prefetched_bytes": prefetched * (sum(sizes) // max(1, len(wrapped))),
             "data": dict(self.plan.data),
         }
 
@@ -144,7 +146,10 @@ class Trial:
             data = source if source is not self.model else None
         if self._batch is None:
             return {"seconds": None, "peak_bytes": 0}
-        _reset_peak_memory(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets VmHWM
         self._fit(data)
         seconds = self._timer.seconds[WARM_UP_STEPS:] or self._timer.seconds
         return {"seconds": median(seconds) if seconds else None, "peak_bytes": _peak_memory(self.device)}
@@ -240,20 +245,6 @@ class _StepTimer(Callback):
     def _now(self) -> float:
         synchronize(self.device)
         return time.perf_counter()
-
-
-def _bytes_of(batch: Any) -> int:
-    """Returns the size of the tensors in a batch."""
-    sizes: list[int] = []
-    apply_to_collection(batch, torch.Tensor, lambda tensor: sizes.append(tensor.nbytes))
-    return sum(sizes)
-
-
-def _reset_peak_memory(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets VmHWM
 
 
 def _peak_memory(device: torch.device) -> int:

@@ -61,7 +61,7 @@ def classes_in(config: Config) -> dict[str, str]:
 
 
 CONSTANTS = "constants"
-"""Section of a script's configuration: global variables of the user's, which may differ from rank to rank."""
+"""Section of a script's configuration: global numbers that the user's classes read; ranks may have different ones."""
 
 _SECTIONS = ("model", "data", "hyperparameters", CONSTANTS, "code")
 _TRAINING = (
@@ -136,7 +136,11 @@ def describe_config(
         name: value for name, value in arguments.items() if name not in SINGLE_START_ARGUMENTS and _is_plain(value)
     }
     hyperparameters = {name: _hyperparameters(owner, left_out) for name, owner in (("model", model), ("data", data))}
-    described = {"hyperparameters": hyperparameters, CONSTANTS: constants(model), "code": code_digest(model)}
+    functions = _user_functions(model)
+    named = [(name, function.__globals__.get(name)) for function in functions for name in function.__code__.co_names]
+    constants = {name: value for name, value in named if type(value) in (int, float, bool)}
+    digest = hashlib.sha256("\n".join(map(_source, functions)).encode()).hexdigest()[:12]
+    described = {"hyperparameters": hyperparameters, CONSTANTS: constants, "code": digest}
     return {**config, "trainer": plain, **described}
 
 
@@ -157,18 +161,6 @@ def _hyperparameters(instance: object, left_out: Collection[str]) -> dict[str, A
     return {name: value for name, value in values.items() if name not in left_out and _is_plain(value)}
 
 
-def code_digest(model: Any) -> str:
-    """Returns a digest of the user's classes in a model, which does not depend on comments and line breaks."""
-    return hashlib.sha256("\n".join(map(_source, _user_functions(model))).encode()).hexdigest()[:12]
-
-
-def constants(model: Any) -> dict[str, Any]:
-    """Returns the global variables that the user's classes in a model read, by name, if they are numbers."""
-    functions = _user_functions(model)
-    named = [(name, function.__globals__.get(name)) for function in functions for name in function.__code__.co_names]
-    return {name: value for name, value in named if type(value) in (int, float, bool)}
-
-
 def _user_functions(model: Any) -> list[Any]:
     """Returns the functions of the user's classes in a model."""
     modules = model.modules() if hasattr(model, "modules") else [model]
@@ -178,6 +170,7 @@ def _user_functions(model: Any) -> list[Any]:
 
 
 def _source(function: Any) -> str:
+    """Returns the code of a function as a text that does not depend on comments and line breaks."""
     try:
         return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
     except (OSError, SyntaxError):  # without a file, or a lambda within an expression

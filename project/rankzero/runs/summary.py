@@ -76,8 +76,8 @@ def start_line(run: RunDirectory, session: Session, checkpoint: Path | str | Non
     threads = f", {threads_text(world)} ({world.threads})"
     backend = f", {world.backend}, rendezvous at {launch.address}:{launch.port}" if world.size > 1 else ""
     resumed = f", resuming from {Path(checkpoint).name}" if checkpoint else ""
-    processes = f"{processes}{threads}{backend}"
-    return f"{launch.launcher} ({printable_line(launch.evidence)}): {processes}; run {run.location}{resumed}"
+    started = f"{processes}{threads}{backend}; run {run.location}{resumed}"
+    return f"{launch.launcher} ({printable_line(launch.evidence)}): {started}"
 
 
 def threads_text(world: World) -> str:

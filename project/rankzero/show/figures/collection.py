@@ -149,16 +149,12 @@ class PairSelection:
         kept = torch.cat([kept, torch.stack([smallest, *values])], 1)
         self._kept = kept[:, kept[0].argsort()[: self.limit]]
 
-    def row(self) -> Tensor:
-        """Returns the pairs as one float64 row of fixed length."""
+    def gather(self, strategy: RunStrategy) -> Pairs:
+        """Returns the pairs of all ranks. All ranks must call."""
         count = self._kept.shape[1]
         pairs = torch.zeros(2, self.limit, dtype=torch.float64)
         pairs[:, :count] = self._kept[1:].cpu()
-        return torch.cat([torch.tensor([self._total, count], dtype=torch.float64), pairs.flatten()])
-
-    @staticmethod
-    def gather(strategy: RunStrategy, row: Tensor) -> Pairs:
-        """Returns the pairs of all ranks. All ranks must call."""
+        row = torch.cat([torch.tensor([self._total, count], dtype=torch.float64), pairs.flatten()])  # of fixed length
         rows = strategy.begin_gather_rows(row).wait()
         parts = [row[2:].view(2, -1)[:, : int(row[1])] for row in rows]
         predicted, true = torch.cat(parts, 1)[:, :MAX_PAIRS]
@@ -219,15 +215,11 @@ class WorstSamples:
         worst = rows[:, 0].topk(min(MAX_SAMPLES, len(rows))).indices
         self._rows, self._images = rows[worst], kept[worst.to(kept.device)]
 
-    def row(self) -> Tensor:
-        """Returns loss, predicted class and true class of each kept sample, as one float64 row of fixed length."""
-        rows = torch.full((MAX_SAMPLES, 3), _NO_SAMPLE, dtype=torch.float64)
-        rows[: len(self._rows)] = self._rows.cpu()
-        return rows.flatten()
-
     def gather(self, strategy: RunStrategy, rank: int, shape: tuple[int, int, int]) -> list[WorstSample]:
         """Returns the worst samples of all ranks, the worst one first. All ranks must call."""
-        rows = strategy.begin_gather_rows(self.row()).wait().view(-1, MAX_SAMPLES, 3).tolist()
+        row = torch.full((MAX_SAMPLES, 3), _NO_SAMPLE, dtype=torch.float64)  # loss, predicted and true class of each
+        row[: len(self._rows)] = self._rows.cpu()
+        rows = strategy.begin_gather_rows(row.flatten()).wait().view(-1, MAX_SAMPLES, 3).tolist()
         found = [(*values, owner, number) for owner, row in enumerate(rows) for number, values in enumerate(row)]
         winners = sorted((entry for entry in found if entry[0] >= 0), key=lambda entry: -entry[0])[:MAX_SAMPLES]
         images = torch.zeros(len(winners), *shape)
@@ -333,7 +325,7 @@ class Collection:
             raise CollectionError(f"validation_step has returned {' and '.join(kinds)} on different ranks")
         kind, classes, *_ = with_outputs[0]
         if kind != CLASSIFICATION:
-            return Validation(pairs=PairSelection.gather(strategy, self._pairs.row()))
+            return Validation(pairs=self._pairs.gather(strategy))
         counts = self._counts or ClassCounts(classes)
         counts.add_other_ranks(strategy)
         shapes = {tuple(shape) for _, _, *shape in with_outputs}

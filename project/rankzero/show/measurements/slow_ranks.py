@@ -40,7 +40,10 @@ class SlowRanks(LoopCallback):
             return
         self._finish_step()
         if self._parameter is None or not self._parameter.requires_grad:
-            self._parameter = _last_parameter(trainer.lightning_module)
+            # The last parameter that had a gradient: in a backward pass, its gradient comes early.
+            trainable = [parameter for parameter in trainer.lightning_module.parameters() if parameter.requires_grad]
+            used = [parameter for parameter in trainable if parameter.grad is not None]
+            self._parameter = next(reversed(used or trainable), None)
         if self._parameter is not None and not fit_loop_of(trainer).epoch_loop.batch_progress.is_last_batch:
             self._step = _MeasuredStep(self._parameter, self.monitor)
         self._log(trainer)
@@ -108,10 +111,3 @@ class _MeasuredStep:
             self._host_seconds = monotonic() - self._monitor.activity.batch_began
             if self._events is not None:
                 self._events[1].record()
-
-
-def _last_parameter(module: LightningModule) -> Parameter | None:
-    """Returns a trainable parameter whose gradient comes early in a backward pass: the last that had a gradient."""
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    used = [parameter for parameter in trainable if parameter.grad is not None]
-    return next(reversed(used or trainable), None)

@@ -142,7 +142,9 @@ class FitProgress:
         trainer, time_limit = self._trainer, min(self._seconds_to_time_limits())
         if trainer.max_epochs in (None, -1) and trainer.max_steps < 0:
             return max(0.0, time_limit) if isfinite(time_limit) else None
-        schedule, batch_seconds = self._schedule, self._mean(Phase.BATCHES)
+        schedule, batch_seconds = ValidationSchedule.of(trainer), self._mean(Phase.BATCHES)
+        if not isfinite(schedule.epoch_batches):  # the length of an epoch is that of the last one
+            schedule = replace(schedule, epoch_batches=self._epoch_batches)
         batches = self._batches_left(schedule.epoch_batches)
         if batches is None or batch_seconds is None:
             return None
@@ -169,12 +171,6 @@ class FitProgress:
         has_begun = total != self._batches_at_epoch_start
         batches = self._progress.current.processed if has_begun else 0  # type: ignore[attr-defined]
         return Position(self._trainer.current_epoch, batches, total, self._trainer.global_step)
-
-    @property
-    def _schedule(self) -> ValidationSchedule:
-        """The schedule of validations; the length of an epoch is that of the last one if it is not known before."""
-        schedule = ValidationSchedule.of(self._trainer)
-        return schedule if isfinite(schedule.epoch_batches) else replace(schedule, epoch_batches=self._epoch_batches)
 
     def _seconds_to_time_limits(self) -> list[float]:
         """Returns the seconds until `max_time` and until the run must stop for its time limit; infinity without any."""

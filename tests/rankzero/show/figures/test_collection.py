@@ -200,7 +200,7 @@ def test_many_pairs_are_selected_evenly_without_the_global_generator_and_each_ra
     state, selection = torch.get_rng_state(), PairSelection(1, 0)
     for part in torch.arange(100_000.0).split(7_001):
         selection.add(part, part)
-    pairs = selection.gather(OneProcess(SamplingPlan(), device="cpu"), selection.row())
+    pairs = selection.gather(OneProcess(SamplingPlan(), device="cpu"))
     assert len(pairs.true) == MAX_PAIRS == len(set(pairs.true.tolist())) and pairs.total == 100_000
     assert abs(float(pairs.true.mean()) - 50_000) < 3_000
     assert torch.equal(torch.get_rng_state(), state)
