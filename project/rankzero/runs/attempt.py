@@ -63,22 +63,16 @@ def objection_to_next_attempt(run: RunDirectory, stopped: Stopped, max_attempts:
     """Returns why another attempt would not help; an empty string if it would."""
     if not has_trained and stopped.reason == TIME_LIMIT_REACHED:
         return "the time limit is too short for a single step"
-    if not checkpoints_in(run.checkpoints):
+    attempts, checkpoints = run.attempts[-ATTEMPTS_WITHOUT_PROGRESS:], checkpoints_in(run.checkpoints)
+    if not checkpoints:
         return "there is no checkpoint, so the next attempt would restart from the beginning"
-    if (step := step_without_progress(run)) is not None:
-        found = f"the last {ATTEMPTS_WITHOUT_PROGRESS} attempts began at step {step} and saved no later step"
+    saved = step_of(checkpoints[-1])
+    if len(attempts) == ATTEMPTS_WITHOUT_PROGRESS and {attempt.get("step") for attempt in attempts} == {saved}:
+        found = f"the last {ATTEMPTS_WITHOUT_PROGRESS} attempts began at step {saved} and saved no later step"
         return f"{found}; their logs in logs/ may state why"
     if run.attempt >= max_attempts:
         return f"this was attempt {run.attempt}, and --max_attempts is {max_attempts}"
     return ""
-
-
-def step_without_progress(run: RunDirectory) -> int | None:
-    """Returns the step at which the last attempts began, and which is still the last saved one; None after progress."""
-    attempts = run.attempts
-    began = {attempt.get("step") for attempt in attempts[-ATTEMPTS_WITHOUT_PROGRESS:]}
-    saved = {step_of(checkpoint) for checkpoint in checkpoints_in(run.checkpoints)[-1:]}
-    return began.pop() if len(attempts) >= ATTEMPTS_WITHOUT_PROGRESS and began == saved else None
 
 
 def request_next_attempt(run: RunDirectory, launch: Launch, objection: str) -> str:
