@@ -62,8 +62,6 @@ def _hmac(key: bytes, description: Mapping[str, Any]) -> str:
     return hmac.new(key, message.encode(), "sha256").hexdigest()
 
 
-_END_BYTES = 22
-
 ReadOnce = Callable[[Callable[[bool | None], tuple[BinaryIO, bool]]], tuple[BinaryIO, bool]]
 """Opens a file by calling its argument, if possible on one rank only; returns the result on all ranks.
 
@@ -200,8 +198,8 @@ def required_globals(file: BinaryIO) -> list[str]:
 def _check_archive(path: Path | str, file: BinaryIO) -> None:
     """Raises a ValueError unless the file is a zip archive of uncompressed entries that do not overlap."""
     size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _END_BYTES))
-    # With the end record at the very end of the file, every zip reader finds the same list of entries.
+    # With the end record, of 22 bytes, at the very end of the file, every zip reader finds the same list of entries.
+    file.seek(max(0, size - 22))
     has_end_record = file.read(4) == b"PK\x05\x06" and file.read()[-2:] == b"\0\0"
     file.seek(0)
     if not has_end_record or file.read(4) != b"PK\x03\x04":

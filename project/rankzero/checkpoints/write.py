@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import pickle
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -42,7 +41,6 @@ class HashedFile:
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """Writes and hashes a block."""
         try:
             self.file.write(data)
         except OSError as error:
@@ -157,26 +155,22 @@ def export_weights(checkpoint: Path, file: Path, trusted: bool = False) -> str:
     weights = load(checkpoint, trusted=trusted).get("state_dict")
     if not isinstance(weights, dict) or not weights:
         raise RequestError(f"the checkpoint {checkpoint}", "it contains no weights", "the path of another checkpoint")
-    is_safetensors = file.suffix == ".safetensors"
+    tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+    load_call = f'torch.load("{file}", weights_only=True)'
     try:
         with replacing(file) as temporary:
-            _write_safetensors(weights, temporary) if is_safetensors else write_state(weights, temporary)
+            if file.suffix == ".safetensors":
+                # Tensors that share memory become separate copies, as the format has no shared memory.
+                contiguous = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
+                with synced(temporary) as stream:
+                    stream.write(safetensors.torch.save(contiguous, {"format": "pt"}))
+                load_call = f'safetensors.torch.load_file("{file}")'
+            else:
+                write_state(weights, temporary)
     except OSError as error:
         raise RequestError(f"--export {file}", str(error), "--export FILE, in a folder where you may write") from None
-    tensors = [value for value in weights.values() if isinstance(value, Tensor)]
-    value_count = sum(tensor.numel() for tensor in tensors)
-    load_call = (
-        f'safetensors.torch.load_file("{file}")' if is_safetensors else f'torch.load("{file}", weights_only=True)'
-    )
+    value_count = sum(tensor.numel() for tensor in tensors.values())
     return (
         f"wrote {file}: {len(tensors)} tensors, {value_count:,} parameters and buffers, {file.stat().st_size:,} bytes; "
         f"to load it: model.load_state_dict({load_call})"
     )
-
-
-def _write_safetensors(weights: Mapping[str, Any], path: Path) -> None:
-    """Writes the tensors; those that share memory become separate copies, as the format has no shared memory."""
-    tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
-    contiguous = {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
-    with synced(path) as file:
-        file.write(safetensors.torch.save(contiguous, {"format": "pt"}))

@@ -30,10 +30,7 @@ REUSED_SECTIONS = ("model", "data", "seed_everything")
 
 
 def evaluate(flags: Arguments, world: World) -> int:
-    """Evaluates a checkpoint; every sample counts once for any number of processes. All ranks must call.
-
-    Returns:
-        The exit code, see `rankzero.messages.Exit`.
+    """Evaluates a checkpoint, with each sample once, and returns the exit code. All ranks must call.
 
     Raises:
         CannotStart: The run or checkpoint does not exist, or cannot be evaluated as requested.

@@ -33,10 +33,7 @@ FIT = Command(
 
 
 def fit(flags: Arguments, world: World) -> int:
-    """Imports torch, after the flags have been checked, and trains. All ranks must call.
-
-    Returns:
-        The exit code, see `rankzero.messages.Exit`.
+    """Imports torch, after the flags have been checked, and trains; returns the exit code. All ranks must call.
 
     Raises:
         CannotStart: The request cannot be fulfilled; nothing was trained and no file of the attempt remains.

@@ -37,10 +37,7 @@ PARTS_FOLDER = ".parts"
 
 
 def predict(flags: Arguments, world: World) -> int:
-    """Writes the outputs of `predict_step`, each sample once, for any number of processes. All ranks must call.
-
-    Returns:
-        The exit code, see `rankzero.messages.Exit`.
+    """Writes the outputs of `predict_step`, each sample once, and returns the exit code. All ranks must call.
 
     Raises:
         CannotStart: The run, the checkpoint or the split does not exist, or the predictions cannot be written.

@@ -62,10 +62,8 @@ def as_plain(output: Any) -> Any:
         return plain.clone() if output.untyped_storage().nbytes() > output.nbytes else plain
     if isinstance(output, np.generic):
         return output.item()
-    if isinstance(output, np.ndarray) and output.dtype.kind in "biuf":
-        return torch.from_numpy(output.copy())
     if isinstance(output, np.ndarray):
-        return as_plain(output.tolist())
+        return torch.from_numpy(output.copy()) if output.dtype.kind in "biuf" else as_plain(output.tolist())
     if type(output) in PLAIN_TYPES:
         return output
     if isinstance(output, Mapping):

@@ -45,7 +45,7 @@ def start(
     arguments: Sequence[str] | None,
     rendezvous_failed: Callable[[CannotStart, Arguments, Launch], int] | None = None,
 ) -> int:
-    """Parses the command line and runs the command, in this process or in one process per device.
+    """Parses the command line, runs the command, in this process or in one per device, and returns the exit code.
 
     Args:
         command: The command.
@@ -53,9 +53,6 @@ def start(
         arguments: The command line, without the script's name; None for this process's own.
         rendezvous_failed: Reports a failed rendezvous, given the error, the flags and the position of this process, and
             returns the exit code. None reports it as all other errors.
-
-    Returns:
-        The exit code, see `rankzero.messages.Exit`.
     """
     name, arguments = resolve_subcommand(command, list(sys.argv[1:] if arguments is None else arguments))
     if name != command.name:

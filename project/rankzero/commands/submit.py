@@ -112,8 +112,7 @@ def _act(action: str, command_line: CommandLine) -> int:
         raise _unknown_run(action, names[0], root)
     if action == "log":
         reader = LogReader(root, record.name, record.array is not None, skip=False)
-        text = reader.read()
-        print_text(text or f"{record.name}: job {record.id} has no output yet\n")
+        print_text(reader.read() or f"{record.name}: job {record.id} has no output yet\n")
         return _finish(record, root, reader, command_line)
     if action == "resume":
         if all(is_finished(root / member.name) for member in member_records(record)):
