@@ -107,11 +107,7 @@ _spellings: list[Callable[[str], str]] = []
 
 
 def set_spelling(spelling: Callable[[str], str] | None) -> None:
-    """Sets how messages spell `--flag value` and `python launch/fit.py`.
-
-    Args:
-        spelling: Rewrites the flags and commands in a message as this user would type them; None changes nothing.
-    """
+    """Sets the function that rewrites flags and commands in messages as this user would type them; None for none."""
     _spellings[:] = [spelling] if spelling else []
 
 
@@ -301,12 +297,9 @@ def print_error(text: str, prefix: str = "") -> None:
     """Prints an error or a warning on stderr, after the text `prefix`, which is printed unchanged."""
     with suppress(*_WRITE_ERRORS):
         # One write for text and newline: ranks share a pipe, and unbuffered Python writes the newline of `print` later.
-        print(f"{_line_start()}{prefix}rankzero: {spelled(text)}\n", end="", file=sys.stderr, flush=True)
-
-
-def _line_start() -> str:
-    """Returns what erases the line of a terminal on which another process has drawn its progress bar."""
-    return "\r\x1b[2K" if type(sys.stderr) is TextIOWrapper and sys.stderr.isatty() else ""
+        # On a terminal, the escape sequence erases the line, on which another process may have drawn its progress bar.
+        line_start = "\r\x1b[2K" if type(sys.stderr) is TextIOWrapper and sys.stderr.isatty() else ""
+        print(f"{line_start}{prefix}rankzero: {spelled(text)}\n", end="", file=sys.stderr, flush=True)
 
 
 def print_line(text: str) -> None:

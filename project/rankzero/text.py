@@ -159,8 +159,7 @@ def _rank(name: str) -> tuple[bool, int, int]:
 
 def _words(name: str) -> set[str]:
     """Returns the words of a metric's name in lower case: `valAcc_epoch` has the words `val`, `acc` and `epoch`."""
-    with_breaks = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
-    return set(re.split(r"[^a-z0-9]+", with_breaks.lower()))
+    return set(re.split(r"[^a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
 
 
 LINE_COLUMNS = 120

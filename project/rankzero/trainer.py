@@ -13,14 +13,7 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 
 from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.checkpoints.manifest import Retention
-from rankzero.cli.script_arguments import (
-    TRAINER_FLAGS,
-    as_arguments,
-    as_list,
-    explicit_arguments,
-    read_arguments,
-    refuses_wrong_arguments,
-)
+from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, read_arguments, refuses_wrong_arguments
 from rankzero.cli.trainer_arguments import TrainerArguments, without_replaced
 from rankzero.distributed.coordination.session import Session
 from rankzero.distributed.environments.cluster import LaunchEnvironment
@@ -106,7 +99,8 @@ class Trainer(TrainerArguments):
         self.run = _agree_on_run(session, arguments, lightning)
         self.config: Config | None = None
         self._stored_config: Config | None = None
-        self._explicit_arguments = explicit_arguments(arguments) | lightning
+        explicit = {name: value for name, value in arguments.items() if value != TRAINER_FLAGS[name].default}
+        self._explicit_arguments = explicit | lightning
         self.outcome, self._options, self._keep = Outcome(), RunOptions.read(arguments), arguments["keep"]
         self._has_fitted = False
         user_callbacks = as_list(lightning.get("callbacks"))

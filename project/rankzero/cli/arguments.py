@@ -44,7 +44,6 @@ class Arguments(NamedTuple):
 
     @property
     def requested_world(self) -> RequestedWorld:
-        """The requested processes."""
         own_values = {flag.name: self.get(flag.name) for flag in self.command.own_flags}
         keys = [key for key in self.values if key.startswith("trainer.")]
         return requested_world(own_values, {key.removeprefix("trainer."): self.values[key] for key in keys})

@@ -58,7 +58,6 @@ class Command(NamedTuple):
 
     @property
     def flags(self) -> tuple[Flag, ...]:
-        """The short flags of the command."""
         return flags_of(self.name)
 
     @property

@@ -33,15 +33,10 @@ def run_command(
     work: Callable[[Mapping[str, Any], Sequence[str]], int],
     arguments: Sequence[str] | None,
 ) -> int:
-    """Runs a command, or prints its help, and returns the exit code.
+    """Runs the command of `launch/<name>.py`, or prints its help, and returns the exit code.
 
-    Args:
-        name: Name of the script, as in `launch/<name>.py`.
-        title: First line of the help.
-        flags: The flags of the command.
-        examples: Example command lines.
-        work: Called with the values of the flags, or their defaults, and the arguments without a flag.
-        arguments: The command line; None for `sys.argv[1:]`.
+    Calls `work` with the values of the flags, or their defaults, and the arguments without a flag. The first line of
+    the help is `title`. Without `arguments`, the command line is `sys.argv[1:]`.
     """
 
     def run() -> int:
@@ -74,11 +69,8 @@ def parse(
 ) -> CommandLine:
     """Parses a command line.
 
-    Args:
-        flags: The flags.
-        tokens: The command line.
-        unknown: Returns the error for a flag that does not exist, given the flag as typed, its value (empty without
-            one) and the values of the flags before it.
+    `unknown` returns the error for a flag that does not exist, given the flag as typed, its value (empty without one)
+    and the values of the flags before it.
 
     Raises:
         RequestError: A flag does not exist, lacks its value, or its value is invalid.
@@ -113,14 +105,9 @@ def parse(
 
 
 def unknown_flag(name: str, flags: Sequence[Flag], typed: str, value: str, meant: str | None = None) -> RequestError:
-    """Returns the error for a flag that does not exist.
+    """Returns the error for a flag of the command `name` that does not exist, with its value (empty without one).
 
-    Args:
-        name: Name of the command's script.
-        flags: The flags of the command.
-        typed: The flag.
-        value: Its value; empty without one.
-        meant: Name of the flag that another program calls by this name, if any.
+    `meant` is the name of the flag that another program calls by this name, if any.
     """
     by_name = {name: flag for flag in flags for name in (flag.name, *flag.aliases)}
     normalized = typed.lstrip("-").replace("-", "_")

@@ -101,8 +101,7 @@ def _with_class_path(command: Command, name: str, section: Any) -> Any:
     short_name = section.get("class_path") if isinstance(section, dict) else section
     if not isinstance(short_name, str) or ("." in short_name and not short_name.endswith(".py")):
         return section
-    settings = section if isinstance(section, dict) else {}
-    return {**settings, "class_path": command.class_path(name, short_name)}
+    return {**(section if isinstance(section, dict) else {}), "class_path": command.class_path(name, short_name)}
 
 
 def _put(content: dict[str, Any], key: str, value: Any) -> None:

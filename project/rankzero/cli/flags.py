@@ -105,19 +105,12 @@ def checkpoint_value(text: str) -> str:
 
 def choice(*options: str) -> Reader:
     """Returns a reader of one of the `options`."""
-
-    def read(text: str) -> str:
-        if text not in options:
-            raise ValueError("one of " + ", ".join(options))
-        return text
-
-    return read
+    return text_matching("|".join(map(re.escape, options)), "one of " + ", ".join(options))
 
 
 def yes_or_no(text: str) -> str:
     """Reads `yes` or `no`, or the `True` or `False` to which YAML converts them."""
-    answer = {"true": "yes", "false": "no"}.get(text.lower(), text.lower())
-    return str(choice("yes", "no")(answer))
+    return str(choice("yes", "no")({"true": "yes", "false": "no"}.get(text.lower(), text.lower())))
 
 
 def export_file(text: str) -> str:

@@ -22,8 +22,6 @@ from rankzero.training.lightning_inside import add_configure_optimizers
 LINKED_ARGUMENTS = ("in_features", "out_features", "in_channels", "image_size", "num_classes")
 """Arguments of the model that default to the data module's attributes of the same names."""
 
-DEFAULT_EPOCHS = 20
-
 
 class RankzeroCLI(LightningCLI):
     """LightningCLI with Rankzero's flags; builds data and model, but no Trainer."""
@@ -57,7 +55,7 @@ class RankzeroCLI(LightningCLI):
         self.config = parser.parse_args(args)
         trainer_config = self.config.trainer
         if trainer_config.max_epochs is None and trainer_config.max_steps == -1 and trainer_config.max_time is None:
-            trainer_config.max_epochs = DEFAULT_EPOCHS
+            trainer_config.max_epochs = 20
 
     def instantiate_classes(self) -> None:
         """Builds the data module, then the model; missing `LINKED_ARGUMENTS` are taken from the data module."""

@@ -124,7 +124,8 @@ def _reason(branch: str) -> str:
 
 def _valid_value(value: str, hint: Any) -> str | None:
     """Returns a value that a type accepts and that is similar to a wrong one; None if none was found."""
-    candidates = [*_public_subclasses(hint), *_choices(hint)]
+    choices = [str(one) for part in _parts(hint) if get_origin(part) is Literal for one in get_args(part)]
+    candidates = [*_public_subclasses(hint), *choices]
     examples = [f"[{value}]", "1", "0.1", "true", "[1]", "[0.1]"]
     return next((text for text in (*_by_similarity(value, candidates), *examples) if _accepts(hint, text)), None)
 
@@ -144,10 +145,6 @@ def _classes(hint: Any) -> list[type]:
 def _subclasses(base: type) -> list[type]:
     subclasses: list[type] = type.__subclasses__(base)
     return subclasses + [further for subclass in subclasses for further in _subclasses(subclass)]
-
-
-def _choices(hint: Any) -> list[str]:
-    return [str(value) for part in _parts(hint) if get_origin(part) is Literal for value in get_args(part)]
 
 
 def _parts(hint: Any) -> list[Any]:

@@ -67,11 +67,6 @@ def read_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def explicit_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments, as `read_arguments` returned them, that differ from their defaults."""
-    return {name: value for name, value in arguments.items() if value != TRAINER_FLAGS[name].default}
-
-
 def as_list(value: Any) -> list[Any]:
     """Returns the items of an argument that may be None, one item or several, as in OmegaConf's ListConfig."""
     if value is None:
@@ -89,9 +84,6 @@ def _as_text(value: Any) -> str:
         return str(int(value))
     is_text = isinstance(value, str) or not isinstance(value, Sequence | set)
     return str(value) if is_text else ",".join(map(str, value))
-
-
-_FLAGS = tuple(flag.name for flag in flags_of("fit"))
 
 
 def refuses_wrong_arguments(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,7 +135,7 @@ def _check_names(call: str, named: Mapping[str, Any], names: Sequence[str]) -> N
 
 def _similar(name: str, names: Sequence[str]) -> str | None:
     """Returns the argument for a flag, or for a name of another trainer's, or the most similar one."""
-    flag = re.match("--([a-z_.]+)", equivalent_flag(name, None, _FLAGS, "") or "")
+    flag = re.match("--([a-z_.]+)", equivalent_flag(name, None, [flag.name for flag in flags_of("fit")], "") or "")
     candidates = (argument_of(name), argument_of(flag[1]) if flag else "")
     return next((candidate for candidate in candidates if candidate in names), None) or nearest(name, names)
 

@@ -19,13 +19,9 @@ if TYPE_CHECKING:
 
 
 def unknown_class_error(flag: str, text: str, names: Sequence[str]) -> RequestError:
-    """Returns the message for a `--model` or `--data` that is neither a short name nor a class path.
+    """Returns the message for a `--model` or `--data` that is neither one of the short names nor a class path.
 
-    Args:
-        flag: `model` or `data`.
-        text: The user's value. If it names a file, a module or a class of the current folder, its class path is
-            suggested.
-        names: The short names.
+    If the user's value names a file, a module or a class of the current folder, its class path is suggested.
     """
     classes = classes_named(text)
     if text.endswith(".py"):
