@@ -66,15 +66,20 @@ def resolve_world(requested: RequestedWorld, coordinator: "Coordinator") -> Worl
 
     def choose(assignments: list[Any]) -> list[Any]:
         devices = [Device(**fields) for fields in assignments]
-        choice = _choose_backend(requested, devices, world.hosts)
-        return [*choice, _can_bind(devices, world)]
+        return [*_choose_backend(requested, devices, world.hosts), _can_bind(devices, world)]
 
     world.backend, world.shares_gpu, binds = coordinator.decide(asdict(assignment), choose)
     if binds:
         os.sched_setaffinity(0, parse_cpus(assignment.cpus))
     if assignment.accelerator == "cpu" and requested.accelerator == "auto" and not world.rank:
         _warn_of_unused_gpus()
-    world.accelerator, world.index, world.threads = assignment.accelerator, assignment.index, _set_torch_threads(world)
+    threads = choose_threads(world)  # under torchrun, the processes know one another only now, with torch imported
+    set_threads(threads)
+    # A process that shares its cores with no other rank keeps torch's default, which excludes slower cores on some
+    # machines.
+    if threads.count and not threads.uses_all_cores and threads.count != torch.get_num_threads():
+        torch.set_num_threads(threads.count)
+    world.accelerator, world.index, world.threads = assignment.accelerator, assignment.index, threads.reason
     return world
 
 
@@ -147,20 +152,6 @@ def _cuda_problem() -> str:
     return "there is none"
 
 
-def _set_torch_threads(world: World) -> str:
-    """Sets torch's number of threads to this rank's share of the machine's cores; returns the source of the number.
-
-    Under torchrun, the processes know one another only at this point, after torch is imported.
-    """
-    threads = choose_threads(world)
-    set_threads(threads)
-    # A process that shares its cores with no other rank keeps torch's default, which excludes slower cores on some
-    # machines.
-    if threads.count and not threads.uses_all_cores and threads.count != torch.get_num_threads():
-        torch.set_num_threads(threads.count)
-    return threads.reason
-
-
 def assign_device(requested: RequestedWorld, launch: Launch) -> Device:
     """Returns the device of this process.
 
@@ -200,8 +191,7 @@ def _use_gpu(index: int, visible_gpus: int) -> Device:
         ) from error
     pci = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     allows_sharing = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE", "0") != "0" and torch.cuda.nccl.version() >= (2, 30)
-    cpus = format_cpus(cpus_near(pci))
-    return Device("cuda", index, str(properties.uuid), None if allows_sharing else pci, cpus)
+    return Device("cuda", index, str(properties.uuid), None if allows_sharing else pci, format_cpus(cpus_near(pci)))
 
 
 def check_gpus(requested: RequestedWorld, accelerator: str) -> None:
@@ -331,10 +321,7 @@ def computes_in_bf16(accelerator: str) -> bool:
     """Returns whether the device of this process computes in bfloat16 without emulation."""
     if accelerator == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return accelerator == "cpu" and bool(CPU_FEATURES & _cpu_features()) and onednn_supports_bf16()
-
-
-def _cpu_features() -> set[str]:
-    """Returns the processor features that the Linux kernel reports; on other systems, an empty set."""
-    lines = CPUINFO.read_text().splitlines() if CPUINFO.is_file() else []
-    return {word for line in lines if line.startswith(("flags", "Features")) for word in line.split()}
+    if accelerator != "cpu" or not CPUINFO.is_file():  # not Linux
+        return False
+    features = [line.split() for line in CPUINFO.read_text().splitlines() if line.startswith(("flags", "Features"))]
+    return not all(map(CPU_FEATURES.isdisjoint, features)) and onednn_supports_bf16()

@@ -74,8 +74,7 @@ class Peer(NamedTuple):
             return None
         peer = cls(**values)
         ranks = [rank for rank in (peer.rank, peer.local_rank, peer.node_rank) if rank is not None]
-        counts = [*ranks, peer.world_size, peer.pid]
-        if not all(type(count) is int and 0 <= count < 1 << 63 for count in counts):
+        if not all(type(count) is int and 0 <= count < 1 << 63 for count in (*ranks, peer.world_size, peer.pid)):
             return None
         texts = (peer.host, peer.boot, peer.pids, peer.cgroup, peer.id, peer.key_fingerprint)
         is_valid = (

@@ -62,7 +62,6 @@ class Challenge(NamedTuple):
         return cls(world_id, secrets.token_hex(16))
 
     def line(self) -> bytes:
-        """Returns the greeting."""
         return f"{GREETING} {self.nonce} {json.dumps(self.world_id)}".encode()
 
 

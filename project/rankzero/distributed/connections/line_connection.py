@@ -36,7 +36,6 @@ FORK_LOCK = threading.Lock()
 
 
 def _close_in_child() -> None:
-    """Closes the sockets in a forked process."""
     for connection in list(CLOSED_IN_CHILDREN):
         connection.close()
     FORK_LOCK.release()
@@ -199,15 +198,13 @@ class LineConnection:
             self._partial_line = bytearray(rest)
         else:
             self._partial_line += received
-        longest = max((len(self._partial_line), *map(len, self._lines)))
-        if longest > self.max_line_bytes:
+        if max((len(self._partial_line), *map(len, self._lines))) > self.max_line_bytes:
             self._lines.clear()
             self.close_reason = " (it sent too long a line)"
             return False
         return True
 
     def close(self) -> None:
-        """Closes the connection."""
         self.connection.close()
         if self._selector is not None:
             self._selector.close()

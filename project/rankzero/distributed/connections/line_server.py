@@ -118,7 +118,6 @@ class LineServer:
 
     @property
     def connections(self) -> Iterable[ServedConnection]:
-        """All connections."""
         return list(self._connections.values())
 
     def identify(self, connection: ServedConnection, max_line_bytes: int = MAX_MESSAGE_BYTES) -> None:

@@ -117,8 +117,7 @@ class Coordinator:
             address, port = json.loads(self._wait_for(store, "rank zero", launch.world_size))
             found = found._replace(address=address, port=port)
         is_identified = found.port == 0
-        requires_key = requested.auth == "required" and not is_identified
-        world = find_requested_ranks(requested, found, requires_key, listener)
+        world = find_requested_ranks(requested, found, requested.auth == "required" and not is_identified, listener)
         world.launch = world.launch._replace(address=launch.address, port=launch.port)
         world.address, world.key_problem = launch.address, "" if is_identified else world.key_problem
         return world
@@ -146,8 +145,7 @@ class Coordinator:
             [node, network.source_address(address)],
             lambda values: next((source for other_node, source in values if source and other_node != first_node), None),
         )
-        target = other if node == first_node and other else address
-        source = network.source_address(target)
+        source = network.source_address(other if node == first_node and other else address)
         return network.interface_of(source) if source else None
 
     def decide(
@@ -167,9 +165,9 @@ class Coordinator:
         """
         return self.control_channel.exchange.decide(value, choose, self.timeout if seconds is None else seconds, work)
 
-    def broadcast_object(self, value: Any, seconds: float | None = None, work: str = "starting") -> Any:
+    def broadcast_object(self, value: Any, work: str = "starting") -> Any:
         """Returns rank zero's JSON-serializable value on all ranks. All ranks must call."""
-        return self.decide(value if self.world.rank == 0 else None, lambda values: values[0], seconds, work)
+        return self.decide(value if self.world.rank == 0 else None, lambda values: values[0], work=work)
 
     def share_peers(self) -> None:
         """Makes rank, host and process id of all processes known to every process. All ranks must call."""

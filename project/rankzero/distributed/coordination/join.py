@@ -18,10 +18,7 @@ from rankzero.messages import RequestError
 def join_ranks(requested: RequestedWorld, launch: Launch, count: int) -> World:
     """Starts the local processes that no launcher has started, or performs the rendezvous with all ranks.
 
-    Args:
-        requested: The requested processes.
-        launch: The position of this process among all processes.
-        count: Number of processes to start; 0 if this process does the work itself.
+    `count` is the number of processes to start; 0 if this process does the work itself.
 
     Raises:
         RequestError: A rank is missing, or the ranks are not the requested ones.

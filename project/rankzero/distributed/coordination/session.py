@@ -237,8 +237,7 @@ def _close_coordinator(error: BaseException | None) -> None:
 
 def _check_can_start(count: int) -> None:
     """Refuses to start processes if there is no script file for them to run."""
-    main = sys.modules["__main__"]
-    script = getattr(main, "__file__", None)
+    script = getattr(sys.modules["__main__"], "__file__", None)
     if script is not None and Path(script).is_file() and not hasattr(sys, "ps1"):
         return
     program = "a notebook" if "ipykernel" in sys.modules else "an interactive interpreter or standard input"

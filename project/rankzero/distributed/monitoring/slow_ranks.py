@@ -24,10 +24,6 @@ PERSISTENCE_SECONDS = 10.0
 class SlowRankDetector:
     """Knows the time to the first gradient of each rank.
 
-    Args:
-        hosts: Host of each rank.
-        clock: Returns the time in seconds.
-
     Attributes:
         reports: Rank -> description of each rank that has been reported.
     """

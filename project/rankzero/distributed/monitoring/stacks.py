@@ -4,7 +4,6 @@ A rank cannot read the stacks of another process. So each loader process lets fa
 memory when it receives `_stack_signal()`, also if its interpreter is blocked. The rank reads the file through `/proc`.
 """
 
-import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -81,7 +80,11 @@ def waiting_function(frames: list[FrameType]) -> str:
 
 def is_in_debugger(frames: list[FrameType]) -> bool:
     """Whether a Python debugger has stopped the main thread, or another process traces this one (strace)."""
-    return _any_file_contains(frames, _DEBUGGERS) or _has_tracer()
+    if _any_file_contains(frames, _DEBUGGERS):
+        return True
+    with suppress(OSError):  # a system without `/proc`
+        return "TracerPid:\t0\n" not in Path("/proc/self/status").read_text(errors="replace")
+    return False
 
 
 def is_compiling(frames: list[FrameType]) -> bool:
@@ -98,23 +101,15 @@ def main_thread_stack() -> str:
 def all_stacks() -> str:
     """Returns the Python stacks of all threads, the main thread first."""
     frames, main = sys._current_frames(), threading.main_thread().ident
-    threads = sorted(threading.enumerate(), key=lambda thread: thread.ident != main)
     return "\n".join(
         f"thread {thread.name!r}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
-        for thread in threads
+        for thread in sorted(threading.enumerate(), key=lambda thread: thread.ident != main)
         if thread.ident in frames
     )
 
 
 def _any_file_contains(frames: list[FrameType], parts: tuple[str, ...]) -> bool:
     return any(part in frame.f_code.co_filename for frame in frames for part in parts)
-
-
-def _has_tracer() -> bool:
-    """Returns whether another process traces this one; False on a system without `/proc`."""
-    with suppress(OSError):
-        return "TracerPid:\t0\n" not in Path("/proc/self/status").read_text(errors="replace")
-    return False
 
 
 _FILE_NAME = "rankzero-stacks"
@@ -135,7 +130,7 @@ def worker_stacks() -> dict[int, str]:
     files = {pid: file for pid in pids if (file := _stack_file(pid))}
     sizes: dict[int, int] = {}
     for pid, file in files.items():
-        with contextlib.suppress(OSError):  # the process has ended
+        with suppress(OSError):  # the process has ended
             sizes[pid] = file.stat().st_size
             os.kill(pid, _stack_signal())
     stacks: dict[int, str] = {}
@@ -145,7 +140,7 @@ def worker_stacks() -> dict[int, str]:
         is_last_round = time.monotonic() > deadline
         for pid in sorted(pending):
             text = ""
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 text = files[pid].read_bytes()[sizes[pid] :].decode(errors="replace")
             if text.endswith("\n"):
                 stacks[pid] = text

@@ -113,12 +113,7 @@ class ReportSchedule:
         self._was_urgent = False
 
     def is_due(self, status: Status | None, is_requested: bool) -> bool:
-        """Returns whether to report a status now.
-
-        Args:
-            status: The status; None outside training.
-            is_requested: Whether rank zero has requested it.
-        """
+        """Returns whether to report a status (None outside training) now, which rank zero may have requested."""
         is_urgent = status is not None and status.is_urgent
         is_due = is_requested or is_urgent or self._was_urgent
         if is_due:

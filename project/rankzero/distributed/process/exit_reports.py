@@ -64,7 +64,6 @@ class EarlyExit:
         self.report, self.pid = report, os.getpid()
 
     def install(self) -> None:
-        """Replaces `os._exit`."""
         os._exit = self._exit
 
     def close(self) -> None:

@@ -67,10 +67,8 @@ def silence_warnings(rank: int = 0) -> None:
 def silenced_kineto(silences: bool) -> Iterator[None]:
     """Silences the library of torch's profiler if it starts within this context; it reads its log level only once.
 
-    At every trace, it prints internal events and, on a machine without a GPU, an error (torch 2.15).
-
-    Args:
-        silences: False changes nothing. On a GPU, its errors matter: they explain why a trace lacks the GPU.
+    At every trace, it prints internal events and, on a machine without a GPU, an error (torch 2.15). On a GPU, its
+    errors matter: they explain why a trace lacks the GPU.
     """
     if not silences or "KINETO_LOG_LEVEL" in os.environ:
         yield

@@ -53,26 +53,24 @@ def run_processes(command: Sequence[str], count: int, launch: Launch | None = No
 
 
 def own_command() -> list[str]:
-    """Returns the command that starts this program again, in its first folder, with the same arguments."""
+    """Returns the command that starts this program again, with the same arguments, in its first folder.
+
+    A program of Hydra uses the same folder of Hydra again.
+    """
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     program = sys.argv[:1] if spec is None else ["-m", spec.name.removesuffix(".__main__")]
-    return [sys.executable, *program, *sys.argv[1:], *_hydra_overrides()]
+    overrides, config = [], _hydra_config()
+    if config and config.mode.name == "MULTIRUN":  # the processes run all jobs of the sweep
+        overrides = [f"hydra.sweep.dir={json.dumps(str(Path(config.runtime.cwd, config.sweep.dir)))}"]
+    elif config:
+        overrides = [f"hydra.run.dir={json.dumps(config.runtime.output_dir)}", "hydra.output_subdir=null"]
+    return [sys.executable, *program, *sys.argv[1:], *overrides]
 
 
 def _hydra_config() -> Any:
     """Returns Hydra's configuration of its job in this process; None without Hydra."""
     hydra = sys.modules.get("hydra.core.hydra_config")
     return hydra.HydraConfig.get() if hydra and hydra.HydraConfig.initialized() else None
-
-
-def _hydra_overrides() -> list[str]:
-    """Returns arguments that make a program started again use this program's Hydra folder; none without Hydra."""
-    config = _hydra_config()
-    if config is None:
-        return []
-    if config.mode.name == "MULTIRUN":  # the processes run all jobs of the sweep
-        return [f"hydra.sweep.dir={json.dumps(str(Path(config.runtime.cwd, config.sweep.dir)))}"]
-    return [f"hydra.run.dir={json.dumps(config.runtime.output_dir)}", "hydra.output_subdir=null"]
 
 
 def is_local_process() -> bool:

@@ -85,8 +85,7 @@ class StopSignals:
     @contextmanager
     def subscribed(self, callback: Callable[[signal.Signals], None]) -> Iterator[None]:
         """Subscribes within a `with` block. Outside the main thread, the handlers must already be installed."""
-        is_main_thread = threading.current_thread() is threading.main_thread()
-        has_installed = is_main_thread and self.install()
+        has_installed = threading.current_thread() is threading.main_thread() and self.install()
         self.subscribe(callback)
         try:
             yield

@@ -14,12 +14,7 @@ PROC_SELF = Path("/proc/self")
 
 
 def cgroup_folders(process_folder: Path, controller: str) -> list[Path]:
-    """Returns the folders of all cgroups that may limit this process, outermost first.
-
-    Args:
-        process_folder: The folder of the process in /proc.
-        controller: What the cgroup limits, for cgroup v1: `cpu` or `memory`.
-    """
+    """Returns the folders of all cgroups that may limit `cpu` or `memory` (the controller), outermost first."""
     try:
         memberships = [line.split(":", 2) for line in (process_folder / "cgroup").read_text().splitlines()]
         mounts = [line.split() for line in (process_folder / "mountinfo").read_text().splitlines()]
@@ -84,8 +79,7 @@ def usable_cores(process_id: int = 0) -> frozenset[int]:
 def _core_of(cpu: int) -> int:
     """Returns the first hardware thread of the core to which hardware thread `cpu` belongs."""
     try:
-        siblings = (TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list").read_text()
-        return min(parse_cpus(siblings))
+        return min(parse_cpus((TOPOLOGY / f"cpu{cpu}/topology/thread_siblings_list").read_text()))
     except (OSError, ValueError):
         return cpu
 
@@ -163,8 +157,7 @@ def available_memory(process_folder: Path = PROC_SELF) -> int:
 def _free_memory_of(folder: Path) -> int | None:
     """Returns the bytes that the limit of one cgroup itself leaves; None without a limit."""
     try:
-        is_version_2 = (folder / "memory.max").is_file()
-        limit, usage, statistic = _FILES_2 if is_version_2 else _FILES_1
+        limit, usage, statistic = _FILES_2 if (folder / _FILES_2[0]).is_file() else _FILES_1
         used = int((folder / usage).read_text())
         statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
         return max(0, int((folder / limit).read_text()) - used + int(statistics[statistic]))  # `max`: ValueError

@@ -37,14 +37,11 @@ class Threads:
     uses_all_cores: bool = False
 
 
-def choose_threads(world: World, environ: Mapping[str, str] | None = None) -> Threads:
+def choose_threads(world: World, environ: Mapping[str, str] = os.environ) -> Threads:
     """Divides the cores that this process may use among the ranks that share them, unless the user set a number.
 
-    Args:
-        world: Includes all processes of this machine; before the rendezvous, only this process.
-        environ: The environment variables; `os.environ` by default.
+    `world` includes all processes of this machine; before the rendezvous, only this process.
     """
-    environ = os.environ if environ is None else environ
     if setting := user_setting(environ):
         return Threads(None, setting)
     launch, local_ranks, peers = world.launch, world.devices, list(world.peers.values())
@@ -68,14 +65,13 @@ def user_setting(environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def set_threads(threads: Threads, environ: MutableMapping[str, str] | None = None) -> None:
+def set_threads(threads: Threads, environ: MutableMapping[str, str] = os.environ) -> None:
     """Sets OMP_NUM_THREADS and GOMP_SPINCOUNT for libraries that are not loaded yet and for child processes.
 
     Sets no number of threads if torch's default is the same one, or if the user has set one. By default, threads that
     wait for one another keep their cores busy for long. Where another program needs these cores, a step then takes many
     times as long (docs/launchers.md).
     """
-    environ = os.environ if environ is None else environ
     if not any(name in environ for name in WAITING):
         environ["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
     if threads.count is None or (threads.uses_all_cores and "OMP_NUM_THREADS" not in environ):

@@ -50,8 +50,7 @@ def leader_name(launch: Launch) -> str:
 
 def listen_as_leader(launch: Launch) -> socket.socket | None:
     """Returns the leader's listening socket; None if this process is not the leader."""
-    is_candidate = uses_leader(launch) and launch.local_rank in (0, None)
-    return listen_locally(leader_name(launch)) if is_candidate else None
+    return listen_locally(leader_name(launch)) if uses_leader(launch) and launch.local_rank in (0, None) else None
 
 
 @dataclass

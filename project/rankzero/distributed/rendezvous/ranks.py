@@ -17,8 +17,7 @@ def assign_ranks(members: Sequence[Peer]) -> list[Peer]:
             listens, which may be any of the first node. The other processes may be in any order.
     """
     if any(member.rank is None for member in members):
-        others = sorted(members[1:], key=lambda member: (member.node_rank or 0, member.pid))
-        ordered = [members[0], *others]
+        ordered = [members[0], *sorted(members[1:], key=lambda member: (member.node_rank or 0, member.pid))]
     else:
         ordered = sorted(members, key=lambda member: member.rank or 0)
     has_node_ranks = all(member.node_rank is not None for member in ordered)

@@ -53,12 +53,8 @@ def end_of_allocation(
 ) -> float | None:
     """Returns when the scheduler terminates this process's job, in seconds since 1970; None if unknown.
 
-    Runs the scheduler's programs, which may take seconds; only rank zero should call.
-
-    Args:
-        launch: How this process was launched.
-        environ: The environment variables; by default, this process's own.
-        warn: Prints a message if the scheduler does not answer; None prints none.
+    Runs the scheduler's programs, which may take seconds; only rank zero should call. `warn` prints a message if the
+    scheduler does not answer; None prints none.
     """
     job = current_job(launch, environ)
     if job is None:

@@ -301,10 +301,7 @@ class ControlChannel:
     def _terminate(self, cause: str, prints_cause: bool, is_exiting: bool = False) -> None:
         """Waits for the main thread to exit after a failure, then exits with code 1. Does not return.
 
-        Args:
-            cause: The cause of the failure.
-            prints_cause: Whether this process prints the cause.
-            is_exiting: Whether the failed rank exits by itself, which may end a collective that waits for it.
+        `is_exiting` states whether the failed rank exits by itself, which may end a collective that waits for it.
         """
         self._cause = cause
         self._failure_received.set()
@@ -323,7 +320,6 @@ class ControlChannel:
         ORIGINAL_EXIT(1)
 
     def _exit_early(self, status: int) -> None:
-        """Reports that the user's code has called `os._exit`."""
         is_single_process = self._connection is None
         process_name = "this process" if is_single_process else f"rank {self.rank} on {socket.gethostname()}"
         cause = f"{process_name} exited with code {status} (os._exit) without an error report"

@@ -69,10 +69,7 @@ def is_node_reporter(launch: Launch, local_only: bool) -> bool:
     """Whether this process prints one line on its machine about an error, in addition to rank zero's report.
 
     The first process of a machine prints it; if the launcher does not state which one that is, the first that asks.
-
-    Args:
-        launch: The position of this process among all processes.
-        local_only: Whether only this process may have found the error, so that rank zero's report does not include it.
+    `local_only` states whether only this process may have found the error, so that rank zero's report lacks it.
     """
     has_separate_output = not LAUNCHERS[launch.launcher].gathers_output
     prints_in_full = launch.rank == 0 or launch.launcher == "env"  # see `is_reporting_rank`
@@ -98,8 +95,7 @@ def exit_after_reporter(code: int, has_printed: bool) -> None:
     acquired a host lock waits until the other processes have seen the lock. If the launcher sends SIGTERM meanwhile,
     this process still exits with `code`.
     """
-    variables = Variables(os.environ)
-    if not any(name in variables for name in RANK_VARIABLES):
+    if not any(map(os.environ.get, RANK_VARIABLES)):
         return  # no launcher, hence no other ranks
 
     def exit_at_once(*_: object) -> None:
@@ -138,10 +134,7 @@ def advice_for(error: BaseException) -> str:
 def report_error(error: BaseException, launch: Launch, prints_traceback: bool = True) -> Exit:
     """Reports the failure of this rank, unless another rank has done so, and returns the exit code.
 
-    Args:
-        error: The error.
-        launch: The position of this process among all processes.
-        prints_traceback: False if the traceback has been printed.
+    `prints_traceback` is False if the traceback has been printed.
     """
     process_name = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
     traceback = "".join(user_frames(error)) if prints_traceback else ""

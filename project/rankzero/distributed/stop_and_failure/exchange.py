@@ -42,15 +42,9 @@ class Exchange:
         self._left: set[int] = set()
 
     def decide(self, value: Any, choose: Callable[[list[Any]], Any], seconds: float, work: str) -> Any:
-        """Sends a value to rank zero, which decides; returns the decision on all ranks. All ranks must call.
+        """Sends a value to rank zero, which decides; returns the decision on all ranks, see `Coordinator.decide`.
 
-        Rank zero prints which rank is late, and rank 1 that rank zero is.
-
-        Args:
-            value: The JSON-serializable value of this rank.
-            choose: Called on rank zero with the values of all ranks, by rank; returns a JSON-serializable decision.
-            seconds: How long to wait for all ranks; infinite for no limit.
-            work: What a late rank is doing, for messages.
+        Rank zero prints which rank is late, and rank 1 that rank zero is. `seconds` is infinite for no limit.
 
         Raises:
             RequestError: On all ranks, if `choose` raised it.

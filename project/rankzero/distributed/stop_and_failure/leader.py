@@ -63,12 +63,8 @@ class NodeLeader:
     def answer(self, message: Message, rank: int) -> LineConnection:
         """Sends rank zero's answer to the other processes of the node, and disconnects those without a rank.
 
-        Args:
-            message: The answer.
-            rank: The rank of this process.
-
         Returns:
-            The connection of this process to its own server.
+            The connection of this process, which has the rank `rank`, to its own server.
         """
         self._close_listeners()
         ranks = {peer["id"]: peer["rank"] for view in message["views"] for peer in view["peers"]}

@@ -84,12 +84,7 @@ FROM_SERVER: dict[str, tuple[Content, str]] = {
 
 
 def read(message: Message, types: dict[str, tuple[Content, str]]) -> list[tuple[str, Any]]:
-    """Returns name and content of the valid entries of a message.
-
-    Args:
-        message: The message.
-        types: Name -> content and answer of the messages of its sender.
-    """
+    """Returns name and content of the valid entries of a message, given the messages that its sender may send."""
     entries = []
     for name, value in message.items():
         if name in types:

@@ -21,13 +21,9 @@ from pathlib import Path
 def start_watchdog(
     host: str, ranks: Mapping[int, int], stopped_seconds: float, poll_seconds: float
 ) -> "subprocess.Popen[bytes] | None":
-    """Starts the watchdog of this machine; returns None on a system without `/proc`.
+    """Starts the watchdog of the ranks on this machine, given their process ids; None on a system without `/proc`.
 
-    Args:
-        host: The machine's name.
-        ranks: Process id of each rank on the machine.
-        stopped_seconds: How long a rank may be stopped before it is killed.
-        poll_seconds: Pause between two looks at the ranks.
+    A rank may be stopped for `stopped_seconds` before it is killed.
     """
     if not Path("/proc/self/stat").exists():
         return None
