@@ -97,9 +97,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_a_manifest_with_other_entries_and_a_valid_checksum_is_refused(
-    valid_checkpoint, change, refusal_of, write_manifest
-):
+def test_a_valid_checksum_of_other_entries_is_refused(valid_checkpoint, change, refusal_of, write_manifest):
     write_manifest(valid_checkpoint, **change)
     assert "other entries" in refusal_of(valid_checkpoint)
 

@@ -16,9 +16,7 @@ from running import TOY, evaluate_in_process, fit, fit_in_process
 
 
 @pytest.mark.parametrize("kind", ["directory", "ckpt"])
-def test_code_in_a_pickle_runs_only_if_the_checkpoint_is_trusted(
-    valid_checkpoint, tmp_path, kind, message_of, write_manifest
-):
+def test_only_code_in_a_trusted_pickle_runs(valid_checkpoint, tmp_path, kind, message_of, write_manifest):
     marker, path = tmp_path / "ran", valid_checkpoint if kind == "directory" else tmp_path / "some.ckpt"
     state = serialized({"state_dict": {}, "loops": CreatesFolder(marker)})
     if kind == "directory":
@@ -33,9 +31,7 @@ def test_code_in_a_pickle_runs_only_if_the_checkpoint_is_trusted(
     assert marker.exists()
 
 
-def test_a_pickle_outside_a_zip_archive_a_file_without_a_dict_and_many_classes_are_refused_briefly(
-    tmp_path, message_of
-):
+def test_a_file_that_is_no_archive_or_no_dict_or_has_many_classes_is_refused_briefly(tmp_path, message_of):
     marker, path = tmp_path / "ran", tmp_path / "x.ckpt"
     path.write_bytes(pickle.dumps({"w": CreatesFolder(marker)}))
     assert "not a zip archive" in message_of(path)
@@ -50,9 +46,7 @@ def test_a_pickle_outside_a_zip_archive_a_file_without_a_dict_and_many_classes_a
     assert "and 22 more" in message_of(path)
 
 
-def test_the_state_of_a_checkpoint_truncated_at_many_positions_is_refused(
-    valid_checkpoint, message_of, refusal_of, write_manifest
-):
+def test_a_state_truncated_at_many_positions_is_refused(valid_checkpoint, message_of, refusal_of, write_manifest):
     content = (valid_checkpoint / STATE).read_bytes()
     manifest = (valid_checkpoint / MANIFEST).read_bytes()
     ckpt = valid_checkpoint.parent / "x.ckpt"
@@ -89,11 +83,6 @@ def archive(entries: dict[str, bytes], compression=zipfile.ZIP_STORED) -> bytes:
         for name, content in entries.items():
             file.writestr(f"archive/{name}", content)
     return buffer.getvalue()
-
-
-def entries_of(state: bytes) -> dict[str, bytes]:
-    with zipfile.ZipFile(io.BytesIO(state)) as file:
-        return {name.partition("/")[2]: file.read(name) for name in file.namelist()}
 
 
 @pytest.fixture
@@ -133,19 +122,13 @@ def test_a_zip_bomb_of_entries_that_overlap_is_refused(refuse_both):
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_entries_outside_the_archive_duplicate_entries_and_data_after_the_archive_are_refused(
-    valid_checkpoint, refuse_both
-):
+def test_entries_outside_the_archive_duplicate_ones_and_data_after_it_are_refused(valid_checkpoint, refuse_both):
     state = (valid_checkpoint / STATE).read_bytes()
-    for name, message in (
-        ("../../x", "outside the archive"),
-        ("/etc/x", "outside the archive"),
-        ("", "duplicate entries"),
-    ):
+    for name in ("../../x", "/etc/x", ""):
         buffer = io.BytesIO(state)
         with zipfile.ZipFile(buffer, "a") as file:
             file.writestr(name or file.namelist()[0], b"another")
-        assert message in refuse_both(buffer.getvalue())
+        assert ("outside the archive" if name else "duplicate entries") in refuse_both(buffer.getvalue())
     refuse_both(archive({"x": bytes(10)}) + b"trailing")
     assert "not a zip archive" in refuse_both(state + b"PK\x05\x06" + bytes(16) + b"\5\0hello")
 
@@ -161,7 +144,8 @@ PICKLES = {
 
 @pytest.mark.parametrize("name", PICKLES)
 def test_a_malformed_pickle_is_refused_in_a_rebuilt_archive(valid_checkpoint, name, refuse_both, write_manifest):
-    entries = entries_of((valid_checkpoint / STATE).read_bytes())
+    with zipfile.ZipFile(valid_checkpoint / STATE) as file:
+        entries = {name.partition("/")[2]: file.read(name) for name in file.namelist()}
     write_manifest(valid_checkpoint, archive(entries))
     assert load(valid_checkpoint)["state_dict"]["w"].tolist() == list(range(64))
     refuse_both(archive({**entries, "data.pkl": PICKLES[name]}))

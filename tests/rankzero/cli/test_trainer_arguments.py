@@ -14,7 +14,6 @@ from lightning.pytorch.plugins.environments import KubeflowEnvironment, Lightnin
 from rankzero import Trainer
 from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, read_arguments
 from rankzero.cli.trainer_arguments import without_replaced
-from rankzero.messages import RequestError
 from running import refusal_of
 
 
@@ -108,5 +107,5 @@ OWN = (type("OwnCheckpointIO", (TorchCheckpointIO,), {}), type("OwnEnvironment",
 
 @pytest.mark.parametrize("kind", [*OWN, KubeflowEnvironment])
 def test_plugins_that_replace_checkpoints_or_launchers_are_refused_by_name(kind):
-    with pytest.raises(RequestError, match=kind.__name__):
-        without_replaced([kind()], {"launcher": "auto", "requeue": "auto"})
+    error = refusal_of(without_replaced, [kind()], {"launcher": "auto", "requeue": "auto"})
+    assert kind.__name__ in error.asked

@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from rankzero.cli.user_classes import CHECKOUT, SOURCES, unknown_class_error
-from rankzero.messages import CannotStart
 from running import fit, fit_in_process, refusal_of, run
 
 BROKEN_FILES = {
@@ -52,9 +51,7 @@ def test_an_error_in_a_users_module_names_its_file_and_line(cwd, monkeypatch, fi
     folder.mkdir()
     (folder / file).write_text(content)
     monkeypatch.syspath_prepend(folder)
-    with pytest.raises(CannotStart) as error:
-        fit_in_process("--model", f"{file.removesuffix('.py')}.Net")
-    message = str(error.value)
+    message = str(refusal_of(fit_in_process, "--model", f"{file.removesuffix('.py')}.Net"))
     assert found in message and "the folder that contains" not in message and "Traceback" not in message
     assert f"asked  --model {file.removesuffix('.py')}.Net" in message and "the same command, after" in message
 

@@ -45,9 +45,8 @@ def test_fit_has_a_default_model_and_default_data_and_alone_stops_at_a_safe_poin
 def test_evaluate_and_predict_have_a_default_split_and_refuse_an_unknown_run(cwd, name, split):
     flags = parse_arguments(COMMANDS[name], [])
     assert flags.arguments == [] and flags.get("split") == split
-    with pytest.raises(RequestError, match="there is no folder") as error:
-        call(name, "--name", "x")
-    assert error.value.asked == f"to {name} --name x" and not list(cwd.iterdir())
+    error = refusal_of(call, name, "--name", "x")
+    assert error.asked == f"to {name} --name x" and "there is no folder" in error.found and not list(cwd.iterdir())
     assert refusal_of(call, name).asked == f"to {name} the newest run"
 
 

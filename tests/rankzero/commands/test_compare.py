@@ -181,8 +181,7 @@ def test_a_comparison_imports_neither_torch_nor_pyplot(tmp_path, runs, modules):
     for name in ("first", "second", "without-curves"):
         add(tmp_path / "runs" / name, curves=None if "-" in name else CURVES)
     code = f"from rankzero.commands.compare import main; assert main({runs}) == 0"
-    out = run_without_importing(*modules, code=code, folder=tmp_path).out
-    assert ("figure: " in out) == (len(runs) > 1)
+    assert ("figure: " in run_without_importing(*modules, code=code, folder=tmp_path).out) == (len(runs) > 1)
 
 
 def test_the_help_of_the_console_command_fits_a_terminal(tmp_path):

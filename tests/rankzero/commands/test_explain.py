@@ -80,16 +80,13 @@ def test_nodes_threads_and_backend_given_by_the_user_are_shown(explain_rows):
     assert rows["threads"] == ["as set by OMP_NUM_THREADS=5"] and rows["backend"] == ["gloo"]
 
 
-MANY = str(PROCESSES_PER_CORE * (os.cpu_count() or 1) + 1)
-
-
 @pytest.mark.parametrize(
     ("arguments", "variables", "found", "detected"),
     [
         ("--nodes 2", {}, "one process on one machine; no launcher's variables are set", False),
         ("--launcher mpi", {}, "none of its variables is set, so this process was not started by mpi", False),
         ("", {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, "no task has been started (SLURM_JOB_ID=1", False),
-        (f"--devices {MANY}", {}, "cores on this machine", True),
+        (f"--devices {PROCESSES_PER_CORE * (os.cpu_count() or 1) + 1}", {}, "cores on this machine", True),
         ("--devices 3", {**STEP, **RANK_ZERO_OF_SLURM}, "slurm started 2 nodes x 2 processes", True),
     ],
 )

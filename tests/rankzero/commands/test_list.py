@@ -101,13 +101,11 @@ def test_damaged_files_are_named_and_hide_no_other_run(root, listing, content):
 
 
 def test_hostile_names_print_no_control_characters_and_no_markup(root, listing):
-    wide = f"wide{'-漢字' * 9}"
-    for name in ("[red]markup", "esc\x1b[31mape", "new\nline", "tab\there", wide):
+    for name in ("[red]markup", "esc\x1b[31mape", "new\nline", "tab\there", f"wide{'-漢字' * 9}"):
         write_run(root / name, None)
     (root / os.fsdecode(b"bytes-\xff")).mkdir()
     (root / os.fsdecode(b"bytes-\xff") / "run.json").write_text("{}")
-    lines = listing()
-    text = "\n".join(lines)
+    text = "\n".join(listing())
     assert text.replace("\n", "").isprintable()
     assert "[red]markup" in text and "esc?[31mape" in text and "new?line" in text and "bytes-?" in text
     assert json.loads("\n".join(listing("--json")))

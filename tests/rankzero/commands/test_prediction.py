@@ -18,7 +18,7 @@ from rankzero.commands.evaluation import output_path
 from rankzero.commands.prediction import PARTS_FOLDER, KeepPredictions, predict, read_split
 from rankzero.commands.prediction_files import merge
 from rankzero.distributed.world import World
-from rankzero.messages import CannotStart, RequestError
+from rankzero.messages import RequestError
 from running import command_of, refusal_of, restore_process_state, weights
 from stock import SILENT
 
@@ -67,9 +67,9 @@ def test_old_predictions_are_replaced_and_other_files_are_kept(run):
 
 
 def test_a_refused_prediction_creates_and_changes_no_files(run, monkeypatch):
-    with pytest.raises(CannotStart, match="no predict_dataloader in Toy or MLP") as error:
-        predict_in_process("--name", "x", "--output", "out")
-    assert error.value.instead == "--split test" and not (run.parent.parent / "out").exists()
+    error = refusal_of(predict_in_process, "--name", "x", "--output", "out")
+    assert (error.found, error.instead) == ("no predict_dataloader in Toy or MLP", "--split test")
+    assert not (run.parent.parent / "out").exists()
     (run.parent.parent / "file").write_text("kept")
     error = refusal_of(predict_in_process, "--name", "x", "--split", "test", "--output", "file")
     assert error.instead.startswith("--output DIR, a folder where you may write")
@@ -138,8 +138,7 @@ def keep(folder, model, *loaders, **arguments):
     """Predicts with a stock Trainer, and returns the callback that stores the predictions in a folder."""
     callback = KeepPredictions(folder, rank=0, world_size=1)
     with restore_process_state():
-        trainer = Trainer(callbacks=[callback], **SILENT)
-        trainer.predict(model, *loaders, return_predictions=False, **arguments)
+        Trainer(callbacks=[callback], **SILENT).predict(model, *loaders, return_predictions=False, **arguments)
     return callback
 
 

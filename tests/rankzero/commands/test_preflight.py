@@ -1,14 +1,11 @@
 import json
 from types import SimpleNamespace
 
-import pytest
-
 from rankzero.cli.arguments import parse_arguments
 from rankzero.commands import preflight
 from rankzero.distributed.world import World
-from rankzero.messages import CannotStart
 from rankzero.preflight.check import CHECK_NAMES
-from running import restore_process_state
+from running import refusal_of, restore_process_state
 
 TOY = ("--model", "MLP", "--data", "Toy")
 
@@ -49,10 +46,8 @@ def test_a_model_whose_step_fails_or_data_that_cannot_be_read_is_not_fit_to_trai
 
 def test_a_json_file_that_cannot_be_written_is_refused_and_an_earlier_one_is_removed(cwd):
     (cwd / "out.json").write_text('{"fit": true}')
-    with pytest.raises(CannotStart):
-        check_in_process("--model", "missing.Model", "--json", "out.json")
+    refusal_of(check_in_process, "--model", "missing.Model", "--json", "out.json")
     assert list(cwd.iterdir()) == []
     (cwd / "file").write_text("")
     for file in ("file/out.json", "."):
-        with pytest.raises(CannotStart, match=f"--json {file}"):
-            check_in_process(*TOY, "--json", file)
+        assert f"--json {file}" in refusal_of(check_in_process, *TOY, "--json", file).asked

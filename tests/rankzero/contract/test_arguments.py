@@ -7,16 +7,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+from lightning.pytorch import callbacks
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.callbacks import (
-    Checkpoint,
-    EarlyStopping,
-    LearningRateMonitor,
-    ModelCheckpoint,
-    ModelSummary,
-    ProgressBar,
-    Timer,
-)
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins import AsyncCheckpointIO, DoublePrecision, TorchCheckpointIO
 from lightning.pytorch.plugins.environments import LightningEnvironment
@@ -43,7 +36,7 @@ class StopAt(pl.Callback):
         trainer.should_stop = trainer.global_step >= self.step
 
 
-KINDS = (Checkpoint, ModelSummary, ProgressBar, Timer)
+KINDS = (callbacks.Checkpoint, callbacks.ModelSummary, callbacks.ProgressBar, callbacks.Timer)
 SHUFFLE, STRATEGY, FILES = "`shuffle=True`", "any strategy", "files lie in"
 GROUP, DEFAULTS = "the loss of a short last group", "Lightning's progress bar"
 SAVES = {"saves": DEFAULTS, "evaluated saves": DEFAULTS}
@@ -72,11 +65,11 @@ CASES = {
         Case(lambda: CSVLogger("csv")), Case(lambda: [CSVLogger("csv"), CSVLogger("b")]),
     ],
     "callbacks": [
-        Case(lambda: EarlyStopping("val", patience=0, min_delta=9.0), {"max_epochs": 9}),
+        Case(lambda: callbacks.EarlyStopping("val", patience=0, min_delta=9.0), {"max_epochs": 9}),
         Case(lambda: [ModelCheckpoint("kept", monitor="val", save_top_k=2)], {"enable_checkpointing": True}, SAVES),
         Case(lambda: [ModelCheckpoint("kept", every_n_train_steps=3)], {"enable_checkpointing": None}, SAVES),
         Case(lambda: [ModelCheckpoint("kept")]),
-        Case(lambda: [LearningRateMonitor("step")], {"logger": lambda: CSVLogger("csv")}),
+        Case(lambda: [callbacks.LearningRateMonitor("step")], {"logger": lambda: CSVLogger("csv")}),
     ],
     "fast_dev_run": [Case(True), Case(2), Case(True, {"logger": None, "enable_checkpointing": None})],
     "max_epochs": [Case(1), Case(0), Case(-1, {"max_steps": 8}), Case(None, {"max_steps": 8})],
