@@ -5,7 +5,6 @@ import pytest
 from rankzero.distributed.timers import TIMERS, Timers
 from running import REPOSITORY
 
-NAMES = [name for name, value in vars(Timers).items() if isinstance(value, float)]
 SOURCES = "".join(file.read_text() for file in (REPOSITORY / "project" / "rankzero").rglob("*.py"))
 
 
@@ -31,7 +30,7 @@ def test_waits_of_which_one_must_exceed_the_other_are_in_order():
     assert [reason for shorter, longer, reason in order if not shorter < longer] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name, value in vars(Timers).items() if isinstance(value, float)])
 def test_every_duration_is_used_and_described(name):
     assert f"TIMERS.{name}" in SOURCES
     assert re.search(rf'^    {name} = [\d.]+\n    """[^"]+[.]"""$', SOURCES, re.MULTILINE)

@@ -85,8 +85,7 @@ def test_receive_returns_none_and_records_a_reason_when_the_connection_ends(pair
 
 
 def test_a_connection_may_have_a_descriptor_above_1023(pair):
-    number = fcntl.fcntl(pair[1].connection, fcntl.F_DUPFD, 1024)
-    with socket.socket(fileno=number) as connection:
+    with socket.socket(fileno=fcntl.fcntl(pair[1].connection, fcntl.F_DUPFD, 1024)) as connection:
         with pytest.raises(ValueError, match="out of range"):
             select.select([connection], [], [], 0)
         pair[0].send({"position": 1})

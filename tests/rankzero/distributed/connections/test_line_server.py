@@ -114,8 +114,7 @@ def test_unidentified_connections_are_closed_after_some_seconds(service, monkeyp
     client = running.client()
     client.send({"position": 1})
     wait_until(lambda: running.received)
-    attackers = [running.connect() for _ in range(5)]
-    for attacker in attackers:
+    for attacker in [running.connect() for _ in range(5)]:
         assert attacker.recv(1000).startswith(b"RANKZERO/3 ")
         assert attacker.recv(1000) == b""
     attacker = running.connect()

@@ -48,13 +48,9 @@ class Truncated(io.BufferedReader):
         return 10 if whence == io.SEEK_END else super().seek(offset, whence)
 
 
-def refuse(in_memory):
-    raise RequestError("the checkpoint x", "truncated", "another one")
-
-
 def receive_errors_and_tensors(coordinator, path):
     """Returns the errors for a truncated and a refused file, and the sum in a file that torch loads."""
-    errors = []
+    errors, refuse = [], Mock(side_effect=RequestError("the checkpoint x", "truncated", "another one"))
     for open_file in (lambda in_memory: (Truncated(), None), refuse):
         with pytest.raises((OSError, RequestError)) as error:
             broadcast_file(open_file, torch.device("cpu"), FITS)

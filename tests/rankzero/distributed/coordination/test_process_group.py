@@ -13,15 +13,7 @@ import pytest
 import torch
 
 from rankzero.distributed.coordination import process_group
-from rankzero.distributed.coordination.process_group import (
-    collective_in_flight,
-    destroy_process_group,
-    disable_watchdog_of_nccl,
-    init_process_group,
-    new_warnings_of_nccl,
-    raising_nccl_errors,
-    wait_for_gloo_threads,
-)
+from rankzero.distributed.coordination.process_group import collective_in_flight, destroy_process_group
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.monitor import InFlight
 from rankzero.distributed.monitoring.stacks import main_thread_frames, waiting_function
@@ -32,19 +24,16 @@ from rankzero.distributed.world import World
 @pytest.fixture(params=[timedelta(seconds=5), None], ids=["timeout", "no timeout"])
 def group(request, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", print)
-    init_process_group(torch.distributed.HashStore(), World(), "gloo", torch.device("cpu"), request.param)
+    process_group.init_process_group(torch.distributed.HashStore(), World(), "gloo", torch.device("cpu"), request.param)
     yield
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
-def test_the_group_has_the_values_of_the_launch_and_the_exception_hook_is_unchanged(group):
+@pytest.mark.parametrize("after_error", [False, True])
+def test_a_gloo_group_has_the_values_of_the_launch_keeps_the_exception_hook_and_is_destroyed(group, after_error):
     assert (torch.distributed.get_rank(), torch.distributed.get_world_size()) == (0, 1)
     assert torch.distributed.get_backend() == "gloo" and sys.excepthook is print
-
-
-@pytest.mark.parametrize("after_error", [False, True])
-def test_a_gloo_group_is_destroyed(group, after_error):
     assert destroy_process_group(after_error)
     assert not torch.distributed.is_initialized()
     assert destroy_process_group(after_error)  # without a group
@@ -63,7 +52,7 @@ def test_torch_reads_that_nccl_errors_are_raised_only_while_the_group_is_created
     monkeypatch.delenv(name, raising=False)
     if setting:
         monkeypatch.setenv(name, setting)
-    with pytest.raises(ZeroDivisionError), raising_nccl_errors():
+    with pytest.raises(ZeroDivisionError), process_group.raising_nccl_errors():
         assert os.environ[name] == "1"
         1 / 0  # noqa: B018
     assert os.environ.get(name) == setting
@@ -84,11 +73,11 @@ def test_a_fork_waits_for_running_threads_of_gloo(monkeypatch, tmp_path):
     monkeypatch.setattr(process_group, "THREADS", tmp_path)
     monkeypatch.setattr(TIMERS, "slow_poll", 1000.0)
     monkeypatch.setattr(process_group.time, "sleep", sleep)
-    wait_for_gloo_threads()
+    process_group.wait_for_gloo_threads()
     assert len(waits) == 3
     (tmp_path / "2" / "stat").write_text("8 (pt_gloo_runloop) R 1")
     monkeypatch.setattr(TIMERS, "slow_poll", 0.0)
-    wait_for_gloo_threads()
+    process_group.wait_for_gloo_threads()
     assert len(waits) <= 4
 
 
@@ -220,14 +209,14 @@ def test_nccl_writes_warnings_to_memory_unless_the_user_has_set_its_variables(mo
     monkeypatch.setattr(torch.distributed, "init_process_group", init)
     monkeypatch.setattr(process_group, "_nccl_log", [])
     variables |= user_set
-    init_process_group(None, World(), "nccl", torch.device("cuda", 0), None)
+    process_group.init_process_group(None, World(), "nccl", torch.device("cuda", 0), None)
     assert {name: variables[name] for name in variables if name.startswith("NCCL_")} == user_set
     if user_set:
         assert found == [{"NCCL_DEBUG": None, "NCCL_DEBUG_FILE": None} | user_set]
     else:
         assert found[0]["NCCL_DEBUG"] == "WARN"
     expected = "" if user_set else "n1:7:7 [0] NCCL WARN no socket interface found\n"
-    assert [new_warnings_of_nccl(), new_warnings_of_nccl()] == [expected, ""]
+    assert [process_group.new_warnings_of_nccl(), process_group.new_warnings_of_nccl()] == [expected, ""]
     assert variables["TORCH_NCCL_ENABLE_TIMING"] == "1"
     for descriptor in process_group._nccl_log:
         os.close(descriptor)
@@ -249,7 +238,7 @@ HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 def test_torchs_watchdog_ends_a_run_only_if_the_user_has_requested_it(variables, before, handling):
     """torchrun sets the variable to 1 in each of its processes."""
     variables |= before
-    disable_watchdog_of_nccl()
+    process_group.disable_watchdog_of_nccl()
     assert variables.get(HANDLING) == handling
     assert variables.get("TORCH_NCCL_RETHROW_CUDA_ERRORS") == ("0" if handling == "0" else None)
 
@@ -266,7 +255,7 @@ def test_a_rank_that_creates_the_process_group_waits_for_the_other_ranks():
     try:
         with pytest.raises(RuntimeError):
             store, world = torch.distributed.HashStore(), World(Launch(world_size=2))
-            init_process_group(store, world, "gloo", torch.device("cpu"), timedelta(seconds=0.5))
+            process_group.init_process_group(store, world, "gloo", torch.device("cpu"), timedelta(seconds=0.5))
     finally:
         is_over.set()
         thread.join()

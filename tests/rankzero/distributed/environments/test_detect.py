@@ -24,14 +24,8 @@ def refusal(environ, launcher="auto", **requested):
 @pytest.mark.parametrize(
     ("variables", "launcher"),
     [
-        *[
-            (LOCAL, "local"),
-            (TORCHRUN, "torchrun"),
-            (OPEN_MPI, "mpi"),
-            (STEP, "slurm"),
-            (PBS_TASK, "pbs"),
-            (ENV, "env"),
-        ],
+        *[(LOCAL, "local"), (TORCHRUN, "torchrun"), (OPEN_MPI, "mpi"), (STEP, "slurm"), (PBS_TASK, "pbs")],
+        (ENV, "env"),
         *[(FLUX, "flux"), (JSRUN | {"MASTER_ADDR": "a"}, "mpi"), (PALS | {"PMI_SIZE": "4", "MASTER_ADDR": "a"}, "mpi")],
     ],
 )
@@ -174,10 +168,8 @@ def test_incomplete_or_invalid_variables_are_refused(variables, missing):
     ("environ", "requested", "found"),
     [
         *[({}, {"node_rank": 0}, "--nodes is not set"), ({}, {"nodes": 2, "address": "a"}, "--node_rank is not set")],
-        *(
-            (environ, {"nodes": 2, "node_rank": 0}, "--master_addr is not set")
-            for environ in ({}, {"MASTER_PORT": "1"})
-        ),
+        ({}, {"nodes": 2, "node_rank": 0}, "--master_addr is not set"),
+        ({"MASTER_PORT": "1"}, {"nodes": 2, "node_rank": 0}, "--master_addr is not set"),
         ({"MASTER_ADDR": "a"}, {"nodes": 2, "node_rank": 0}, "--master_port is not set"),
         ({}, {"nodes": 2, "node_rank": 0, "address": "a"}, "--master_port is not set"),
         ({}, {"nodes": 2, "node_rank": 2, "address": "a", "port": 1}, "not below"),
@@ -196,10 +188,8 @@ def test_without_variables_the_launch_is_one_local_process_and_two_nodes_are_ref
         "or torchrun --nnodes 2 --nproc-per-node 4 ... launch/fit.py ... on each machine",
         "or the same command on each machine with --node_rank 0 (then 1, ...) --master_addr HOST --master_port PORT",
     ]
-
     monkeypatch.setattr("sys.argv", ["train.py"])
-    commands = as_arguments(refusal({}, nodes=2).instead).splitlines()
-    assert commands == [
+    assert as_arguments(refusal({}, nodes=2).instead).splitlines() == [
         "srun --nodes=2 --ntasks-per-node=D python train.py ...",
         "or torchrun --nnodes 2 --nproc-per-node D ... train.py ... on each machine",
         "or the same script on each machine with node_rank=0 (then 1, ...) master_addr=HOST master_port=PORT",

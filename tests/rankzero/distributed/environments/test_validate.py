@@ -3,10 +3,8 @@ import pytest
 from rankzero.cli.arguments import parse_arguments
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
-from rankzero.messages import RequestError
 from running import command_of, refusal_of
 
-FIT = command_of("fit")
 TORCHRUN = Launch(
     launcher="torchrun", evidence="x", world_size=4, num_nodes=2, local_world_size=2, externally_created=True
 )
@@ -15,7 +13,7 @@ MPI = TORCHRUN._replace(launcher="mpi", num_nodes=None)
 
 
 def requested(*arguments):
-    return parse_arguments(FIT, arguments).requested_world
+    return parse_arguments(command_of("fit"), arguments).requested_world
 
 
 def refusal(launch, *arguments):
@@ -63,5 +61,5 @@ def test_local_processes_are_started_only_without_a_launcher():
     assert processes_to_start(requested(), Launch()) == 0
     assert processes_to_start(requested("--devices", "1"), Launch()) == 0
     assert processes_to_start(requested("--devices", "2"), TORCHRUN) == 0
-    with pytest.raises(RequestError, match="cores on this machine"):
-        processes_to_start(requested("--devices", "100000"), Launch())
+    error = refusal_of(processes_to_start, requested("--devices", "100000"), Launch())
+    assert "cores on this machine" in error.found

@@ -8,26 +8,10 @@ import pytest
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring import activity
 from rankzero.distributed.monitoring import monitor as monitor_module
-from rankzero.distributed.monitoring.activity import (
-    BACKWARD,
-    DATA,
-    END,
-    FORWARD,
-    SANITY_CHECK,
-    START,
-    VALIDATION,
-    Activity,
-)
 from rankzero.distributed.monitoring.hangs import describe_hang
 from rankzero.distributed.monitoring.monitor import Heartbeat, InFlight, Monitor
 from rankzero.distributed.monitoring.stacks import WAITING_FUNCTIONS, main_thread_frames, waiting_function
-from rankzero.distributed.monitoring.status import (
-    PauseDetector,
-    ReportSchedule,
-    Status,
-    report_interval,
-    silence_seconds,
-)
+from rankzero.distributed.monitoring.status import PauseDetector, ReportSchedule, Status, report_interval
 from rankzero.distributed.stop_and_failure.exchange import Exchange
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import World
@@ -43,7 +27,7 @@ class Observed:
     def __init__(self, monkeypatch, timeout=20.0, collective=InFlight):
         self.seconds = 100.0
         monkeypatch.setattr("rankzero.distributed.monitoring.activity.monotonic", lambda: self.seconds)
-        self.activity = Activity()
+        self.activity = activity.Activity()
         self.heartbeat = Heartbeat(self.activity, timeout, collective, lambda: self.seconds)
 
     def status_after(self, seconds):
@@ -57,21 +41,21 @@ class Observed:
 def test_only_training_is_limited_and_the_limit_grows_by_its_longest_phase(monkeypatch):
     run = Observed(monkeypatch)
     assert run.status_after(3) is None
-    assert run.status_after(60)[:4] == (0, START, 63.0, 20.0)
-    run.activity.enter(FORWARD)
-    assert run.status_after(8).phase == FORWARD
-    run.activity.enter(DATA)
+    assert run.status_after(60)[:4] == (0, activity.START, 63.0, 20.0)
+    run.activity.enter(activity.FORWARD)
+    assert run.status_after(8).phase == activity.FORWARD
+    run.activity.enter(activity.DATA)
     run.status_after(3)
     assert run.heartbeat.limit == 28
-    run.activity.enter(END)
+    run.activity.enter(activity.END)
     assert run.status_after(60) is None
-    run.activity.enter(DATA)
+    run.activity.enter(activity.DATA)
     run.status_after(1)
     assert run.heartbeat.limit == 28
 
 
-@pytest.mark.parametrize(("phase", "may_take_longer"), [(VALIDATION, True), (SANITY_CHECK, True), (FORWARD, False)])
-def test_the_first_batch_and_each_validation_may_take_longer(monkeypatch, phase, may_take_longer):
+@pytest.mark.parametrize("phase", [activity.VALIDATION, activity.SANITY_CHECK, activity.FORWARD])
+def test_the_first_batch_and_each_validation_may_take_longer(monkeypatch, phase):
     run = Observed(monkeypatch)
     run.activity.enter(activity.HOOK)
     assert run.status_after(1).may_take_longer
@@ -80,24 +64,26 @@ def test_the_first_batch_and_each_validation_may_take_longer(monkeypatch, phase,
     assert run.status_after(1).may_take_longer
     run.activity.begin_batch(1)
     run.activity.enter(phase)
-    assert run.status_after(1).may_take_longer is may_take_longer
+    assert run.status_after(1).may_take_longer is (phase != activity.FORWARD)
 
 
 def test_details_are_determined_only_for_a_long_phase(monkeypatch):
     calls = []
     run = Observed(monkeypatch, collective=lambda: calls.append(1) or InFlight(7, "all_reduce of 3 values"))
-    run.activity.enter(BACKWARD)
+    run.activity.enter(activity.BACKWARD)
     assert run.status_after(3).waits_in == "" and not calls
     status = run.status_after(2)
     assert (status.sequence, status.waits_in) == (7, "all_reduce of 3 values")
 
 
-def test_without_a_record_of_collectives_a_backward_pass_counts_as_waiting(monkeypatch):
-    run = Observed(monkeypatch, collective=Mock(side_effect=NotImplementedError))
-    run.activity.enter(BACKWARD)
-    assert run.status_after(5).waits_in == "a collective"
-    run.activity.enter(FORWARD)
-    assert run.status_after(5).waits_in == ""
+@pytest.mark.parametrize(
+    ("error", "waits_in"), [(NotImplementedError, "a collective"), (RuntimeError("CUDA error: device-side assert"), "")]
+)
+def test_a_backward_pass_waits_without_a_record_of_collectives_but_not_after_an_error(monkeypatch, error, waits_in):
+    run = Observed(monkeypatch, collective=Mock(side_effect=error))
+    for phase, expected in ((activity.START, ""), (activity.BACKWARD, waits_in), (activity.FORWARD, "")):
+        run.activity.enter(phase)
+        assert run.status_after(5).waits_in == expected
 
 
 def test_a_rank_whose_gpu_has_not_begun_the_collective_is_the_cause_of_the_hang(monkeypatch):
@@ -105,10 +91,9 @@ def test_a_rank_whose_gpu_has_not_begun_the_collective_is_the_cause_of_the_hang(
     monkeypatch.setattr(monitor_module, "current_user_position", lambda frames: "train.py:34 in training_step")
     run.activity.begin_batch(812)
     run.activity.begin_batch(813)
-    run.activity.enter(BACKWARD)
-    waiting = Status(813, BACKWARD, 22.0, 20.0, waits_in="all_reduce of 3 values")
-    text = describe_hang({0: waiting, 1: run.status_after(22)}, {}, ["n1", "n2"])
-    assert text.startswith(
+    run.activity.enter(activity.BACKWARD)
+    waiting = Status(813, activity.BACKWARD, 22.0, 20.0, waits_in="all_reduce of 3 values")
+    assert describe_hang({0: waiting, 1: run.status_after(22)}, {}, ["n1", "n2"]).startswith(
         "rank 1 on n2 has been in backward for 22 s at step 813 (train.py:34 in training_step, where the CPU waits for "
         "the GPU); rank 0 in backward"
     )
@@ -117,22 +102,15 @@ def test_a_rank_whose_gpu_has_not_begun_the_collective_is_the_cause_of_the_hang(
 def test_on_one_gpu_the_line_is_where_the_cpu_waits_unless_the_main_thread_waits_for_other_ranks(monkeypatch):
     run = Observed(monkeypatch, collective=lambda: InFlight(awaits_gpu=True))
     monkeypatch.setattr(monitor_module, "current_user_position", lambda frames: "")
-    run.activity.enter(FORWARD)
+    run.activity.enter(activity.FORWARD)
     assert run.status_after(5).position == "the CPU waits for the GPU"
     monkeypatch.setattr(monitor_module, "waiting_function", lambda frames: "an exchange between all ranks")
     assert run.status_after(5)[5:8] == ("an exchange between all ranks", 0, "")
 
 
-def test_an_error_of_the_gpu_does_not_end_the_thread_that_reports(monkeypatch):
-    run = Observed(monkeypatch, collective=Mock(side_effect=RuntimeError("CUDA error: device-side assert triggered")))
-    assert run.status_after(5).waits_in == ""
-    run.activity.enter(FORWARD)
-    assert run.status_after(5).waits_in == ""
-
-
 def test_neither_a_debugger_nor_time_during_which_the_process_was_stopped_counts(monkeypatch):
     run = Observed(monkeypatch)
-    run.activity.enter(FORWARD)
+    run.activity.enter(activity.FORWARD)
     run.status_after(2)
     run.seconds += 3600
     assert run.heartbeat.status().age == 0
@@ -141,12 +119,12 @@ def test_neither_a_debugger_nor_time_during_which_the_process_was_stopped_counts
     assert run.status_after(5).limit is None
 
 
-@pytest.mark.parametrize(("phase", "compiles"), [(FORWARD, True), (activity.CHECKPOINT, False)])
+@pytest.mark.parametrize(("phase", "compiles"), [(activity.FORWARD, True), (activity.CHECKPOINT, False)])
 def test_a_compilation_or_a_checkpoint_is_a_hang_after_five_times_the_limit(monkeypatch, phase, compiles):
     run = Observed(monkeypatch)
     monkeypatch.setattr(monitor_module, "is_compiling", lambda frames: compiles)
     run.activity.enter(phase)
-    waiting = Status(0, BACKWARD, 99.0, 20.0, waits_in="all_reduce of 3 values")
+    waiting = Status(0, activity.BACKWARD, 99.0, 20.0, waits_in="all_reduce of 3 values")
     assert describe_hang({0: run.status_after(99), 1: waiting}, {}, ["n1", "n1"]) == ""
     assert f"rank 0 on n1 has been in {phase}" in describe_hang({0: run.status_after(2), 1: waiting}, {}, ["n1", "n1"])
 
@@ -177,8 +155,8 @@ def test_a_rank_in_an_exchange_waits_for_other_ranks():
 def test_the_interval_grows_with_the_nodes_up_to_a_limit_and_a_rank_may_miss_some_seconds_of_reports():
     seconds = {1: 2, 40: 2, 128: 6.4, 1200: 60, 32768: 60}
     assert {nodes: report_interval(nodes) for nodes in seconds} == seconds
-    assert silence_seconds(2.0) == TIMERS.silence
-    assert silence_seconds(60.0) > 60.0 + 9.0  # the watchdog acts within 9 s
+    assert monitor_module.silence_seconds(2.0) == TIMERS.silence
+    assert monitor_module.silence_seconds(60.0) > 60.0 + 9.0  # the watchdog acts within 9 s
 
 
 @pytest.fixture
@@ -195,7 +173,7 @@ def monitor(clock):
     monitor = Monitor(terminate=lambda cause: None)
     monitor._pauses = PauseDetector(lambda: clock[0])
     monitor.start(30.0, True, InFlight)
-    monitor.activity.enter(FORWARD)
+    monitor.activity.enter(activity.FORWARD)
     monitor.rank_zero_place = "backward at step 7"
     return monitor
 
@@ -226,7 +204,7 @@ def test_rank_zero_may_be_silent_outside_training_and_during_a_pause_of_this_ran
     silence_after(monitor, clock, 1, has_received=True)
     clock[0] += 3600
     assert silence_after(monitor, clock, 30) == []
-    monitor.activity.enter(END)
+    monitor.activity.enter(activity.END)
     assert silence_after(monitor, clock, 100) == []
     monitor.stop()
     assert silence_after(monitor, clock, 100) == []
@@ -234,14 +212,14 @@ def test_rank_zero_may_be_silent_outside_training_and_during_a_pause_of_this_ran
 
 def test_a_rank_has_a_status_only_in_training_and_drops_the_state_of_an_earlier_training(monitor):
     monitor.activity.begin_batch(7)
-    assert monitor.status()[:2] == (7, DATA)
+    assert monitor.status()[:2] == (7, activity.DATA)
     monitor.activity.first_gradient = 0.1
     monitor.slow_ranks[1] = "slow"
     monitor.stop()
     assert monitor.status() is None
     monitor.start(30.0, True, InFlight)
-    activity = monitor.activity
-    assert (activity.step, activity.batches, activity.first_gradient, monitor.slow_ranks) == (0, 0, 0.0, {})
+    found = monitor.activity
+    assert (found.step, found.batches, found.first_gradient, monitor.slow_ranks) == (0, 0, 0.0, {})
 
 
 @pytest.mark.parametrize("stops_run", [True, False])

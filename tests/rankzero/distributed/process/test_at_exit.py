@@ -44,20 +44,11 @@ threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
     ],
     ids=["a command", "a script", "an earlier exit function", "a profiler", "MPI", "an interpreter left open"],
 )
-def test_only_the_teardown_of_modules_is_skipped_and_only_if_it_is_not_needed(
-    tmp_path, options, before, end, has_teardown
-):
+def test_only_a_teardown_that_is_not_needed_is_skipped(tmp_path, options, before, end, has_teardown):
     (tmp_path / "program.py").write_text(PROGRAM.format(before=before, end=end))
-    result = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": SOURCES, **options},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command, environment = [sys.executable, "program.py"], {**os.environ, "PYTHONPATH": SOURCES, **options}
+    streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, timeout=60, **streams)
     assert result.returncode == (0 if "PYTHONINSPECT" in options else 3)
     assert {"thread", "exit function", "garbage deleted"} <= set(result.stdout.splitlines()), result.stderr
     assert (tmp_path / "file").read_text() == "text"

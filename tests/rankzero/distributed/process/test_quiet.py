@@ -41,10 +41,8 @@ def lines(result):
     text = re.sub(r"Finding best initial lr:[^\]]*\]", "\n", result.out + result.err)  # a bar without a newline
     texts = text.replace(str(result.folder), "").splitlines()
     printed = [re.sub(r"[\d.,]+(e-?\d+)?", "#", line).strip() for line in texts if "site-packages" not in line]
-    printed = [
-        line for line in printed if line != "warning(val)" and not line.startswith("Unable to serialize instance")
-    ]
-    return {line for line in printed if line and line[0] not in "|-\u2502\u2500\u250f\u2503\u2521\u2514\u250c"}
+    skipped = ("Unable to serialize instance", *"|-\u2502\u2500\u250f\u2503\u2521\u2514\u250c")
+    return {line for line in printed if line and not line.startswith(skipped)} - {"warning(val)"}
 
 
 @pytest.mark.system

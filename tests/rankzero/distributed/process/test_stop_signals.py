@@ -30,45 +30,32 @@ print(SIGNALS.received)
     assert (result.returncode, result.stdout.split()) == (0, [name, name]), result.stderr
 
 
-def test_a_signal_is_read_while_the_main_thread_is_blocked_outside_python():
-    result = run("""
+PROGRAMS = {
+    "a signal is read while the main thread is blocked outside Python": ("""
 import ctypes
 SIGNALS.subscribe(lambda signum: os._exit(7))
 threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
 mutex = (ctypes.c_long * 8)()
 for _ in range(2):  # the second waits without Python's lock, as a collective does, and no signal ends that
     ctypes.CDLL(None).pthread_mutex_lock(mutex)
-""")
-    assert result.returncode == 7
-
-
-def test_a_subscriber_receives_earlier_signals():
-    result = run("""
+""", 7, ""),
+    "a subscriber receives earlier signals": ("""
 os.kill(os.getpid(), signal.SIGUSR1)
 time.sleep(0.3)
 SIGNALS.subscribe(lambda signum: print(signum.name))
-""")
-    assert result.stdout.split() == ["SIGUSR1"]
-
-
-def test_a_second_ctrl_c_exits_at_once_unless_one_press_arrives_twice():
-    one_press = run("""
+""", 0, "SIGUSR1\n"),
+    "one Ctrl-C may arrive twice": ("""
 for _ in range(2): os.kill(os.getpid(), signal.SIGINT); time.sleep(0.1)
 print("goes on")
-""")
-    assert (one_press.returncode, one_press.stdout.split()) == (0, ["goes", "on"])
-    two_presses = run("""
+""", 0, "goes on\n"),
+    "a second Ctrl-C exits at once": ("""
 TIMERS.same_press = 0.2
 os.kill(os.getpid(), signal.SIGINT)
 time.sleep(0.4)
 os.kill(os.getpid(), signal.SIGINT)
 time.sleep(20)
-""")
-    assert two_presses.returncode == 130
-
-
-def test_forked_processes_restore_the_previous_handlers():
-    result = run("""
+""", 130, ""),
+    "forked processes restore the previous handlers": ("""
 import multiprocessing
 def handlers(queue):
     queue.put([signal.getsignal(signum) == before[signum] for signum in STOP_SIGNALS])
@@ -76,16 +63,18 @@ queue = multiprocessing.get_context("fork").Queue()
 multiprocessing.get_context("fork").Process(target=handlers, args=(queue,)).start()
 print(all(queue.get(timeout=10)))
 print(SIGNALS.received)
-""")
-    assert result.stdout.split() == ["True", "None"], result.stderr
-
-
-def test_waiting_for_other_ranks_ends_soon_after_a_signal():
-    result = run("""
+""", 0, "True\nNone\n"),
+    "waiting for other ranks ends soon after a signal": ("""
 TIMERS.stop_grace = 0.2
 SIGNALS.check_stop_request()
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(0.5)
 SIGNALS.check_stop_request()
-""")
-    assert result.returncode == 75
+""", 75, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "exit_code", "printed"), PROGRAMS.values(), ids=PROGRAMS)
+def test_a_program_handles_its_signals(code, exit_code, printed):
+    result = run(code)
+    assert (result.returncode, result.stdout) == (exit_code, printed), result.stderr

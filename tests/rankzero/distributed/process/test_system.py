@@ -9,15 +9,7 @@ import psutil
 import pytest
 
 from rankzero.distributed.process import system
-from rankzero.distributed.process.system import (
-    available_memory,
-    cpu_quota,
-    format_cpus,
-    parse_cpus,
-    process_namespace,
-    process_state,
-    usable_cores,
-)
+from rankzero.distributed.process.system import cpu_quota, process_state
 
 V1 = "31 23 0:28 / {mount} rw - cgroup cgroup rw,cpu,cpuacct"
 MEMORY = V1.replace("cpu,cpuacct", "memory")
@@ -42,8 +34,8 @@ def write_process_files(tmp_path):
 
 def test_linux_cpu_lists_are_parsed_and_formatted():
     for text, cpus in {"0": {0}, "0-2,8": {0, 1, 2, 8}, "1,3": {1, 3}, "": set()}.items():
-        assert parse_cpus(text) == parse_cpus(f"{text}\n") == cpus and format_cpus(cpus) == text
-    assert format_cpus([9, 0, 1, 2, 11]) == "0-2,9,11"
+        assert system.parse_cpus(text) == system.parse_cpus(f"{text}\n") == cpus and system.format_cpus(cpus) == text
+    assert system.format_cpus([9, 0, 1, 2, 11]) == "0-2,9,11"
 
 
 def test_usable_cores_respect_the_cpu_affinity_and_count_hardware_threads_of_one_core_once(tmp_path, monkeypatch):
@@ -57,7 +49,7 @@ def test_usable_cores_respect_the_cpu_affinity_and_count_hardware_threads_of_one
     system._core_of.cache_clear()
     monkeypatch.setattr(system, "TOPOLOGY", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
-    assert usable_cores() == {0, 1}
+    assert system.usable_cores() == {0, 1}
     system._core_of.cache_clear()
 
 
@@ -103,9 +95,9 @@ def test_processes_under_the_same_quota_report_the_same_cgroup(tmp_path, write_p
 def test_the_memory_limit_of_an_enclosing_cgroup_applies(write_process_files, mount, membership, files, available):
     folder = write_process_files(mount, membership, {**files, "job/memory.stat": STATISTICS})
     if available is None:
-        assert available_memory(folder) > psutil.virtual_memory().total // 100
+        assert system.available_memory(folder) > psutil.virtual_memory().total // 100
     else:
-        assert available_memory(folder) == available
+        assert system.available_memory(folder) == available
 
 
 AS_ANOTHER_USER = """
@@ -130,7 +122,7 @@ def test_the_start_time_equals_psutils_and_the_namespace_is_the_pid_namespace(ch
     for pid in (os.getpid(), child.pid):
         start_time = int(process_state(pid)[1]) / os.sysconf("SC_CLK_TCK") + psutil.boot_time()
         assert start_time == pytest.approx(psutil.Process(pid).create_time(), abs=2)
-    assert process_namespace() == os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+    assert system.process_namespace() == os.readlink("/proc/self/ns/pid")  # noqa: PTH115
 
 
 def test_stopped_zombie_and_missing_processes_are_distinguished(child):
@@ -159,7 +151,7 @@ def test_a_process_name_is_not_mistaken_for_fields(name):
 
 def test_without_proc_only_existence_is_known(monkeypatch, tmp_path, child):
     monkeypatch.setattr(system, "Path", lambda path: tmp_path / path.lstrip("/"))
-    assert process_state(os.getpid()) == process_state(child.pid) == ("", "") and process_namespace() == ""
+    assert process_state(os.getpid()) == process_state(child.pid) == ("", "") and system.process_namespace() == ""
     child.kill()
     child.wait()
     assert process_state(child.pid) is None

@@ -29,10 +29,8 @@ def make_peers(*cores, machines=None, quotas=None):
 
 
 def chosen(peers, rank=0, **environ):
-    local_ranks = sum(peer.boot == peers[rank].boot for peer in peers)
-    launch = Launch(
-        launcher="slurm", rank=rank, world_size=len(peers), local_world_size=local_ranks, externally_created=True
-    )
+    sizes = {"world_size": len(peers), "local_world_size": sum(peer.boot == peers[rank].boot for peer in peers)}
+    launch = Launch(launcher="slurm", rank=rank, externally_created=True, **sizes)
     threads = choose_threads(World(launch, dict(enumerate(peers))), environ)
     return threads.count, threads.reason
 
@@ -124,9 +122,7 @@ def test_the_default_of_a_real_torchrun_is_not_taken_for_the_users_setting(tmp_p
     (tmp_path / "worker.py").write_text(SETTING)
     environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     environ |= {"OMP_NUM_THREADS": user_value} if user_value else {}
-    worker = ["worker.py"]
-    if wrapped:
-        worker = ["--no-python", "sh", "-c", f"{sys.executable} worker.py; true"]
+    worker = ["--no-python", "sh", "-c", f"{sys.executable} worker.py; true"] if wrapped else ["worker.py"]
     command = [str(INTERPRETER_BIN / "torchrun"), "--standalone", "--nproc-per-node", "2", *worker]
     result = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60)
     lines = sorted(line for line in result.stdout.splitlines() if line.startswith("rank "))

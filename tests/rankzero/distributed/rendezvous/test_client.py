@@ -68,9 +68,7 @@ def test_processes_without_a_leader_connect_themselves(two_nodes, join, accepted
 
 @pytest.mark.parametrize("factor", [0.5, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("late", [1, 5])
-def test_a_refusal_reaches_all_processes_of_all_nodes_also_one_that_connects_later(
-    two_nodes, join, late, scale_timers, factor
-):
+def test_a_refusal_reaches_all_processes_of_all_nodes_also_a_late_one(two_nodes, join, late, scale_timers, factor):
     """One on rank zero's node, and one on the node of the wrong process."""
     scale_timers(factor)
     two_nodes[4] = two_nodes[4]._replace(world_size=9)
@@ -152,9 +150,8 @@ def test_a_leader_serves_the_processes_of_several_containers(launches, join, mon
 
 
 def test_a_closed_port_means_that_torchruns_rank_zero_has_ended(launches, join):
-    rank = launches(2, nodes=2)[1]._replace(launcher="torchrun", uses_agent_store=True, local_world_size=1)
     with pytest.raises(AnotherRankFailed, match="rank 0 has ended: nothing listens at 127.0.0.1:"):
-        join(rank)
+        join(launches(2, nodes=2)[1]._replace(launcher="torchrun", uses_agent_store=True, local_world_size=1))
 
 
 @pytest.mark.parametrize("nodes", [1, 2], ids=["rank zero", "leader"])

@@ -21,11 +21,9 @@ def tasks(*positions):
 
 def assigned(members, index=0):
     """Returns the completed launch and the known processes of one process, as rank zero determines them."""
-    this_peer = members[index]
-    launch = WORLD._replace(
-        rank=this_peer.rank, world_size=len(members), node_rank=this_peer.node_rank, local_rank=this_peer.local_rank
-    )
-    world = world_of_rank_zero(launch, this_peer, assign_ranks(members))
+    own = members[index]
+    launch = WORLD._replace(rank=own.rank, world_size=len(members), node_rank=own.node_rank, local_rank=own.local_rank)
+    world = world_of_rank_zero(launch, own, assign_ranks(members))
     return world.launch, list(world.peers.values())
 
 

@@ -6,20 +6,12 @@ import sys
 
 import pytest
 
+from rankzero import messages
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring.activity import SANITY_CHECK
 from rankzero.distributed.stop_and_failure import error_reporter
 from rankzero.distributed.stop_and_failure.error_reporter import RANK_VARIABLES, acquire_host_lock, is_reporting_rank
-from rankzero.messages import (
-    AnotherRankFailed,
-    CannotStart,
-    Exit,
-    RequestError,
-    RunError,
-    mark_advice,
-    mark_place,
-    mark_reported,
-)
+from rankzero.messages import AnotherRankFailed, CannotStart, Exit, RequestError, RunError
 
 HOST = socket.gethostname()
 JOB = f"job of process {os.getpid()}"
@@ -221,12 +213,12 @@ def test_a_failure_report_names_the_rank_and_the_cause(capsys, pauses, error, la
 
 def test_an_error_of_the_sanity_check_names_its_flag_and_an_error_reported_elsewhere_is_not_printed(capsys, pauses):
     error = KeyError("x")
-    mark_place(error, SANITY_CHECK)
+    messages.mark_place(error, SANITY_CHECK)
     error_reporter.report_error(error, Launch())
     place = "in the sanity check before training, which --trainer.num_sanity_val_steps 0 skips\n"
     assert capsys.readouterr().err.endswith(place) and pauses == []
     error = RuntimeError(str(LOST))
-    mark_reported(error)
+    messages.mark_reported(error)
     assert error_reporter.report_error(error, RANK_1) is Exit.FAILED
     assert capsys.readouterr().err == "" and pauses == [1]
 
@@ -238,6 +230,6 @@ def test_the_report_of_an_error_ends_with_its_advice(capsys, pauses):
     assert "failed with the error above.\n  The line above is where the error of the GPU was noticed" in printed
     assert "With the environment variable CUDA_LAUNCH_BLOCKING=1, the traceback ends at that line\n" in printed
     error = RuntimeError("CUDA out of memory")
-    mark_advice(error, "type --max_device_batch_size 16")
+    messages.mark_advice(error, "type --max_device_batch_size 16")
     error_reporter.report_error(error, Launch())
     assert capsys.readouterr().err.endswith("failed with the error above.\n  type --max_device_batch_size 16\n")

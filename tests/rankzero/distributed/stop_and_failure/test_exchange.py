@@ -11,7 +11,6 @@ from rankzero.messages import AnotherRankFailed, RequestError
 from running import on_each_rank
 
 SIZE = 5
-LONGER = "to wait longer, add --start_timeout 4"
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def test_values_for_an_exchange_that_cannot_have_begun_are_ignored(ranks):
 def test_the_first_missing_rank_is_named_on_all_ranks(ranks, missing):
     present = [member for member in ranks if member.world.rank not in (missing, SIZE - 1)]
     errors = on_each_rank(present, decide(len, 0.3))
-    text = f"rank {missing} on a was still starting after 0.3 s; {LONGER}"
+    text = f"rank {missing} on a was still starting after 0.3 s; to wait longer, add --start_timeout 4"
     assert [str(error) for error in errors] == [text] * len(present)
     assert all(isinstance(error, AnotherRankFailed) for error in errors)
 

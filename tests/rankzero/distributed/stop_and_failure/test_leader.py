@@ -46,8 +46,7 @@ def test_a_lost_rank_is_named_on_all_other_ranks(nodes, lost):
     nodes.ranks[lost].close()
     for rank in nodes.ranks:
         if rank.rank != lost:
-            message = rank.next("failed")
-            cause, *others = message["failed"]
+            cause, *others = rank.next("failed")["failed"]
             assert cause.startswith(f"rank {lost} on {'aabb'[lost]} was lost (") and others == [0, False]
 
 

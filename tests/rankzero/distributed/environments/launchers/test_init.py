@@ -10,7 +10,6 @@ from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld
 from rankzero.distributed.environments.launchers import LAUNCHERS
 from rankzero.distributed.stop_and_failure.error_reporter import RANK_VARIABLES
-from rankzero.messages import RequestError
 from recorded import ENV, FLUX, OPEN_MPI, PBS_TASK, STEP, TORCHRUN
 from running import REPOSITORY, refusal_of
 
@@ -37,5 +36,5 @@ def test_every_launcher_has_a_command_to_type_and_rank_variables_that_the_error_
 
 @pytest.mark.parametrize("name", [name for name in OTHER_LAUNCHERS if name != "pbs"])
 def test_launcher_local_is_refused_in_one_of_several_processes(name):
-    with pytest.raises(RequestError, match="each would start a separate run"):
-        detect(RequestedWorld(launcher="local"), environ=RECORDED[name])
+    error = refusal_of(detect, RequestedWorld(launcher="local"), RECORDED[name])
+    assert "each would start a separate run" in error.found

@@ -6,7 +6,7 @@ from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import pbs
 from rankzero.distributed.environments.validate import check_world
-from rankzero.messages import RequestError
+from running import refusal_of
 
 SCRIPT = {"PBS_JOBID": "0.pbs1", "PBS_TASKNUM": "1", "PBS_NODENUM": "0", "PBS_NODEFILE": "/var/spool/pbs/aux/0.pbs1"}
 TASKS = [("0", "00000002"), ("0", "00000003"), ("1", "20000001"), ("1", "20000002")]
@@ -71,10 +71,9 @@ def test_chunks_packed_on_one_host_are_one_machine(mom):
     mom.write_text("pbs1\n" * 4)
     launch = detect(TWO_NODES, task(0, ""))
     assert (launch.shape, launch.address) == ("1 node x 4 processes", "127.0.0.1")
-    with pytest.raises(RequestError) as error:
-        check_world(TWO_NODES, launch)
-    assert error.value.found.startswith("pbs started 1 node x 4 processes")
-    assert error.value.instead == (
+    error = refusal_of(check_world, TWO_NODES, launch)
+    assert error.found.startswith("pbs started 1 node x 4 processes")
+    assert error.instead == (
         "--nodes 1 --devices 4, or omit both\n"
         "or qsub -l select=2:ncpus=2:mpiprocs=2 -l place=scatter ..., for other tasks"
     )
