@@ -34,8 +34,7 @@ def read_config(command: Command, path: str) -> tuple[str, dict[str, Any], dict[
         translated[name] = _with_class_path(command, name, value) if name in ("model", "data") else value
     for flag in command.flags:
         for name in {flag.name, *flag.aliases} & translated.keys():
-            value = translated.pop(name)
-            if value is not None:
+            if (value := translated.pop(name)) is not None:
                 try:
                     _put(translated, flag.lightning_key or flag.name, flag.value(str(value)))
                 except RequestError as error:

@@ -123,8 +123,7 @@ def refuses_wrong_settings(initialize: Callable[..., None]) -> Callable[..., Non
 
 
 def _check_names(call: str, named: Mapping[str, Any], names: Sequence[str]) -> None:
-    unknown = [name for name in named if name not in names]
-    if unknown:
+    if unknown := [name for name in named if name not in names]:
         similar = [name for name in (_similar(name, names) for name in unknown) if name]
         raise WrongArgumentError(
             f"{call}({', '.join(f'{name}=...' for name in unknown)})",
@@ -141,8 +140,7 @@ def _similar(name: str, names: Sequence[str]) -> str | None:
 
 
 def _check_values(call: str, values: Mapping[str, Any], names: Sequence[str]) -> None:
-    model = values.get("model")
-    if model is not None:
+    if (model := values.get("model")) is not None:
         check_base(call, type(model))
         if not isinstance(getattr(model, "_orig_mod", model), pl.LightningModule):  # `torch.compile` wraps a model
             found = f"`model` must be a `LightningModule` or a compiled one, got `{type(model).__qualname__}`"

@@ -58,8 +58,7 @@ def import_failure(requested: str, error: BaseException | None) -> RequestError 
     for cause in reversed(list(_causes(error))):
         if isinstance(cause, ImportError) and (file := hidden_file(cause.name or "")):
             return hidden_file_error(requested, cause.name or "", file)
-        location = _location(cause)
-        if location is None:
+        if (location := _location(cause)) is None:
             continue
         file, line = location
         text = (linecache.getline(file, line) or "").strip()

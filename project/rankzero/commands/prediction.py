@@ -147,8 +147,7 @@ class KeepPredictions(Callback):
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        samples = self._samples(outputs, batch_idx, dataloader_idx)
-        if samples:
+        if samples := self._samples(outputs, batch_idx, dataloader_idx):
             self.writers[dataloader_idx].add(samples, outputs)
 
     def _samples(self, outputs: Any, batch_idx: int, dataloader_idx: int) -> list[int]:

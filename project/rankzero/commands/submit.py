@@ -107,8 +107,7 @@ def _act(action: str, command_line: CommandLine) -> int:
         raise RequestError(" ".join([action, *names, *other]), found, instead)
     given = command_line.values
     root = working_folder() / (given.get("root") or read_site(given.get("site")).get("root", "runs"))
-    record = read_record(root, names[0])
-    if record is None:
+    if (record := read_record(root, names[0])) is None:
         raise _unknown_run(action, names[0], root)
     if action == "log":
         reader = LogReader(root, record.name, record.array is not None, skip=False)
