@@ -104,8 +104,7 @@ def perform_handshake(
         raise WrongListenerError("") from None
     if greeting is None:
         return False
-    challenge = parse_greeting(greeting, world_id)
-    if challenge is None:
+    if (challenge := parse_greeting(greeting, world_id)) is None:
         raise WrongListenerError(greeting.decode(errors="replace").strip())
     nonce, line = hello(challenge, secret)
     connection.send_line(line)

@@ -133,8 +133,7 @@ def load_key(name: str, create: bool) -> tuple[bytes, Path]:
     Raises:
         NoKeyError: The key cannot be used, or it does not exist and is not created.
     """
-    folder = config_folder()
-    if folder is None:
+    if (folder := config_folder()) is None:
         raise NoKeyError("the user has no home directory (HOME is not set)")
     path = folder / name
     try:

@@ -217,23 +217,20 @@ class LineServer:
     def _receive(self, connection: ServedConnection) -> tuple[ServedConnection, list[Message] | None] | None:
         if not connection.has_said_hello:
             is_open = connection.read_available()
-            line = connection.pop_line()
-            if line is not None:
+            if (line := connection.pop_line()) is not None:
                 is_open = self._answer_hello(connection, line) and is_open
             if not is_open:
                 self.disconnect(connection)
                 return None
             if not connection.has_said_hello:
                 return None
-        messages = connection.receive(0)
-        if messages is None:
+        if (messages := connection.receive(0)) is None:
             self.disconnect(connection)
         return (connection, messages) if messages or messages is None else None
 
     def _answer_hello(self, connection: ServedConnection, line: bytes) -> bool:
         """Answers the first line of a client; returns False if the client is refused."""
-        answer = answer_to_hello(connection.challenge, line, self.secret)
-        if answer is None:
+        if (answer := answer_to_hello(connection.challenge, line, self.secret)) is None:
             return False
         text, session_keys = answer
         if session_keys is None and self.secret and not connection.is_local and len(self.wrong_keys) < _MAX_WRONG_KEYS:

@@ -52,9 +52,10 @@ def broadcast_file(
         return opened or open_file(False)
     content = content or bytearray(size)
     for start in range(0, size, CHUNK_BYTES):
-        _broadcast(
-            torch.frombuffer(content, dtype=torch.uint8, offset=start, count=min(CHUNK_BYTES, size - start)), device
-        )
+        part = torch.frombuffer(content, dtype=torch.uint8, offset=start, count=min(CHUNK_BYTES, size - start))
+        sent = part.to(device) if dist.get_backend() == "nccl" else part
+        dist.broadcast(sent, src=0)
+        part.copy_(sent)
     return io.BufferedReader(_MemoryFile(memoryview(content))), value
 
 
@@ -67,16 +68,6 @@ def _read(file: BinaryIO, size: int) -> bytearray | memoryview:
         if (count := file.readinto(content)) != size:  # type: ignore[attr-defined]
             raise OSError(f"only {count} of {size} bytes could be read")
     return content
-
-
-def _broadcast(part: torch.Tensor, device: torch.device) -> None:
-    """Sends a tensor in CPU memory from rank zero to all ranks."""
-    if dist.get_backend() != "nccl":
-        dist.broadcast(part, src=0)
-        return
-    on_device = part.to(device)
-    dist.broadcast(on_device, src=0)
-    part.copy_(on_device)
 
 
 class _MemoryFile(io.RawIOBase):

@@ -181,8 +181,7 @@ def _is_capturing() -> bool:
 
     Compiled models capture on another stream, in a mode that permits calls of other threads.
     """
-    stream = torch.cuda.graph.default_capture_stream
-    if stream is None:
+    if (stream := torch.cuda.graph.default_capture_stream) is None:
         return False
     with torch.cuda.stream(stream):
         return torch.cuda.is_current_stream_capturing()

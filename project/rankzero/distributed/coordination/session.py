@@ -137,8 +137,7 @@ class Session:
 def _open_script_session(requested: RequestedWorld) -> Session:
     launch = detect(requested)
     check_world(requested, launch)
-    count = processes_to_start(requested, launch) or processes_for_gpus(requested, launch)
-    if count:
+    if count := processes_to_start(requested, launch) or processes_for_gpus(requested, launch):
         _check_can_start(count)
         print_notice(f"starting {count} process{'es' * (count > 1)} of {Path(sys.argv[0]).name or 'this program'}")
     try:

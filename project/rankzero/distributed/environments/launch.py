@@ -114,8 +114,7 @@ class Variables:
 
     def find(self, name: str) -> str | None:
         """Returns the value of a variable; None if it is unset or empty."""
-        value = self._environ.get(name) or None
-        if value is not None:
+        if (value := self._environ.get(name) or None) is not None:
             self.recorded[name] = value
         return value
 
@@ -136,8 +135,7 @@ class Variables:
         Raises:
             KeyError: The variable is unset or empty.
         """
-        value = self.find(name)
-        if value is None:
+        if (value := self.find(name)) is None:
             raise KeyError(name)
         return value
 
@@ -148,8 +146,7 @@ class Variables:
             KeyError: The variable is unset or empty.
             ValueError: The value is not an integer of 0 or more.
         """
-        value = self.find_number(name)
-        if value is None:
+        if (value := self.find_number(name)) is None:
             raise KeyError(name)
         return value
 

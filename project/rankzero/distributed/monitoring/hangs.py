@@ -84,8 +84,7 @@ def _waiting_parts(waiting: Mapping[int, Status]) -> list[str]:
 def _describe_waiting(waiting: Mapping[int, Status], hosts: Sequence[str]) -> str:
     """Describes a hang in which every rank that is training waits."""
     parts = "; ".join(_waiting_parts(waiting))
-    others = set(range(len(hosts))) - set(waiting)
-    if others:
+    if others := set(range(len(hosts))) - set(waiting):
         return f"{parts}, for {ranks_text(others)}, which {'is' if len(others) == 1 else 'are'} not training"
     if len({(status.sequence, status.waits_in) for status in waiting.values()}) > 1:
         return f"the ranks wait for one another in different collectives: {parts}"

@@ -71,7 +71,6 @@ def _user_frames(trace: traceback.TracebackException) -> list[str]:
 
 def _without_libraries(text: str) -> str:
     """Leaves out the frames of libraries and of Rankzero from the traceback that the text of an error contains."""
-    files = [frame["file"] for frame in _FRAME.finditer(text)]
-    if not any(map(is_user_file, files)):
+    if not any(is_user_file(frame["file"]) for frame in _FRAME.finditer(text)):
         return text
     return _FRAME.sub(lambda frame: frame[0] if is_user_file(frame["file"]) else "", text)

@@ -186,8 +186,7 @@ class RankZeroSearch:
                     leader.introduce_new(connection)
                     connection.flush()
                     SIGNALS.check_stop_request()
-                messages = connection.receive(0 if leader else seconds, only_first=True)
-                if messages is None:
+                if (messages := connection.receive(0 if leader else seconds, only_first=True)) is None:
                     return None
                 if messages:
                     closing.pop_all()

@@ -49,14 +49,8 @@ class RendezvousServer:
     process with the key takes precedence over it. It is not admitted at all if a process on another machine knows the
     key.
 
-    Args:
-        launch: The position of this process among all processes.
-        this_peer: The description of this process.
-        listeners: The listening sockets: the one of the rendezvous, and possibly one for local processes.
-        deadline: Time, in seconds of `time.monotonic`, at which the wait ends.
-        timeout: The seconds from the start of the wait to `deadline`, for messages.
-        key: The key of this process.
-        requires_key: Whether only processes that know the key are admitted.
+    `listeners` are the socket of the rendezvous, and possibly one for local processes. See `RankZeroSearch` for the
+    other arguments; `requires_key` states whether only processes that know the key are admitted.
 
     Attributes:
         key_problem: Why the run is not authenticated, once `wait` has returned; empty if it is.

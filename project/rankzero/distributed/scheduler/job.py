@@ -56,8 +56,7 @@ def end_of_allocation(
     Runs the scheduler's programs, which may take seconds; only rank zero should call. `warn` prints a message if the
     scheduler does not answer; None prints none.
     """
-    job = current_job(launch, environ)
-    if job is None:
+    if (job := current_job(launch, environ)) is None:
         return None
     end = _slurm_end(job, warn) if job.scheduler == "slurm" else _pbs_end(job, warn)
     return end if end is not None and end > time.time() else None
@@ -119,8 +118,7 @@ def _pbs_end(job: Job, warn: Warn | None) -> float | None:
         walltime = attributes.get("Resource_List.walltime", "")
         if not _is_duration(walltime):
             return None
-        start = _seconds_since_1970(attributes.get("stime", ""))
-        if start is not None:
+        if (start := _seconds_since_1970(attributes.get("stime", ""))) is not None:
             return start + parse_duration(walltime)
     return None
 

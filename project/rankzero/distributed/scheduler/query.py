@@ -24,8 +24,7 @@ class Answer:
 
 def run_program(*command: str) -> Answer:
     """Runs a scheduler's program with times in UTC and without the user's `SQUEUE_*` settings for squeue's output."""
-    program = find_program(command[0])
-    if program is None:
+    if (program := find_program(command[0])) is None:
         return Answer(False, "not found on PATH")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     environment["TZ"] = "UTC0"

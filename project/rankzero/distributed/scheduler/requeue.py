@@ -17,8 +17,7 @@ def requeue(launch: Launch, run: str = "NAME", environ: Mapping[str, str] | None
     Returns:
         A message for the user; empty outside a job, and in an interactive job, where the user types the next command.
     """
-    job = current_job(launch, environ)
-    if job is None:
+    if (job := current_job(launch, environ)) is None:
         return ""
     return _requeue_slurm(job, run) if job.scheduler == "slurm" else _requeue_pbs(job, run)
 
@@ -38,8 +37,7 @@ def _requeue_slurm(job: Job, run: str) -> str:
     # A job at its time limit is COMPLETING too, but it was not canceled.
     if state != "RUNNING" and reason != "TimeLimit":
         return f"job {job.id} is {state}, so it was probably canceled: it is not requeued"
-    answer = run_program("scontrol", "requeue", job.id)
-    if answer.ok:
+    if (answer := run_program("scontrol", "requeue", job.id)).ok:
         return f"job {job.id} is requeued; Slurm's line 'CANCELLED ... DUE TO JOB REQUEUE' is expected"
     script = re.search(r" Command=(/.*?) WorkDir=", job_record.text)
     return _refused(job, "scontrol requeue", answer.text, f"sbatch {script[1] if script else 'JOB_SCRIPT'}", run)
@@ -49,11 +47,9 @@ def _requeue_pbs(job: Job, run: str) -> str:
     """Reruns a PBS job; most servers permit this only to operators."""
     if job.variables.find("PBS_ENVIRONMENT") == "PBS_INTERACTIVE":
         return ""
-    state = qstat_attributes(job).get("job_state", "R")
-    if state != "R":
+    if (state := qstat_attributes(job).get("job_state", "R")) != "R":
         return f"job {job.id} is in state {state}: it is about to end, and is not requeued"
-    answer = run_program("qrerun", job.id)
-    if answer.ok:
+    if (answer := run_program("qrerun", job.id)).ok:
         return f"job {job.id} is requeued"
     return _refused(job, "qrerun", answer.text, "qsub JOB_SCRIPT", run)
 

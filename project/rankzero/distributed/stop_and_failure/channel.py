@@ -204,8 +204,7 @@ class ControlChannel:
         """
         self._early_exit.close()
         self._is_exiting = self._is_finished = True
-        served = self._server or self._node_leader
-        if served:
+        if served := self._server or self._node_leader:
             served.finish(TIMERS.poll if self._failure_received.is_set() else TIMERS.leave)
         self._send({"leaving": True})
         if served:
