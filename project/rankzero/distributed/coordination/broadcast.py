@@ -55,7 +55,8 @@ def broadcast_file(
         part = torch.frombuffer(content, dtype=torch.uint8, offset=start, count=min(CHUNK_BYTES, size - start))
         sent = part.to(device) if dist.get_backend() == "nccl" else part
         dist.broadcast(sent, src=0)
-        part.copy_(sent)
+        if sent is not part:
+            part.copy_(sent)
     return io.BufferedReader(_MemoryFile(memoryview(content))), value
 
 
