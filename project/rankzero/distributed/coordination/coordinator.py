@@ -21,10 +21,9 @@ from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.client import listen_as_leader
 from rankzero.distributed.rendezvous.errors import UNAUTHENTICATED_ADVICE
 from rankzero.distributed.rendezvous.listening import listening_address
-from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.distributed.stop_and_failure.leader import Link
-from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.timers import TIMERS, Progress
 from rankzero.distributed.torch_inside import HashStore, PrefixStore, Store, TCPStore
 from rankzero.distributed.world import Peer, World
 from rankzero.messages import (

@@ -28,12 +28,11 @@ from rankzero.distributed.rendezvous.errors import (
     wrong_listener_error,
 )
 from rankzero.distributed.rendezvous.listening import listen_for_ranks, reject_clients
-from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.rendezvous.ranks import read_view, world_of_rank_zero
 from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.distributed.stop_and_failure.leader import Link, NodeLeader
 from rankzero.distributed.stop_and_failure.protocol import FROM_SERVER, read
-from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.timers import TIMERS, Progress
 from rankzero.distributed.world import Peer, World
 from rankzero.messages import AnotherRankFailed, RequestError
 

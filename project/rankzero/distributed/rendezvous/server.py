@@ -22,11 +22,10 @@ from rankzero.distributed.rendezvous.errors import (
     missing_processes_error,
     world_size_error,
 )
-from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.rendezvous.ranks import assign_ranks, node_views
 from rankzero.distributed.stop_and_failure.leader import Link
 from rankzero.distributed.stop_and_failure.protocol import FROM_LEADER, FROM_RANK, read
-from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.timers import TIMERS, Progress
 from rankzero.distributed.world import Peer
 from rankzero.messages import RequestError, few
 

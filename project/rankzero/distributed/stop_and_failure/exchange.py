@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any
 
 from rankzero.distributed.connections.line_connection import Message
-from rankzero.distributed.rendezvous.progress import Progress
-from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.timers import TIMERS, Progress
 from rankzero.distributed.world import World
 from rankzero.messages import AnotherRankFailed, RequestError
 

@@ -11,10 +11,9 @@ from rankzero.distributed.connections.line_server import LineServer, ServedConne
 from rankzero.distributed.monitoring.hangs import HangDetector
 from rankzero.distributed.monitoring.slow_ranks import SlowRankDetector
 from rankzero.distributed.monitoring.status import Status, report_interval, silence_seconds
-from rankzero.distributed.rendezvous.progress import Progress
 from rankzero.distributed.stop_and_failure.exchange import Exchange
 from rankzero.distributed.stop_and_failure.protocol import FROM_LEADER, FROM_RANK, read
-from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.timers import TIMERS, Progress
 from rankzero.distributed.world import World
 from rankzero.messages import print_error
 
