@@ -34,7 +34,7 @@ _MAX_ITEMS = 100
 """Number of items of a container that are searched; a list of a million numbers contains no tensor."""
 
 _OWN = (
-    *("user_loader", "_reader", "_broadcast", "_shares", "_reading", "_to_device"),
+    *("user_loader", "_reader", "_broadcast", "_shares", "_reading", "_to_device", "stream"),
     *("batch_sampler", "_iterator", "__class__"),
 )
 
@@ -61,7 +61,7 @@ class ManagedLoader(DataLoader[Any]):
         self._shares: deque[Share] = deque()
         self._reading: Callable[[], Any] = lambda: None
         self._to_device: DeviceCopies | None = None
-        self.__class__ = _managed_class(type(loader))  # type: ignore[arg-type]
+        self.__class__ = managed_class(type(loader), ManagedLoader)  # type: ignore[arg-type]
         is_batched = loader.batch_sampler is not None
         seeded_dataset = SeededDataset(loader.dataset, loader.collate_fn is default_collate, is_batched)
         self._reader = copy.copy(loader)
@@ -188,11 +188,9 @@ class ManagedLoader(DataLoader[Any]):
 
 
 @lru_cache
-def _managed_class(loader_class: type["DataLoader[Any]"]) -> type[ManagedLoader]:
-    """Returns a subclass of both `ManagedLoader` and the loader class `loader_class`."""
-    if loader_class is DataLoader:
-        return ManagedLoader
-    return type(f"Ordered{loader_class.__name__}", (ManagedLoader, loader_class), {})
+def managed_class(loader_class: type["DataLoader[Any]"], base: type[ManagedLoader]) -> type[ManagedLoader]:
+    """Returns a subclass of both `base` and the user's loader class."""
+    return base if loader_class is DataLoader else type(f"Ordered{loader_class.__name__}", (base, loader_class), {})
 
 
 def read_ahead(dataset: SeededDataset, batches: Iterator[Positions], key: int) -> Iterator[Any]:

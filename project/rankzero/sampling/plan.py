@@ -12,6 +12,7 @@ from rankzero.sampling.batch_sampler import ElasticBatchSampler, EvaluationBatch
 from rankzero.sampling.drawn_order import DrawnOrder, divided_by, draws_from, has_run_order, loader_properties
 from rankzero.sampling.fingerprint import changes, check_same_data, fingerprint
 from rankzero.sampling.loader import Collate, ManagedLoader
+from rankzero.sampling.stream import Stream, StreamLoader
 from rankzero.sampling.workers import PrepareWorker
 
 
@@ -39,9 +40,11 @@ class SamplingPlan:
         kept_data: Fingerprint of the checkpoint's training data, see `fingerprint`; None after the check.
         kept_sizes: Global batch sizes that a resumed run keeps, one per training loader.
         kept_draws: States of the `DrawnOrder`s that a resumed run keeps, one per training loader.
+        kept_streams: States of the `streams` that a resumed run keeps.
         training_orders: Orders of the training loaders that Rankzero manages.
         data: Fingerprint of the training data.
         evaluation_orders: Orders of the evaluation loaders that Rankzero manages.
+        streams: The training loaders of torch's class whose order Rankzero does not manage.
         unmanaged_loaders: Number of training loaders whose order Rankzero does not manage.
         loads_training: Whether training loaders are being set up; None if the loop does not specify it.
         is_uneven: Whether some rank evaluates more samples than another.
@@ -63,7 +66,9 @@ class SamplingPlan:
     kept_data: Mapping[str, str] | None = field(default=None, init=False)
     kept_sizes: list[int] = field(default_factory=list, init=False)
     kept_draws: list[Any] = field(default_factory=list, init=False)
+    kept_streams: list[Any] = field(default_factory=list, init=False)
     training_orders: list[ElasticBatchSampler] = field(default_factory=list, init=False)
+    streams: list[Stream] = field(default_factory=list, init=False)
     data: dict[str, str] = field(default_factory=dict, init=False)
     evaluation_orders: list[EvaluationBatchSampler] = field(default_factory=list, init=False)
     unmanaged_loaders: int = field(default=0, init=False)
@@ -83,9 +88,9 @@ class SamplingPlan:
 
     def forget_loaders(self) -> None:
         """Forgets the loaders of an earlier `fit`, before the loaders of the next one are wrapped."""
-        self.training_orders, self.unmanaged_loaders, self.start_positions = [], 0, []
+        self.training_orders, self.streams, self.unmanaged_loaders, self.start_positions = [], [], 0, []
         self.data, self.kept_data, self.kept_sizes, self._loader_sizes = {}, None, [], {}
-        self.kept_draws = []
+        self.kept_draws, self.kept_streams = [], []
 
     @property
     def counted_order(self) -> ElasticBatchSampler | None:
@@ -99,6 +104,7 @@ class SamplingPlan:
         broadcast: Callable[[Any], Any] = lambda value: value,
         padded_for: str | None = None,
         gather: Callable[[Any], list[Any]] | None = None,
+        stream: Callable[..., StreamLoader] | None = None,
     ) -> object:
         """Returns a loader that reads in the run's order, or `loader` itself if the user's code defines another order.
 
@@ -109,8 +115,9 @@ class SamplingPlan:
         """
         if isinstance(loader, ManagedLoader):  # returned by `trainer.train_dataloader`
             loader = loader.user_loader
-        if training and self.training_orders and self.training_orders[0].has_started:  # Lightning reloads the loaders
-            self.training_orders, self.unmanaged_loaders, self.data = [], 0, {}
+        sources: list[Any] = [*self.training_orders, *self.streams]
+        if training and any(source.has_started for source in sources):  # Lightning reloads the loaders
+            self.training_orders, self.streams, self.unmanaged_loaders, self.data = [], [], 0, {}
         reason = self._unmanaged_reason(loader, training)
         if self.world_size > 1 and gather:
             properties = loader_properties(loader, training, reason)
@@ -119,15 +126,19 @@ class SamplingPlan:
             if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, PrepareWorker):
                 loader.worker_init_fn = PrepareWorker(loader.worker_init_fn)
                 loader.collate_fn = Collate(loader.collate_fn)
-            if training:
-                self.unmanaged_loaders += 1
-                self._pad(padded_for)
             rank_zero_warn(
                 f"rankzero: {reason} decides the order of the {'training' if training else 'evaluation'} samples: "
                 "Rankzero does not guarantee that each sample is used exactly once"
-                + f". Each of the {self.world_size} processes must read other samples, in the same number of batches"
+                + f". Each of the {self.world_size} processes must read other samples"
                 * (self.world_size > 1)
             )
+            if training:
+                if stream and isinstance(loader, DataLoader):
+                    managed = stream(loader, self.rank, self.seed, self._kept_stream(loader))
+                    self.streams.append(managed.stream)
+                    loader = managed
+                self.unmanaged_loaders += 1
+                self._pad(padded_for)
             return loader
         assert isinstance(loader, DataLoader)
         gather = gather or (lambda value: [value] * self.world_size)
@@ -137,6 +148,24 @@ class SamplingPlan:
         if training:
             self._pad(padded_for)
         return ManagedLoader(loader, batches, broadcast)
+
+    def _kept_stream(self, loader: "DataLoader[Any]") -> dict[str, Any] | None:
+        """Returns the state of the next stream if a checkpoint was saved within an epoch."""
+        kept = dict(*self.kept_streams[len(self.streams) :][:1])
+        if not kept.get("batches"):
+            return None
+        readers = "{} processes with {} loader processes each"
+        requested = readers.format(self.world_size, loader.num_workers)
+        if requested == (found := readers.format(*kept["readers"])):
+            return kept
+        if self.accept_changed_data:
+            return None
+        raise RequestError(
+            f"to resume with {requested}",
+            f"{found} have read {kept['batches']:,} batches of epoch {kept['epoch'] + 1}, and only they can continue: "
+            f"{type(loader.dataset).__name__} itself divides its samples",
+            f"the same numbers, or --accept_changed data, to read the stream from its beginning, or {_NEW_RUN}",
+        )
 
     def _unmanaged_reason(self, loader: object, training: bool) -> str | None:
         """Returns a description of the code that defines the loader's order; None if Rankzero can manage the order."""
@@ -202,8 +231,9 @@ class SamplingPlan:
         if not padded_for:
             return
         has_empty_batches = any(order.has_empty_batches() for order in self.training_orders)
-        for order in self.training_orders:
-            order.is_padded = True
+        sources: list[Any] = [*self.training_orders, *self.streams]
+        for source in sources:
+            source.is_padded = True
         if has_empty_batches:
             rank_zero_warn(
                 "rankzero: some steps have fewer samples than there are processes, but each process needs a "

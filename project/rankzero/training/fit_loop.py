@@ -199,7 +199,8 @@ class FitLoop(stock.FitLoop):
         super().on_advance_end()
         self.epoch_loop.share_stop()
         if not self.is_trial:
-            self.plan.start_positions, self.plan.kept_draws = [], []  # further loaders start at the beginning
+            # Further loaders start at the beginning.
+            self.plan.start_positions, self.plan.kept_draws, self.plan.kept_streams = [], [], []
         if not is_complete:
             return
         order = self.plan.order

@@ -1,6 +1,7 @@
 """Lightning's strategies with the run's order of samples and with steps in which some rank has no sample."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.nn import Parameter
 
@@ -19,6 +21,7 @@ from rankzero.messages import RequestError, RunError
 from rankzero.sampling.batch_sampler import EVEN_SHARE, ElasticBatchSampler, Share
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
+from rankzero.sampling.stream import StreamLoader
 from rankzero.training.hooks import LoopHooks
 from rankzero.training.lightning_inside import overrides
 from rankzero.training.saved_state.from_directory import with_keys_of
@@ -57,7 +60,12 @@ class RunStrategy(Strategy):
         loads_training = self.plan.loads_training  # a finder loads validation data while the stage is training
         is_training = trainer.state.stage is RunningStage.TRAINING if loads_training is None else loads_training
         padded_for = self._feature_needing_samples() if is_training else None
-        loader = self.plan.wrap(dataloader, is_training, self.broadcast, padded_for, self.gather)
+        stream: Any = partial(
+            StreamLoader, epoch=lambda: trainer.current_epoch, gather=self.gather, begin_gather=self.begin_gather_rows
+        )
+        if is_param_in_hook_signature(self._module.training_step, "dataloader_iter", explicit=True):
+            stream = None  # the ranks need not read as many batches
+        loader = self.plan.wrap(dataloader, is_training, self.broadcast, padded_for, self.gather, stream)
         if isinstance(loader, ManagedLoader) and self.root_device.type == "cuda":
             transfers = [(owner, hook) for owner in (self._module, trainer.datamodule) for hook in EARLY_TRANSFER_HOOKS]  # type: ignore[attr-defined]
             copies = not any(overrides(*transfer, LightningModule) for transfer in transfers)

@@ -84,11 +84,11 @@ class Throughput(LoopCallback):
 
     def on_batch_done(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
         orders = self.plan.training_orders
-        orders = [] if any(order.counts_batches for order in orders) else orders
+        counts_batches = any(order.counts_batches for order in orders)
         share = getattr(trainer.strategy, "share", EVEN_SHARE)  # set for each batch by Rankzero's strategies
-        if orders and share is not EVEN_SHARE:
+        if share is not EVEN_SHARE and not counts_batches:
             count = share.total
-        elif orders:
+        elif orders and not counts_batches:
             count = sum(order.samples_in(batch_idx) for order in orders)
         else:  # a user's order: assume that all ranks have as many samples as this rank
             count = (batch_size(batch) or 0) * trainer.world_size

@@ -100,8 +100,14 @@ class SampleLedger(LoopCallback):
         if any(order.drawn for order in self.plan.training_orders):
             checkpoint["draws"] = [order.drawn and order.drawn.state() for order in self.plan.training_orders]
 
+        if self.plan.streams:
+            loop = fit_loop_of(trainer)
+            # Lightning counts an epoch that `max_steps` has cut short as done.
+            is_within_epoch = loop.is_within_epoch or not loop.epoch_loop.is_complete
+            checkpoint["streams"] = [stream.state(is_within_epoch) for stream in self.plan.streams]
+
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.plan.kept_draws = checkpoint.get("draws", [])
+        self.plan.kept_draws, self.plan.kept_streams = checkpoint.get("draws", []), checkpoint.get("streams", [])
         if saved := checkpoint.get("ledger"):
             self._entries = list(saved["statements"])
             self._ledger = Ledger(saved["sums"]) if self.plan.rank == 0 else Ledger()

@@ -1,0 +1,291 @@
+"""DataLoader of a stream: the user's code decides which samples each rank reads, and in which order."""
+
+import copy
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain, count, pairwise
+from time import monotonic
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.data import sized_len
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from rankzero.distributed.devices import GatheredRows
+from rankzero.messages import RunError, few, print_notice
+from rankzero.sampling import generators
+from rankzero.sampling.batch_sampler import EVEN_SHARE, Share
+from rankzero.sampling.loader import ManagedLoader, batch_size, empty_batch_like, managed_class
+from rankzero.sampling.permutation import draw_key
+from rankzero.sampling.workers import blocked_signals
+
+DIGEST_BYTES = 2**20
+"""Bytes of each tensor of a batch that are compared between ranks."""
+
+DIVISIONS = {
+    "datasets": "datasets.distributed.split_dataset_by_node(dataset, trainer.global_rank, trainer.world_size)",
+    "webdataset": "WebDataset(..., nodesplitter=webdataset.split_by_node, workersplitter=webdataset.split_by_worker)",
+}
+"""Package -> what divides its streams among the ranks."""
+
+_END = object()
+
+
+class StreamLoader(ManagedLoader):
+    """DataLoader that reads what the user's loader reads.
+
+    Before the ranks train on a batch, they begin to gather how many samples each of them has. A rank whose data has
+    ended takes part in the steps of the others with an empty batch, or with its last batch again if `is_padded`.
+
+    A run that resumes within an epoch loads the state of the loader or of its data set. If they have none, it reads
+    again, and discards, what the epoch has trained on.
+
+    Args:
+        loader: The user's loader.
+        rank: Rank of this process.
+        seed: Seed, with rank and epoch, of the random numbers that the data set draws.
+        kept: The `state` of a checkpoint; None for a run that does not resume within an epoch.
+        epoch: Returns the current epoch.
+        gather: Returns the values of all ranks.
+        begin_gather: Begins to gather a row of each rank.
+    """
+
+    def __init__(
+        self,
+        loader: "DataLoader[Any]",
+        rank: int,
+        seed: int,
+        kept: dict[str, Any] | None,
+        epoch: Callable[[], int],
+        gather: Callable[[Any], list[Any]],
+        begin_gather: Callable[[Tensor], GatheredRows],
+    ) -> None:
+        # Does not call ManagedLoader.__init__, because the user's loader decides the order.
+        vars(self).update(vars(loader))
+        self.user_loader, self._reader = loader, copy.copy(loader)
+        vars(self._reader)["generator"] = loader.generator or torch.Generator()
+        self.stream = Stream(self._reader, loader.generator is None, rank, seed, kept, epoch, gather, begin_gather)
+        self.__class__ = managed_class(type(loader), StreamLoader)  # type: ignore[arg-type, assignment]
+
+    def read_for(self, device: torch.device, copies: bool, channels_last: bool = False) -> None:
+        """Does nothing: Lightning copies these batches to a GPU."""
+
+    @property
+    def sampler(self) -> Any:  # type: ignore[override]
+        return self.user_loader.sampler
+
+    def __len__(self) -> int:
+        """Returns the number of batches of the rank that has the most."""
+        if self.stream.length is None:
+            raise TypeError(f"{type(self.dataset).__name__} has no length")
+        return self.stream.length
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Returns this rank's batches. All ranks must read in lockstep."""
+        return iter(self.stream)
+
+    @property
+    def prepared_batches(self) -> int | None:
+        return None
+
+    def next_share(self) -> Share:
+        return self.stream.next_share()
+
+
+class Stream:
+    """The batches of a `StreamLoader`, and the position of this rank in them.
+
+    Attributes:
+        length: Number of batches of the rank that has the most; None if unknown.
+        is_padded: Whether each rank needs a sample in each step.
+        has_started: Whether a batch was read.
+    """
+
+    def __init__(
+        self,
+        reader: "DataLoader[Any]",
+        seeds_workers: bool,
+        rank: int,
+        seed: int,
+        kept: dict[str, Any] | None,
+        epoch: Callable[[], int],
+        gather: Callable[[Any], list[Any]],
+        begin_gather: Callable[[Tensor], GatheredRows],
+    ) -> None:
+        self._reader, self._rank, self._seed, self._kept = reader, rank, seed, kept
+        self._next_epoch, self._gather, self._begin_gather = epoch, gather, begin_gather
+        lengths = gather(sized_len(reader))
+        self.length: int | None = None if None in lengths else max(lengths)
+        self._world_size, self.is_padded, self.has_started, self._has_warned = len(lengths), False, False, False
+        self._seeds_workers = seeds_workers
+        owners = (reader,) if reader.num_workers else (reader, reader.dataset)
+        self._stateful: Any = next((owner for owner in owners if hasattr(owner, "state_dict")), None)
+        self._epoch, self._batches, self._state = 0, 0, None
+        self._read_ahead: deque[tuple[GatheredRows | None, int, Any]] = deque()
+        """Of each batch that is not trained on yet: the samples of all ranks, its number and the state after it."""
+        self._digests: list[str] | None = None if kept else []
+        """Of the first batch of each loader process, until the ranks have compared them."""
+
+    @property
+    def name(self) -> str:
+        """Class of the data set."""
+        return type(self._reader.dataset).__name__
+
+    def __iter__(self) -> Iterator[Any]:
+        reader, kept, self._kept = self._reader, self._kept, None
+        self._epoch, skipped = (kept["epoch"], kept["batches"]) if kept else (self._next_epoch(), 0)
+        self.has_started, self._batches, self._read_ahead = True, 0, deque()
+        for each in (reader.dataset, reader.sampler, getattr(reader.batch_sampler, "sampler", None)):
+            if callable(set_epoch := getattr(each, "set_epoch", None)):
+                set_epoch(self._epoch)
+        key = draw_key(self._seed, self._epoch, self._rank)
+        if self._seeds_workers:
+            torch.empty((), dtype=torch.int64).random_()  # a DataLoader draws its seed like this
+            reader.generator.manual_seed(key % 2**63)
+        if kept and kept["states"] and self._stateful:
+            self._stateful.load_state_dict(kept["states"][self._rank])
+            skipped = 0
+        if reader.num_workers:
+            with blocked_signals():
+                unread: Iterator[Any] = iter(reader)
+        else:
+            unread = _with_own_generators(reader, key)
+        batches = self._read(unread, skipped, kept["batches"] if kept else 0)
+        if self.length is not None and self._world_size > 1:  # Lightning reads ahead only without a length
+            return (batch for batch, _ in pairwise(chain(batches, [None])))
+        return batches
+
+    def _read(self, batches: Iterator[Any], skipped: int, first: int) -> Iterator[Any]:
+        if skipped:
+            self._skip(batches, skipped)
+        last, has_ended = None, False
+        for number in count(first + 1):
+            batch = _END if has_ended else next(batches, _END)
+            has_ended = batch is _END
+            samples = 0 if has_ended or batch is None else batch_size(batch) or 1
+            if size := self._reader.batch_size:
+                samples = min(samples, size)  # the batch may begin with a tensor that has several rows per sample
+            rows = None
+            if self._world_size > 1:
+                weight = samples if size else samples > 0  # the data set makes the batches: each counts the same
+                rows = self._begin_gather(torch.tensor([weight, samples, not has_ended]))
+            if self._digests is not None:
+                self._compare_first("" if has_ended else _digest(batch))
+            if not samples:
+                weights, _, continued = rows.wait().T if rows else torch.tensor([[0], [0], [not has_ended]])
+                if not continued.any():
+                    return
+                if not weights.any():  # a collate function has returned None on all ranks that have data
+                    yield None
+                    continue
+                batch = self._without_samples(last)
+            else:
+                last = batch
+            state = copy.deepcopy(self._stateful.state_dict()) if self._stateful else None
+            self._read_ahead.append((rows, number, state))
+            yield batch
+
+    def next_share(self) -> Share:
+        """Returns this rank's share of the next batch, in the order in which batches were read."""
+        if not self._read_ahead:
+            return EVEN_SHARE
+        rows, self._batches, self._state = self._read_ahead.popleft()
+        if rows is None:
+            return EVEN_SHARE
+        weights, samples, _ = rows.wait().T.tolist()
+        weight = weights[self._rank] * self._world_size / sum(weights)
+        has_empty_rank = not all(weights) and not self.is_padded
+        return Share(samples[self._rank], sum(samples), weight, weight, has_empty_rank)
+
+    def state(self, is_within_epoch: bool) -> dict[str, Any]:
+        """Returns what a resumed run needs. All ranks must call."""
+        batches = self._batches if is_within_epoch else 0
+        states = self._gather(self._state) if batches and self._stateful else []
+        readers = [self._world_size, self._reader.num_workers]
+        return {"epoch": self._epoch, "batches": batches, "states": states, "readers": readers}
+
+    def _skip(self, batches: Iterator[Any], number: int) -> None:
+        began, text = monotonic(), f"{number:,} batches of {self.name} that epoch {self._epoch + 1} has trained on"
+        if self._rank == 0:
+            print_notice(f"reading again, without training, the {text} ...")
+        for _ in range(number):
+            if next(batches, _END) is _END:  # the data of this rank ended earlier than that of others
+                break
+        if self._rank == 0:
+            print_notice(f"read again the {text}, in {monotonic() - began:.1f} s")
+
+    def _without_samples(self, last: Any) -> Any:
+        """Returns the batch of a rank that has no sample left, given its last batch, or None if it never had one."""
+        if not self.is_padded:
+            return [] if last is None else empty_batch_like(last)
+        if last is None:
+            raise RunError(f"rank {self._rank} has no batch of {self.name}, but each process needs one")
+        if not self._has_warned:
+            self._has_warned = True
+            rank_zero_warn(
+                f"rankzero: {self.name} has fewer batches on some rank, but each process needs a sample in each step: "
+                "the last batch of this rank is read more than once"
+            )
+        return last
+
+    def _compare_first(self, digest: str) -> None:
+        """Warns of loader processes that read the same first batch. All ranks must call."""
+        assert self._digests is not None
+        self._digests.append(digest)
+        workers = self._reader.num_workers
+        if len(self._digests) < workers:
+            return
+        digests, self._digests = self._gather(self._digests), None
+        readers: dict[str, list[str]] = {}
+        for rank, of_rank in enumerate(digests):
+            for worker, each in enumerate(of_rank):
+                readers.setdefault(each, []).append(f"rank {rank}" + f" (worker {worker})" * (workers > 1))
+        readers.pop("", None)  # without data
+        same = max(readers.values(), key=len, default=[])
+        if len(same) > 1:
+            package = type(self._reader.dataset).__module__.partition(".")[0]
+            otherwise = "in __iter__, itertools.islice(samples, rank * workers + worker, None, world_size * workers)"
+            rank_zero_warn(
+                f"rankzero: the first batch of {self.name} is the same on {few(same)}: all of them seem to read the "
+                f"same samples. To divide the samples: {DIVISIONS.get(package, otherwise)}"
+            )
+
+
+def _with_own_generators(reader: "DataLoader[Any]", key: int) -> Iterator[Any]:
+    """Reads in this process, with generators that nothing else draws from, unless the first batch draws nothing."""
+    outer = generators.get_states()
+    generators.seed(key)
+    seeded, batches = generators.get_states(), None
+    while True:
+        try:
+            batches = iter(reader) if batches is None else batches
+            batch, own = next(batches, _END), generators.get_states()
+            draws = generators.have_changed_since(seeded)
+        finally:
+            generators.set_states(outer)
+        if batch is _END:
+            return
+        yield batch
+        if not draws:
+            yield from batches
+            return
+        outer = generators.get_states()
+        generators.set_states(own)
+
+
+def _digest(batch: Any) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+
+    def add(leaf: Any) -> None:
+        if isinstance(leaf, Tensor):
+            data = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)[:DIGEST_BYTES]
+            digest.update(data.numpy().tobytes())
+        else:
+            digest.update(str(leaf).encode())
+
+    apply_to_collection(batch, (Tensor, str, int, float), add)
+    return digest.hexdigest()
