@@ -12,7 +12,6 @@ from rankzero.sampling.batch_sampler import ElasticBatchSampler, EvaluationBatch
 from rankzero.sampling.drawn_order import DrawnOrder, divided_by, draws_from, has_run_order, loader_properties
 from rankzero.sampling.fingerprint import changes, check_same_data, fingerprint
 from rankzero.sampling.loader import Collate, ManagedLoader
-from rankzero.sampling.stream import Stream, StreamLoader
 from rankzero.sampling.workers import PrepareWorker
 
 
@@ -44,7 +43,7 @@ class SamplingPlan:
         training_orders: Orders of the training loaders that Rankzero manages.
         data: Fingerprint of the training data.
         evaluation_orders: Orders of the evaluation loaders that Rankzero manages.
-        streams: The training loaders of torch's class whose order Rankzero does not manage.
+        streams: The `Stream` of each training loader of torch's class whose order Rankzero does not manage.
         unmanaged_loaders: Number of training loaders whose order Rankzero does not manage.
         loads_training: Whether training loaders are being set up; None if the loop does not specify it.
         is_uneven: Whether some rank evaluates more samples than another.
@@ -68,7 +67,7 @@ class SamplingPlan:
     kept_draws: list[Any] = field(default_factory=list, init=False)
     kept_streams: list[Any] = field(default_factory=list, init=False)
     training_orders: list[ElasticBatchSampler] = field(default_factory=list, init=False)
-    streams: list[Stream] = field(default_factory=list, init=False)
+    streams: list[Any] = field(default_factory=list, init=False)
     data: dict[str, str] = field(default_factory=dict, init=False)
     evaluation_orders: list[EvaluationBatchSampler] = field(default_factory=list, init=False)
     unmanaged_loaders: int = field(default=0, init=False)
@@ -104,7 +103,7 @@ class SamplingPlan:
         broadcast: Callable[[Any], Any] = lambda value: value,
         padded_for: str | None = None,
         gather: Callable[[Any], list[Any]] | None = None,
-        stream: Callable[..., StreamLoader] | None = None,
+        stream: "Callable[[DataLoader[Any], Any], Any] | None" = None,
     ) -> object:
         """Returns a loader that reads in the run's order, or `loader` itself if the user's code defines another order.
 
@@ -115,7 +114,7 @@ class SamplingPlan:
         """
         if isinstance(loader, ManagedLoader):  # returned by `trainer.train_dataloader`
             loader = loader.user_loader
-        sources: list[Any] = [*self.training_orders, *self.streams]
+        sources = [*self.training_orders, *self.streams]
         if training and any(source.has_started for source in sources):  # Lightning reloads the loaders
             self.training_orders, self.streams, self.unmanaged_loaders, self.data = [], [], 0, {}
         reason = self._unmanaged_reason(loader, training)
@@ -134,7 +133,7 @@ class SamplingPlan:
             )
             if training:
                 if stream and isinstance(loader, DataLoader):
-                    managed = stream(loader, self.rank, self.seed, self._kept_stream(loader))
+                    managed = stream(loader, self._kept_stream(loader))
                     self.streams.append(managed.stream)
                     loader = managed
                 self.unmanaged_loaders += 1
@@ -231,7 +230,7 @@ class SamplingPlan:
         if not padded_for:
             return
         has_empty_batches = any(order.has_empty_batches() for order in self.training_orders)
-        sources: list[Any] = [*self.training_orders, *self.streams]
+        sources = [*self.training_orders, *self.streams]
         for source in sources:
             source.is_padded = True
         if has_empty_batches:

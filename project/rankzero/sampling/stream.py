@@ -36,39 +36,12 @@ _END = object()
 
 
 class StreamLoader(ManagedLoader):
-    """DataLoader that reads what the user's loader reads.
+    """DataLoader that reads what the user's loader reads, see `Stream`."""
 
-    Before the ranks train on a batch, they begin to gather how many samples each of them has. A rank whose data has
-    ended takes part in the steps of the others with an empty batch, or with its last batch again if `is_padded`.
-
-    A run that resumes within an epoch loads the state of the loader or of its data set. If they have none, it reads
-    again, and discards, what the epoch has trained on.
-
-    Args:
-        loader: The user's loader.
-        rank: Rank of this process.
-        seed: Seed, with rank and epoch, of the random numbers that the data set draws.
-        kept: The `state` of a checkpoint; None for a run that does not resume within an epoch.
-        epoch: Returns the current epoch.
-        gather: Returns the values of all ranks.
-        begin_gather: Begins to gather a row of each rank.
-    """
-
-    def __init__(
-        self,
-        loader: "DataLoader[Any]",
-        rank: int,
-        seed: int,
-        kept: dict[str, Any] | None,
-        epoch: Callable[[], int],
-        gather: Callable[[Any], list[Any]],
-        begin_gather: Callable[[Tensor], GatheredRows],
-    ) -> None:
+    def __init__(self, loader: "DataLoader[Any]", stream: "Stream") -> None:
         # Does not call ManagedLoader.__init__, because the user's loader decides the order.
         vars(self).update(vars(loader))
-        self.user_loader, self._reader = loader, copy.copy(loader)
-        vars(self._reader)["generator"] = loader.generator or torch.Generator()
-        self.stream = Stream(self._reader, loader.generator is None, rank, seed, kept, epoch, gather, begin_gather)
+        self.user_loader, self.stream, self._reader = loader, stream, stream.reader
         self.__class__ = managed_class(type(loader), StreamLoader)  # type: ignore[arg-type, assignment]
 
     def read_for(self, device: torch.device, copies: bool, channels_last: bool = False) -> None:
@@ -97,9 +70,25 @@ class StreamLoader(ManagedLoader):
 
 
 class Stream:
-    """The batches of a `StreamLoader`, and the position of this rank in them.
+    """The batches of a loader whose order is the user's, and the position of this rank in them.
+
+    Before the ranks train on a batch, they begin to gather how many samples each of them has. A rank whose data has
+    ended takes part in the steps of the others with an empty batch, or with its last batch again if it `is_padded`.
+
+    A run that resumes within an epoch loads the state of the loader or of its data set. If they have none, it reads
+    again, and discards, what the epoch has trained on.
+
+    Args:
+        loader: The user's loader.
+        rank: Rank of this process.
+        seed: Seed, with rank and epoch, of the random numbers that the data set draws.
+        kept: The `state` of a checkpoint; None for a run that does not resume within an epoch.
+        epoch: Returns the current epoch.
+        gather: Returns the values of all ranks.
+        begin_gather: Begins to gather a row of each rank.
 
     Attributes:
+        reader: Copy of the loader that reads.
         length: Number of batches of the rank that has the most; None if unknown.
         is_padded: Whether each rank needs a sample in each step.
         has_started: Whether a batch was read.
@@ -107,8 +96,7 @@ class Stream:
 
     def __init__(
         self,
-        reader: "DataLoader[Any]",
-        seeds_workers: bool,
+        loader: "DataLoader[Any]",
         rank: int,
         seed: int,
         kept: dict[str, Any] | None,
@@ -116,16 +104,18 @@ class Stream:
         gather: Callable[[Any], list[Any]],
         begin_gather: Callable[[Tensor], GatheredRows],
     ) -> None:
-        self._reader, self._rank, self._seed, self._kept = reader, rank, seed, kept
+        self.reader, self._rank, self._seed, self._kept = copy.copy(loader), rank, seed, kept
         self._next_epoch, self._gather, self._begin_gather = epoch, gather, begin_gather
-        lengths = gather(sized_len(reader))
+        self._seeds_workers = loader.generator is None
+        if self._seeds_workers:
+            vars(self.reader)["generator"] = torch.Generator()
+        lengths = gather(sized_len(loader))
         self.length: int | None = None if None in lengths else max(lengths)
         self._world_size, self.is_padded, self.has_started, self._has_warned = len(lengths), False, False, False
-        self._seeds_workers = seeds_workers
-        owners = (reader,) if reader.num_workers else (reader, reader.dataset)
+        owners = (self.reader,) if loader.num_workers else (self.reader, loader.dataset)
         self._stateful: Any = next((owner for owner in owners if hasattr(owner, "state_dict")), None)
         self._epoch, self._batches, self._state = 0, 0, None
-        self._read_ahead: deque[tuple[GatheredRows | None, int, Any]] = deque()
+        self._read_ahead: deque[tuple[GatheredRows, int, Any]] = deque()
         """Of each batch that is not trained on yet: the samples of all ranks, its number and the state after it."""
         self._digests: list[str] | None = None if kept else []
         """Of the first batch of each loader process, until the ranks have compared them."""
@@ -133,10 +123,10 @@ class Stream:
     @property
     def name(self) -> str:
         """Class of the data set."""
-        return type(self._reader.dataset).__name__
+        return type(self.reader.dataset).__name__
 
     def __iter__(self) -> Iterator[Any]:
-        reader, kept, self._kept = self._reader, self._kept, None
+        reader, kept, self._kept = self.reader, self._kept, None
         self._epoch, skipped = (kept["epoch"], kept["batches"]) if kept else (self._next_epoch(), 0)
         self.has_started, self._batches, self._read_ahead = True, 0, deque()
         for each in (reader.dataset, reader.sampler, getattr(reader.batch_sampler, "sampler", None)):
@@ -167,16 +157,14 @@ class Stream:
             batch = _END if has_ended else next(batches, _END)
             has_ended = batch is _END
             samples = 0 if has_ended or batch is None else batch_size(batch) or 1
-            if size := self._reader.batch_size:
+            if size := self.reader.batch_size:
                 samples = min(samples, size)  # the batch may begin with a tensor that has several rows per sample
-            rows = None
-            if self._world_size > 1:
-                weight = samples if size else samples > 0  # the data set makes the batches: each counts the same
-                rows = self._begin_gather(torch.tensor([weight, samples, not has_ended]))
+            weight = samples if size else samples > 0  # the data set makes the batches: each counts the same
+            rows = self._begin_gather(torch.tensor([weight, samples, not has_ended]))
             if self._digests is not None:
                 self._compare_first("" if has_ended else _digest(batch))
             if not samples:
-                weights, _, continued = rows.wait().T if rows else torch.tensor([[0], [0], [not has_ended]])
+                weights, _, continued = rows.wait().T
                 if not continued.any():
                     return
                 if not weights.any():  # a collate function has returned None on all ranks that have data
@@ -194,7 +182,7 @@ class Stream:
         if not self._read_ahead:
             return EVEN_SHARE
         rows, self._batches, self._state = self._read_ahead.popleft()
-        if rows is None:
+        if self._world_size == 1:
             return EVEN_SHARE
         weights, samples, _ = rows.wait().T.tolist()
         weight = weights[self._rank] * self._world_size / sum(weights)
@@ -205,7 +193,7 @@ class Stream:
         """Returns what a resumed run needs. All ranks must call."""
         batches = self._batches if is_within_epoch else 0
         states = self._gather(self._state) if batches and self._stateful else []
-        readers = [self._world_size, self._reader.num_workers]
+        readers = [self._world_size, self.reader.num_workers]
         return {"epoch": self._epoch, "batches": batches, "states": states, "readers": readers}
 
     def _skip(self, batches: Iterator[Any], number: int) -> None:
@@ -236,7 +224,7 @@ class Stream:
         """Warns of loader processes that read the same first batch. All ranks must call."""
         assert self._digests is not None
         self._digests.append(digest)
-        workers = self._reader.num_workers
+        workers = self.reader.num_workers
         if len(self._digests) < workers:
             return
         digests, self._digests = self._gather(self._digests), None
@@ -247,7 +235,7 @@ class Stream:
         readers.pop("", None)  # without data
         same = max(readers.values(), key=len, default=[])
         if len(same) > 1:
-            package = type(self._reader.dataset).__module__.partition(".")[0]
+            package = type(self.reader.dataset).__module__.partition(".")[0]
             otherwise = "in __iter__, itertools.islice(samples, rank * workers + worker, None, world_size * workers)"
             rank_zero_warn(
                 f"rankzero: the first batch of {self.name} is the same on {few(same)}: all of them seem to read the "

@@ -1,7 +1,6 @@
 """Lightning's strategies with the run's order of samples and with steps in which some rank has no sample."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.utils.data import DataLoader
 
 from rankzero.distributed.coordination.process_group import init_process_group
 from rankzero.distributed.devices import GatheredRows
@@ -21,7 +21,7 @@ from rankzero.messages import RequestError, RunError
 from rankzero.sampling.batch_sampler import EVEN_SHARE, ElasticBatchSampler, Share
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.sampling.stream import StreamLoader
+from rankzero.sampling.stream import Stream, StreamLoader
 from rankzero.training.hooks import LoopHooks
 from rankzero.training.lightning_inside import overrides
 from rankzero.training.saved_state.from_directory import with_keys_of
@@ -60,11 +60,9 @@ class RunStrategy(Strategy):
         loads_training = self.plan.loads_training  # a finder loads validation data while the stage is training
         is_training = trainer.state.stage is RunningStage.TRAINING if loads_training is None else loads_training
         padded_for = self._feature_needing_samples() if is_training else None
-        stream: Any = partial(
-            StreamLoader, epoch=lambda: trainer.current_epoch, gather=self.gather, begin_gather=self.begin_gather_rows
-        )
-        if is_param_in_hook_signature(self._module.training_step, "dataloader_iter", explicit=True):
-            stream = None  # the ranks need not read as many batches
+        # A training_step that takes the iterator may read another number of batches on each rank.
+        takes_iterator = is_param_in_hook_signature(self._module.training_step, "dataloader_iter", explicit=True)
+        stream = None if takes_iterator else self._stream_loader
         loader = self.plan.wrap(dataloader, is_training, self.broadcast, padded_for, self.gather, stream)
         if isinstance(loader, ManagedLoader) and self.root_device.type == "cuda":
             transfers = [(owner, hook) for owner in (self._module, trainer.datamodule) for hook in EARLY_TRANSFER_HOOKS]  # type: ignore[attr-defined]
@@ -74,6 +72,11 @@ class RunStrategy(Strategy):
             self._set_micro_batches(self.plan.order.micro_batches)
             self._warn_of_single_samples(self.plan.order)
         return loader
+
+    def _stream_loader(self, loader: "DataLoader[Any]", kept: Any) -> StreamLoader:
+        trainer, plan, exchange = self._module.trainer, self.plan, (self.gather, self.begin_gather_rows)
+        stream = Stream(loader, plan.rank, plan.seed, kept, lambda: trainer.current_epoch, *exchange)
+        return StreamLoader(loader, stream)
 
     def _set_micro_batches(self, micro_batches: int) -> None:
         """Sets the micro-batches per step; raises a RequestError if the module or a callback decides when to step."""
