@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, MetricCollection
 from torchmetrics.classification import BinaryAUROC
 
@@ -49,6 +49,56 @@ class Data(LightningDataModule):
 
     def val_dataloader(self):
         return DataLoader(Rows(self.held_out), batch_size=self.size)
+
+
+class Shuffled(IterableDataset):
+    """Stream that divides its rows among the processes, and reads them in a random order; the last rank has fewer."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def __iter__(self):
+        rank, world, worker = (
+            int(os.environ.get("RANK", "0")),
+            int(os.environ.get("WORLD_SIZE", "1")),
+            get_worker_info(),
+        )
+        part, parts = (rank * worker.num_workers + worker.id, world * worker.num_workers) if worker else (rank, world)
+        own = list(range(part, len(self.rows), parts))
+        own = own[: len(own) // 2] if rank == world - 1 else own
+        random.shuffle(own)
+        return map(self.rows.__getitem__, own)
+
+
+class Stateful(Shuffled):
+    """Stream in a fixed order that can continue after any row."""
+
+    next_row = 0
+
+    def __iter__(self):
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        own = list(range(rank, len(self.rows), world))
+        for number in range(self.next_row, len(own) // (1 + rank)):
+            self.next_row = number + 1
+            yield self.rows[own[number]]
+        self.next_row = 0
+
+    def state_dict(self):
+        return {"next": self.next_row}
+
+    def load_state_dict(self, state):
+        self.next_row = state["next"]
+
+
+class StreamData(Data):
+    def train_dataloader(self):
+        loader = super().train_dataloader()
+        return DataLoader(Shuffled(loader.dataset), batch_size=self.size, num_workers=self.workers)
+
+
+class StatefulData(Data):
+    def train_dataloader(self):
+        return DataLoader(Stateful(super().train_dataloader().dataset), batch_size=self.size)
 
 
 class Net(LightningModule):
@@ -89,6 +139,15 @@ class Net(LightningModule):
         optimizer = torch.optim.SGD(self.parameters(), lr=self.rate, momentum=0.9)
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss", "strict": False}}
+
+
+class Weighted(Net):
+    """Weights each batch by some of its targets."""
+
+    def training_step(self, batch, batch_idx):
+        loss, weights = super().training_step(batch, batch_idx), batch[1][:, 0].mul(20).floor()
+        losses = (self.layers(batch[1]) - batch[2]).square().squeeze(1)
+        return {"loss": (losses * weights).sum() / weights.sum() + 0 * loss, "weight": weights.sum()}
 
 
 class Scored(Net):

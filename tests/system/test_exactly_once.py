@@ -59,9 +59,11 @@ def test_each_epoch_reads_every_sample_once(user_folder, count, world):
         delete_records(user_folder)
 
 
-def test_uneven_shares_learn_the_same_weights_as_one_process(user_folder):
+@pytest.mark.parametrize("model", ["recording.Net", "recording.Weighted"])
+def test_uneven_shares_learn_the_same_weights_as_one_process(user_folder, model):
     """Covers a global batch that no world size divides, a last batch that leaves ranks empty, and micro-batches."""
     arguments = (*CLASSES, "--data.count", "203", "--global_batch_size", "25", "--epochs", "2", "--data.noise", "0.1")
+    arguments = ("--model", model, *arguments[2:])
     fit_on_ranks(*arguments, "--run", "one", folder=user_folder)
     expected, metrics = weights(user_folder / "runs/one"), summary(user_folder, "one")["metrics"]
     cases = [(1, ("--max_device_batch_size", "4")), (2, ("--trainer.accumulate_grad_batches", "3"))]
@@ -152,6 +154,10 @@ RANDOM = ("--model.dropout", "0.2", "--data.noise", "0.1", "--global_batch_size"
 OFTEN = ("--trainer.val_check_interval", "0.25", "--trainer.log_every_n_steps", "3")
 
 
+STREAM = ("--trainer.val_check_interval", "9", "--trainer.check_val_every_n_epoch", "null")
+"""A stream has no length of which a quarter could be computed."""
+
+
 @pytest.mark.parametrize(
     ("world", "every", "steps", "settings"),
     [
@@ -160,6 +166,9 @@ OFTEN = ("--trainer.val_check_interval", "0.25", "--trainer.log_every_n_steps", 
         (1, "3steps", (20,), ("--data.workers", "2")),
         (2, "1steps", (10,), ()),
         (2, "7steps", (38,), ("--data.count", "633", "--max_device_batch_size", "3")),
+        (1, "3steps", (13, 25), ("--data", "recording.StreamData", *STREAM)),
+        (2, "3steps", (16, 31), ("--data", "recording.StreamData", *STREAM, "--data.workers", "2")),
+        (2, "3steps", (13, 25), ("--data", "recording.StatefulData", *STREAM, "--data.noise", "0")),
         pytest.param(1, "1steps", range(1, 41), (), marks=pytest.mark.soak),
         pytest.param(2, "1steps", range(1, 41), (), marks=pytest.mark.soak),
     ],

@@ -114,9 +114,11 @@ class Stream:
         self._world_size, self.is_padded, self.has_started, self._has_warned = len(lengths), False, False, False
         owners = (self.reader,) if loader.num_workers else (self.reader, loader.dataset)
         self._stateful: Any = next((owner for owner in owners if hasattr(owner, "state_dict")), None)
-        self._epoch, self._batches, self._state = 0, 0, None
+        self._epoch, self._batches = 0, 0
+        self._state: tuple[Any, bool] = None, False
+        """State after the last batch that this rank has begun to train on, and whether the data has ended."""
         self._read_ahead: deque[tuple[GatheredRows, int, Any]] = deque()
-        """Of each batch that is not trained on yet: the samples of all ranks, its number and the state after it."""
+        """For each batch that is not trained on yet: samples of all ranks, number, and the state after it."""
         self._digests: list[str] | None = None if kept else []
         """Of the first batch of each loader process, until the ranks have compared them."""
 
@@ -136,24 +138,26 @@ class Stream:
         if self._seeds_workers:
             torch.empty((), dtype=torch.int64).random_()  # a DataLoader draws its seed like this
             reader.generator.manual_seed(key % 2**63)
+        has_ended = False
         if kept and kept["states"] and self._stateful:
-            self._stateful.load_state_dict(kept["states"][self._rank])
-            skipped = 0
+            skipped, (state, has_ended) = 0, kept["states"][self._rank]
+            if not has_ended:
+                self._stateful.load_state_dict(state)
         if reader.num_workers:
             with blocked_signals():
                 unread: Iterator[Any] = iter(reader)
         else:
             unread = _with_own_generators(reader, key)
-        batches = self._read(unread, skipped, kept["batches"] if kept else 0)
+        if skipped:
+            self._skip(unread, skipped)
+        batches = self._read(unread, kept["batches"] if kept else 0, has_ended)
         if self.length is not None and self._world_size > 1:  # Lightning reads ahead only without a length
             return (batch for batch, _ in pairwise(chain(batches, [None])))
         return batches
 
-    def _read(self, batches: Iterator[Any], skipped: int, first: int) -> Iterator[Any]:
-        if skipped:
-            self._skip(batches, skipped)
-        last, has_ended = None, False
-        for number in count(first + 1):
+    def _read(self, batches: Iterator[Any], earlier: int, has_ended: bool) -> Iterator[Any]:
+        last = None
+        for number in count(earlier + 1):
             batch = _END if has_ended else next(batches, _END)
             has_ended = batch is _END
             samples = 0 if has_ended or batch is None else batch_size(batch) or 1
@@ -174,7 +178,7 @@ class Stream:
             else:
                 last = batch
             state = copy.deepcopy(self._stateful.state_dict()) if self._stateful else None
-            self._read_ahead.append((rows, number, state))
+            self._read_ahead.append((rows, number, (state, has_ended)))
             yield batch
 
     def next_share(self) -> Share:

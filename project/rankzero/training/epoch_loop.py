@@ -115,7 +115,10 @@ class EpochLoop(stock.EpochLoop):
         # Lightning counts an epoch that `max_steps` cut short as done, but resumes with the epoch's next batch.
         cut_short = bool(self.batches_done) and not self.is_complete
         if not self.is_resuming or (not order and (mid_epoch or cut_short)):
+            steps = self._batches_that_stepped
             super().reset()  # the beginning of an epoch, or a user's order, which Lightning resumes
+            if self._resumes_with_uncounted_step is False:  # Lightning would count it, and validate after it, again
+                self._batches_that_stepped, self.restarting = steps, False
             return
         self.restarting = False  # no validation is left to repeat
         if not mid_epoch:
