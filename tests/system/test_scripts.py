@@ -149,33 +149,32 @@ OTHER_LENGTHS = """\
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from rankzero import Trainer
-from torch.utils.data import DataLoader, IterableDataset
 
-class Stream(IterableDataset):
+class Batches:
     def __iter__(self):
-        return iter(torch.ones(4 + 4 * torch.distributed.get_rank(), 32))
+        return iter(torch.ones(2 + 2 * torch.distributed.get_rank(), 2, 32))
 
-class Sized(Stream):
+class Sized(Batches):
     def __len__(self):
-        return 4 + 4 * torch.distributed.get_rank()
+        return 2 + 2 * torch.distributed.get_rank()
 
 if __name__ == "__main__":
     for max_steps in (1, 3):
         limits = {{"max_epochs": 1, "max_steps": max_steps, "limit_val_batches": 0}}
         trainer = Trainer(**limits, logger=False, accelerator="cpu", devices=2)
-        trainer.fit(BoringModel(), DataLoader({}(), batch_size=2))
+        trainer.fit(BoringModel(), {}())
 """
 
 
 @pytest.mark.parametrize(
-    ("stream", "message"),
+    ("loader", "message"),
     [
-        ("Stream", "the training data of rank 0 ended after 2 batches of epoch 0, and rank 1 has more"),
+        ("Batches", "the training data of rank 0 ended after 2 batches of epoch 0, and rank 1 has more"),
         ("Sized", "the ranks have different numbers of training batches (2, 4)"),
     ],
 )
-def test_streams_of_other_lengths_on_two_ranks_are_refused_unless_all_have_enough_batches(tmp_path, stream, message):
-    (tmp_path / "train.py").write_text(OTHER_LENGTHS.format(stream))
+def test_loaders_of_the_user_with_other_lengths_are_refused_unless_all_have_enough_batches(tmp_path, loader, message):
+    (tmp_path / "train.py").write_text(OTHER_LENGTHS.format(loader))
     result = run("python", "train.py", folder=tmp_path, code=1)
     assert result.out.count("finished") == 1 and message in result.err
     assert "cannot start" not in result.err and "Traceback" not in result.err

@@ -114,6 +114,9 @@ class Stream:
         self._world_size, self.is_padded, self.has_started, self._has_warned = len(lengths), False, False, False
         owners = (self.reader,) if loader.num_workers else (self.reader, loader.dataset)
         self._stateful: Any = next((owner for owner in owners if hasattr(owner, "state_dict")), None)
+        self._source = _Source(loader.dataset)
+        if self._stateful is loader.dataset:
+            vars(self.reader)["dataset"] = self._source
         self._epoch, self._batches = 0, 0
         self._state: tuple[Any, bool] = None, False
         """State after the last batch that this rank has begun to train on, and whether the data has ended."""
@@ -125,13 +128,13 @@ class Stream:
     @property
     def name(self) -> str:
         """Class of the data set."""
-        return type(self.reader.dataset).__name__
+        return type(self._source.dataset).__name__
 
     def __iter__(self) -> Iterator[Any]:
         reader, kept, self._kept = self.reader, self._kept, None
         self._epoch, skipped = (kept["epoch"], kept["batches"]) if kept else (self._next_epoch(), 0)
         self.has_started, self._batches, self._read_ahead = True, 0, deque()
-        for each in (reader.dataset, reader.sampler, getattr(reader.batch_sampler, "sampler", None)):
+        for each in (self._source.dataset, reader.sampler, getattr(reader.batch_sampler, "sampler", None)):
             if callable(set_epoch := getattr(each, "set_epoch", None)):
                 set_epoch(self._epoch)
         key = draw_key(self._seed, self._epoch, self._rank)
@@ -178,7 +181,7 @@ class Stream:
             else:
                 last = batch
             state = copy.deepcopy(self._stateful.state_dict()) if self._stateful else None
-            self._read_ahead.append((rows, number, (state, has_ended)))
+            self._read_ahead.append((rows, number, (state, has_ended or self._source.has_ended)))
             yield batch
 
     def next_share(self) -> Share:
@@ -239,12 +242,24 @@ class Stream:
         readers.pop("", None)  # without data
         same = max(readers.values(), key=len, default=[])
         if len(same) > 1:
-            package = type(self.reader.dataset).__module__.partition(".")[0]
+            package = type(self._source.dataset).__module__.partition(".")[0]
             otherwise = "in __iter__, itertools.islice(samples, rank * workers + worker, None, world_size * workers)"
             rank_zero_warn(
                 f"rankzero: the first batch of {self.name} is the same on {few(same)}: all of them seem to read the "
                 f"same samples. To divide the samples: {DIVISIONS.get(package, otherwise)}"
             )
+
+
+class _Source:
+    """Iterates over a data set; knows that it has ended, when its state may already be that of a new epoch."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset, self.has_ended = dataset, False
+
+    def __iter__(self) -> Iterator[Any]:
+        self.has_ended = False
+        yield from self.dataset
+        self.has_ended = True
 
 
 def _with_own_generators(reader: "DataLoader[Any]", key: int) -> Iterator[Any]:

@@ -157,7 +157,7 @@ class RunStrategy(Strategy):
         if not (weight is None or isinstance(weight, int | float) or getattr(weight, "shape", None) == ()):
             found = f"of shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else repr(weight)
             raise RunError(f'training_step returned a "weight" {found}; it has to be a number')
-        self.weight = weight.detach() if isinstance(weight, Tensor) else weight
+        self.weight = weight.detach().float() if isinstance(weight, Tensor) else weight
         return output
 
     def scale_loss(self, loss: Tensor) -> Tensor:

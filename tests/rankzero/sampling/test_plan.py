@@ -1,4 +1,5 @@
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -184,6 +185,38 @@ def test_a_loader_next_to_an_unmanaged_training_loader_is_padded_and_padding_an_
     assert plan.order.is_padded
     with pytest.warns(UserWarning, match="each process needs a sample for SyncBatchNorm"):
         SamplingPlan(0, 2, global_batch_size=33).wrap(loader, training=True, padded_for="SyncBatchNorm")
+
+
+STATE = {"epoch": 1, "batches": 7, "states": [], "readers": [2, 0]}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "state", "accepts", "expected"),
+    [
+        (2, STATE, False, STATE),
+        (3, STATE, True, None),
+        (3, STATE | {"batches": 0}, False, None),  # an epoch has ended, so that any processes can begin the next one
+        (3, STATE, False, "to resume with 3 processes with 0 loader processes each"),
+        (2, STATE | {"readers": [2, 4]}, False, "2 processes with 4 loader processes each have read 7 batches"),
+    ],
+)
+def test_only_as_many_processes_continue_a_stream_within_an_epoch(world_size, state, accepts, expected):
+    plan = SamplingPlan(0, world_size, accept_changed_data=accepts)
+    plan.kept_streams, kept = [state], []
+
+    def stream(loader, state):
+        kept.append(state)
+        return SimpleNamespace(stream=SimpleNamespace(has_started=True))
+
+    if isinstance(expected, str):
+        with pytest.raises(RequestError, match=expected) as caught:
+            plan.wrap(DataLoader(STREAM), training=True, stream=stream)
+        assert "--accept_changed data, to read the stream from its beginning" in caught.value.instead
+        return
+    plan.wrap(DataLoader(STREAM), training=True, stream=stream)
+    assert kept == [expected]
+    plan.wrap(DataLoader(STREAM), training=True, stream=stream)  # Lightning reloads the loader
+    assert len(plan.streams) == plan.unmanaged_loaders == 1
 
 
 POSITION = {"epoch": 3, "step": 5, "samples": 40, "pass_index": 0}

@@ -1,22 +1,23 @@
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from rankzero.messages import RequestError
+from rankzero.messages import RequestError, RunError
 from rankzero.sampling.batch_sampler import EVEN_SHARE
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.strategies import OneProcess
 from running import train_in_process
-from stock import SILENT, Loaders, ManualNet, Net, differences, train
+from stock import SILENT, Loaders, ManualNet, Net, differences, train, with_methods
 
 DATA = TensorDataset(torch.arange(9.0)[:, None])
 
@@ -70,6 +71,49 @@ def test_loaders_copy_batches_to_the_gpu_unless_a_hook_expects_them_in_host_memo
     strategy.lightning_module.conv = nn.Conv2d(3, 2, 3).to(memory_format=torch.channels_last)
     strategy.process_dataloader(DataLoader(DATA))
     assert read_for == [(torch.device("cuda", 1), copies, False), (torch.device("cuda", 1), copies, True)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "problem"),
+    [
+        ([torch.ones(2)], 'returned a "weight" of shape (2,); it has to be a number'),
+        (["many"], "returned a \"weight\" 'many'; it has to be a number"),
+        ([3, None], "with some losses only"),
+        ([None, 3], "with some losses only"),
+    ],
+)
+def test_an_invalid_or_missing_weight_of_a_loss_is_an_error(weights, problem):
+    def training_step(self, batch, batch_idx):
+        weight = weights[batch_idx % len(weights)]
+        return {"loss": Net.training_step(self, batch, batch_idx)} | ({} if weight is None else {"weight": weight})
+
+    with pytest.raises(RunError, match=re.escape(problem)):
+        train(True, with_methods("Weighted", training_step=training_step)())
+
+
+@pytest.mark.parametrize("weight", [3, 0.1, torch.tensor(7), torch.tensor(0.1, dtype=torch.bfloat16)])
+@pytest.mark.parametrize("batches", [1, 3])
+def test_losses_weighted_by_their_samples_train_as_without_weights(weight, batches):
+    def training_step(self, batch, batch_idx):
+        return {"loss": Net.training_step(self, batch, batch_idx), "weight": weight * len(batch[0])}
+
+    modules = Net(), with_methods("Weighted", training_step=training_step)()
+    plain, weighted = (train(True, module, accumulate_grad_batches=batches)[0]["weights"] for module in modules)
+    assert not differences(plain, weighted, 1e-6)
+
+
+def test_a_step_whose_weights_are_all_zero_has_zero_gradients():
+    def training_step(self, batch, batch_idx):
+        return {"loss": Net.training_step(self, batch, batch_idx), "weight": torch.tensor(0)}
+
+    gradients = []
+    recorder = LambdaCallback(
+        on_before_optimizer_step=lambda trainer, module, optimizer: gradients.extend(
+            parameter.grad.abs().sum().item() for parameter in module.parameters()
+        )
+    )
+    train(True, with_methods("Weightless", training_step=training_step)(), [recorder])
+    assert gradients and set(gradients) == {0.0}
 
 
 @pytest.mark.filterwarnings("ignore:.*decides the order of")
