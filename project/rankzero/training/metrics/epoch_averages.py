@@ -82,7 +82,11 @@ class Results(stock.ResultCollection):
             if self._trainer.sanity_checking or _is_fatal(raised):
                 raise
             error = raised
-        if not self._has_failed_on_a_rank(metric, error):
+        is_synchronized = not metric.meta.sync.rank_zero_only and getattr(metric.value, "sync_on_compute", False)
+        has_failed = error is not None
+        if self._trainer.world_size > 1 and is_synchronized:  # the ranks have to agree on the value
+            has_failed = self._trainer.strategy.reduce_boolean_decision(has_failed, all=False)
+        if not has_failed:
             return
         value = torch.tensor(math.nan, device=self._trainer.strategy.root_device)
         metric._computed = value  # type: ignore[assignment]  # Lightning declares None
@@ -96,13 +100,6 @@ class Results(stock.ResultCollection):
                 f"{cause}"
             )
 
-    def _has_failed_on_a_rank(self, metric: stock.ResultMetric, error: Exception | None) -> bool:
-        """Returns whether `compute` has failed, on any rank if ranks have to agree on the value of the metric."""
-        agrees = self._trainer.world_size > 1 and not metric.meta.sync.rank_zero_only
-        if not agrees or not getattr(metric.value, "sync_on_compute", False):
-            return error is not None
-        return self._trainer.strategy.reduce_boolean_decision(error is not None, all=False)
-
     def metrics(self, on_step: bool) -> Any:
         """Returns the values as Lightning does, those of the progress bar on a GPU as tensors, without waiting."""
         if self._trainer.strategy.root_device.type != "cuda":
@@ -112,9 +109,7 @@ class Results(stock.ResultCollection):
             value = self._get_cache(metric, on_step)
             if not isinstance(value, Tensor):
                 continue
-            is_numbered = metric.meta.add_dataloader_idx and metric.meta.dataloader_idx is not None
-            suffix = self.DATALOADER_SUFFIX.format(metric.meta.dataloader_idx) if is_numbered else ""
-            name, forked_name = metric.meta.name + suffix, metric.meta.forked_name(on_step) + suffix
+            name, forked_name = self._forked_name(metric, on_step)
             if metric.meta.logger:
                 found["log"][forked_name] = value
             if self.training or (metric.meta.on_epoch and not on_step):
@@ -196,8 +191,8 @@ class LoggerConnector(stock.LoggerConnector):
 
     def deliver_row(self) -> None:
         """Logs the row that is still being copied from a GPU, if there is one."""
-        if self._copied_row is not None:
-            deliver, self._copied_row = self._copied_row, None
+        deliver, self._copied_row = self._copied_row, None
+        if deliver:
             deliver()
 
     def complete_row(self, values: Mapping[str, float], step: int) -> None:

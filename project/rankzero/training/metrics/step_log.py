@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -104,20 +103,13 @@ class StepLog:
                 attributes["value"] = cache
                 return
         if meta.is_mean_reduction:
-            size = self._batch_size() if batch_size is None else batch_size
+            size = self.results._extract_batch_size(metric, None, meta) if batch_size is None else batch_size
             attributes["value"] = metric.value + value * size
             attributes["cumulated_batch_size"] = metric.cumulated_batch_size + size
         elif meta.is_sum_reduction:
             attributes["value"] = metric.value + value
         else:
             attributes["value"] = meta.reduce_fx(metric.value, value)
-
-    def _batch_size(self) -> int:
-        """Returns the size of the batch, as `_ResultCollection._extract_batch_size` finds it."""
-        results = self.results
-        if results.batch_size is None and results.batch is not None:
-            results.batch_size = extract_batch_size(results.batch)
-        return 1 if results.batch_size is None else results.batch_size
 
 
 class IntervalRecord:
@@ -127,9 +119,9 @@ class IntervalRecord:
     end of the interval, because reading waits for the device. Nothing is recorded before `is_enabled` is set.
 
     Attributes:
-        is_enabled: Whether steps are recorded.
         interval: Number of steps in an interval, the same on all ranks; 0 if none ends.
         is_due: Whether the step in progress ends the interval. Lightning logs the metrics of the same steps.
+        loss_sum: Sum of the losses of all samples; on the device of the losses, so that reading it does not wait.
         samples: Number of samples whose loss is recorded.
         total_samples: The same since the start of the attempt.
         gradient_norm: 2-norm of all gradients before clipping in the last step of the interval; None if unknown, as
@@ -145,17 +137,15 @@ class IntervalRecord:
         self.reset()
 
     def reset(self) -> None:
-        """Begins a new interval."""
-        self._loss_sum = 0.0
-        self._loss_sum_on_device: Tensor | None = None
+        self.loss_sum: float | Tensor = 0.0
         self.samples = 0
         self._before_step = self._sums
         """The sums without the step in progress."""
         self.gradient_norm: float | Tensor | None = None
 
     @property
-    def _sums(self) -> tuple[float, Tensor | None, int]:
-        return self._loss_sum, self._loss_sum_on_device, self.samples
+    def _sums(self) -> tuple[float | Tensor, int]:
+        return self.loss_sum, self.samples
 
     def begin_batch(self, step: int) -> None:
         """Updates `is_due`, given the number of steps before this batch."""
@@ -174,12 +164,12 @@ class IntervalRecord:
         self.samples += samples
         self.total_samples += samples
         if loss.is_cpu:
-            self._loss_sum += loss.item() * samples
+            self.loss_sum = self.loss_sum + loss.item() * samples
             return
-        if self._loss_sum_on_device is None:
+        if not isinstance(self.loss_sum, Tensor):
             dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no float64
-            self._loss_sum_on_device = torch.zeros((), dtype=dtype, device=loss.device)
-        self._loss_sum_on_device = torch.add(self._loss_sum_on_device, loss.detach().reshape(()), alpha=samples)
+            self.loss_sum = torch.full((), self.loss_sum, dtype=dtype, device=loss.device)
+        self.loss_sum = torch.add(self.loss_sum, loss.detach().reshape(()), alpha=samples)
 
     def add_outputs(self, outputs: Any, batch: Any) -> None:
         """Adds the loss in the outputs of Lightning's own optimization, if they contain one."""
@@ -192,12 +182,8 @@ class IntervalRecord:
 
     def measure_gradients(self, optimizer: Optimizer) -> None:
         """Measures the norm of the gradients of an optimizer, which are averaged over ranks and not clipped yet."""
-        gradients = [
-            gradient
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if (gradient := parameter.grad) is not None
-        ]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         strategy = self._trainer.strategy
         device = strategy.root_device
         is_scaled = (  # by the scaler of 16-mixed, which such an optimizer removes itself
@@ -212,11 +198,6 @@ class IntervalRecord:
             self.gradient_norm = torch.nn.utils.get_total_norm(gradients)
 
     @property
-    def loss_sum(self) -> float | Tensor:
-        """Sum of the losses of all samples; on the device of the losses, so that reading it does not wait."""
-        return self._loss_sum if self._loss_sum_on_device is None else self._loss_sum_on_device + self._loss_sum
-
-    @property
     def _start(self) -> int:
         """Number of steps before the interval that contains the next step."""
         steps: int = self._trainer.fit_loop.epoch_loop.steps_done  # type: ignore[attr-defined]
@@ -224,22 +205,21 @@ class IntervalRecord:
 
     def discard_step(self) -> None:
         """Removes the losses of a step that is not taken."""
-        self._loss_sum, self._loss_sum_on_device, self.samples = self._before_step
+        self.loss_sum, self.samples = self._before_step
 
     def state(self, is_within_step: bool) -> dict[str, float]:
         """Returns the recorded losses as plain numbers, for a checkpoint in the middle of an interval.
 
         If a hook saves within a step, its losses are left out, because a resumed run takes the step again.
         """
-        loss_sum, on_device, samples = self._before_step if is_within_step else self._sums
-        loss_sum += 0.0 if on_device is None else float(on_device)
-        return {"loss_sum": loss_sum, "samples": samples, "start": self._start}
+        loss_sum, samples = self._before_step if is_within_step else self._sums
+        return {"loss_sum": float(loss_sum), "samples": samples, "start": self._start}
 
     def load_states(self, states: Sequence[Mapping[str, float]]) -> None:
         """Continues the intervals of these ranks, if the run resumes within the same interval."""
         self.reset()
         self._resumed_start = next((int(state["start"]) for state in states), None)
-        self._loss_sum = sum(state["loss_sum"] for state in states)
+        self.loss_sum = sum(state["loss_sum"] for state in states)
         self.samples = int(sum(state["samples"] for state in states))
         self._before_step = self._sums
 
