@@ -69,10 +69,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
     checkpoint, rank zero waits for the newest save.
 
     Args:
-        run: The run whose checkpoints are saved.
-        interval: The interval between saves.
         describe_run: Returns a checkpoint's description of the run, in plain types and independent of the rank.
-        retention: Specifies which checkpoints to keep.
         request_stop: Called with a reason, in another thread, if a checkpoint cannot be written; None to continue.
         weights: Determines which checkpoints are written; None for all.
 
@@ -285,7 +282,6 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
 
     def _prune(self, saved: Path) -> None:
         """Deletes surplus checkpoints after a save; called in the writer thread."""
-        self.error = None
         try:
             self.last_bytes = sum(file.stat().st_size for file in saved.iterdir())
             self.run.assert_owner()

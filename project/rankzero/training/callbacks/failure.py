@@ -24,8 +24,7 @@ class ReportFailure(LoopCallback):
         self._batches_before: int | None = None
 
     def on_ready(self, trainer: Trainer) -> None:
-        batches = trainer.fit_loop.epoch_loop.batch_progress.total
-        self._batches_before = batches.processed  # type: ignore[attr-defined]
+        self._batches_before = trainer.fit_loop.epoch_loop.batch_progress.total.processed  # type: ignore[attr-defined]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._update_has_trained(trainer)
@@ -60,10 +59,8 @@ def _smaller_batch(trainer: Trainer) -> str:
     order = strategy_of(trainer).plan.order
     if order is None or order.device_batch_size < 2:
         return ""
-    module, size = trainer.lightning_module, order.device_batch_size
-    if not module.automatic_optimization:
-        return f"The GPU had {size} samples at a time; type --batch_size {size // 2}"
-    return (
-        f"The GPU had {size} samples at a time; type --max_device_batch_size {size // 2}, which keeps the samples of a "
-        "step and accumulates its gradients"
-    )
+    flag, effect = "--max_device_batch_size", ", which keeps the samples of a step and accumulates its gradients"
+    if not trainer.lightning_module.automatic_optimization:
+        flag, effect = "--batch_size", ""
+    size = order.device_batch_size
+    return f"The GPU had {size} samples at a time; type {flag} {size // 2}{effect}"

@@ -56,9 +56,9 @@ class FiniteWeights(LoopCallback):
         self._bad_intervals += 1
         first = max(step - fit_loop_of(trainer).epoch_loop.record.interval, self._first_step) + 1
         where = f"steps {first:,} to {step:,}" if first < step else f"step {step:,}"
-        if names := self._broken(_weights(self._module)):
-            self._report(f"{NOT_FINITE} since {where}: NaN or infinity in {few(names)}", is_final=True)
-        elif self._bad_intervals > 1 or not getattr(trainer.precision_plugin, "scaler", None):
+        if self._report_broken(_weights(self._module), f"since {where}"):
+            return
+        if self._bad_intervals > 1 or not getattr(trainer.precision_plugin, "scaler", None):
             self._report(f"the loss of {where} is NaN or infinite; the weights are still finite")
 
     def accepts(self, weights: Mapping[str, Any], step: int) -> bool:
@@ -69,12 +69,10 @@ class FiniteWeights(LoopCallback):
         """
         if self._stops and self._has_no_loss(step):
             return False
-        names = self._broken(weights.items())
-        if not names:
-            self._has_finite_checkpoint = True
-            return True
-        self._report(f"{NOT_FINITE} at step {step:,}: NaN or infinity in {few(names)}", is_final=True)
-        return not (self._has_finite_checkpoint or self._stops)
+        if self._report_broken(weights.items(), f"at step {step:,}"):
+            return not (self._has_finite_checkpoint or self._stops)
+        self._has_finite_checkpoint = True
+        return True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Examines a run that has ended before its first logging step, or soon after its last one. All ranks must call.
@@ -82,12 +80,9 @@ class FiniteWeights(LoopCallback):
         Raises:
             RunError: The run has trained nothing, and such a run stops; raised on all ranks.
         """
-        step = trainer.global_step
-        if trainer.is_global_zero and not self._is_final:
-            if names := self._broken(_weights(pl_module)):
-                self._report(f"{NOT_FINITE} at step {step:,}: NaN or infinity in {few(names)}", is_final=True)
-            else:
-                self._check_that_losses_exist(trainer, step, is_over=True)
+        step, may_report = trainer.global_step, trainer.is_global_zero and not self._is_final
+        if may_report and not self._report_broken(_weights(pl_module), f"at step {step:,}"):
+            self._check_that_losses_exist(trainer, step, is_over=True)
         self.end_if_final(trainer)
 
     def end_if_final(self, trainer: Trainer) -> None:
@@ -116,10 +111,13 @@ class FiniteWeights(LoopCallback):
         has_none = record.is_enabled and step > self._first_step and not record.total_samples
         return bool(has_none and module.automatic_optimization and module.trainer.optimizers)
 
-    def _broken(self, tensors: Iterable[tuple[str, Any]]) -> list[str]:
-        """Returns the names of the weights among these tensors that are no longer finite."""
-        names = {_plain(name) for name, _ in _weights(self._module)} - self._ignored
-        return _not_finite((name, tensor) for name, tensor in tensors if _plain(name) in names)
+    def _report_broken(self, tensors: Iterable[tuple[str, Any]], when: str) -> bool:
+        """Reports the weights among these tensors that are no longer finite; returns whether there are any."""
+        examined = {_plain(name) for name, _ in _weights(self._module)} - self._ignored
+        names = _not_finite((name, tensor) for name, tensor in tensors if _plain(name) in examined)
+        if names:
+            self._report(f"{NOT_FINITE} {when}: NaN or infinity in {few(names)}", is_final=True)
+        return bool(names)
 
     def _report(self, text: str, is_final: bool = False) -> None:
         if self.problem is not None and self._is_final >= is_final:
@@ -132,7 +130,6 @@ class FiniteWeights(LoopCallback):
             self._channel.request_stop(NOT_FINITE if text.startswith(NOT_FINITE) else "nothing is trained")
 
     def _advice(self, problem: str) -> str:
-        """Returns what to do about a problem."""
         choice = "--on_nan warn trains on" if self._stops else "--on_nan stop ends such a run"
         if "None" in problem:
             return f"Return the loss; {choice}"

@@ -75,7 +75,6 @@ class TimeBudget:
         return self.seconds_for_steps < sum(map(self._step, next_steps))
 
     def _step(self, kind: StepKind) -> float:
-        """Returns the estimated seconds of a step."""
         if self.steps[kind]:
             return max(self.steps[kind])
         if kind is StepKind.VALIDATION:
@@ -155,9 +154,8 @@ class SafePoint(LoopHooks):
         is_over, self._has_limit = trainer.strategy.broadcast(own)
         if is_over:
             if trainer.is_global_zero:
-                print_error(
-                    "the time limit is too short for a single step; set a longer --time_limit, or request more time"
-                )
+                problem = "the time limit is too short for a single step"
+                print_error(f"{problem}; set a longer --time_limit, or request more time")
             raise Stopped(TIME_LIMIT_REACHED)
 
     def on_epoch_done(self, trainer: Trainer) -> None:
@@ -203,10 +201,10 @@ class SafePoint(LoopHooks):
     def _stop_in_time(self, trainer: Trainer) -> None:
         """Requests a stop if the next two steps and a save may not fit into the time left. All ranks must call."""
         time_budget = self.time_budget
-        if self.checkpoint_callback and self._steps == MEASURED_STEP:
-            self.checkpoint_callback.save(trainer)  # to measure how long a save takes
-        if self.checkpoint_callback:
-            time_budget.longest_save = max(time_budget.longest_save, self.checkpoint_callback.last_seconds or 0.0)
+        if checkpoints := self.checkpoint_callback:
+            if self._steps == MEASURED_STEP:
+                checkpoints.save(trainer)  # to measure how long a save takes
+            time_budget.longest_save = max(time_budget.longest_save, checkpoints.last_seconds or 0.0)
         batches, plain_steps = sum(trainer.num_val_batches), time_budget.steps[StepKind.PLAIN]
         time_budget.validation_guess = batches * plain_steps[-1] if plain_steps and math.isfinite(batches) else 0.0
         if time_budget.is_over(next_steps(trainer)):
@@ -236,9 +234,8 @@ class SafePoint(LoopHooks):
         newest = {kind: seconds[-1] for kind, seconds in self.time_budget.steps.items() if seconds}
         slow = {kind: seconds for kind, seconds in newest.items() if seconds >= SLOW_SECONDS}
         steps = min(MAX_CHECK_STEPS, max(1, int(CHECK_SECONDS / max(self._step_seconds, 1e-6))))
-        own = slow, self._copy_seconds, steps
-        self._slow, copy_seconds, self._steps_to_check = trainer.strategy.broadcast(own)
-        self._seconds_between_copies = copy_seconds / COPY_SHARE
+        own = slow, self._copy_seconds / COPY_SHARE, steps
+        self._slow, self._seconds_between_copies, self._steps_to_check = trainer.strategy.broadcast(own)
 
 
 class NoSignalConnector:
@@ -252,5 +249,4 @@ class NoSignalConnector:
     def register_signal_handlers(self) -> None:
         """Does nothing."""
 
-    def teardown(self) -> None:
-        """Does nothing."""
+    teardown = register_signal_handlers
