@@ -22,11 +22,8 @@ MANY_IN_FLIGHT = 512
 class Position:
     """Progress of a run within its order of samples, independent of rank and world size.
 
-    Args:
-        epoch: Epoch, from 0.
-        step: Optimizer steps completed in this pass over the data.
-        samples: Samples consumed in this pass.
-        pass_index: Number of earlier passes in this epoch, for a loader that repeats while a longer one continues.
+    `step` and `samples` count the optimizer steps and the samples of this pass over the data. `pass_index` counts the
+    earlier passes in this epoch, for a loader that repeats while a longer one continues.
     """
 
     epoch: int = 0
@@ -40,8 +37,7 @@ class Share:
     """One rank's share of one micro-batch.
 
     Args:
-        samples: Number of samples on this rank.
-        total: Number of samples on all ranks.
+        samples: Number of samples on this rank, of the `total` on all ranks.
         loss_weight: Factor for this rank's mean loss. After the plain average over ranks and micro-batches, the
             gradient equals the gradient of the mean loss over the global batch.
         metric_weight: Factor for this rank's mean of a metric. The plain average over ranks then equals the mean over
@@ -74,15 +70,12 @@ class ElasticBatchSampler(Sampler[Indices]):
     it would otherwise give a rank a single sample.
 
     Args:
-        count: N, number of samples in the data set.
+        count: Number of samples in the data set.
         global_batch_size: G, samples per optimizer step over all ranks.
-        rank: Rank r of this process.
-        world_size: W, number of ranks.
         micro_batches: Minimum number of micro-batches into which a rank's share of a step is divided.
         max_device_batch_size: Largest batch per device; None for no limit.
         shuffle: Whether the order is a random permutation drawn from `(seed, epoch)` instead of 0, 1, 2, ...
         seed: Seed of the permutation and of the random numbers for each sample.
-        drop_last: Whether a short last step is omitted.
         start: Position from which a resumed run continues.
         drawn: The draws of a user's sampler, which are read in place of the samples 0, 1, 2, ...
 

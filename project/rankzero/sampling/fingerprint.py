@@ -23,14 +23,11 @@ _DEPTH = 4
 
 
 def fingerprint(dataset: Any, count: int) -> dict[str, str]:
-    """Describes the tensors, arrays and containers among a data set's attributes, from evenly spaced elements.
+    """Returns the names of a data set's attributes -> readable descriptions, with digests of evenly spaced elements.
 
-    No sample is read, because a read may be expensive, and the data set may count its reads. Attributes that are single
-    numbers or texts are ignored: they may be a time, a process id or a folder that changes with every job. Paths in
-    containers count by file name, without their folders.
-
-    Returns:
-        Attribute name -> readable description with a digest.
+    These attributes are tensors, arrays and containers. Single numbers and texts are ignored: they may be a time, a
+    process id or a folder that changes with every job. Paths in containers count by file name, without their folders.
+    No sample is read, because a read may be expensive, and the data set may count its reads.
     """
     entries = {"samples": f"{count:,}"}
     _describe(dataset, "", entries, _DEPTH)
@@ -90,12 +87,11 @@ def check_same_data(
     ranks = gather([socket.gethostname(), entries])
     lines = differences_between_ranks([rank[1] for rank in ranks], [rank[0] for rank in ranks])
     content_only = lines[0].partition(":")[0] not in properties
-    others = f"\nand {len(lines) - 4} further differences" if len(lines) > 4 else ""
+    found = "the data differs between ranks, so that some samples would be repeated and others never used"
+    others = [f"and {len(lines) - 4} further differences"] if len(lines) > 4 else []
     raise RequestError(
         f"{ranks[0][1]['loader']} on {len(ranks)} ranks",
-        "the data differs between ranks, so that some samples would be repeated and others never used\n"
-        + "\n".join(lines[:4])
-        + others,
+        "\n".join([found, *lines[:4], *others]),
         "the same loaders and data on all ranks: the same files, in sorted order, and a seed for data that is "
         "generated or split at random; Rankzero divides the samples among the ranks"
         + "\nor --accept_changed data, if the difference does not matter"
@@ -145,9 +141,8 @@ def _content(value: Any, depth: int) -> bytes:
         return _type_and_shape(value).encode() + elements.tobytes()
     if isinstance(value, np.ndarray):
         probed_rows = value[_probe_indices(len(value))] if value.ndim else value
-        return _type_and_shape(value).encode() + (
-            b"" if probed_rows.dtype.hasobject else probed_rows.reshape(-1)[: 2**20].tobytes()
-        )
+        content = b"" if probed_rows.dtype.hasobject else probed_rows.reshape(-1)[: 2**20].tobytes()
+        return _type_and_shape(value).encode() + content
     if isinstance(value, str | PurePath):
         return PurePath(value).name.encode(errors="replace")
     if isinstance(value, bool | int | float | complex | bytes | np.generic) or value is None:

@@ -34,11 +34,7 @@ class ValidationSchedule:
     def count(self, epochs: int, earlier_batches: int, start: float, end: float) -> float:
         """Returns the number of validations after batches `start + 1` to `end`; with intervals of time, the most.
 
-        Args:
-            epochs: Number of ended epochs.
-            earlier_batches: Number of batches in these epochs.
-            start: Number of batches done in the current epoch.
-            end: The same at a later time; the count continues through the next epochs.
+        `epochs` have ended, with `earlier_batches`. `start` and `end` count from the current epoch on, into later ones.
         """
         if not self.validates:
             return 0.0

@@ -60,8 +60,7 @@ class ChosenCheckpoint(CheckpointConnector):
         Raises:
             RequestError: There is no such checkpoint.
         """
-        named: dict[str, Callable[[TrainerFn], str | None]]
-        named = {"best": self._best, "last": self._last, "hpc": self._hpc}
+        named: dict[str, Callable[[TrainerFn], str | None]] = {"best": self._best, "last": self._last, "hpc": self._hpc}
 
         def find() -> str | list[str] | None:
             try:

@@ -97,17 +97,15 @@ def _do_nothing(*arguments: Any, **settings: Any) -> None:
     """Replaces a finder's hook."""
 
 
-def _found_settings(trainer: Trainer, module: LightningModule) -> dict[str, int | float]:
+def _found_settings(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
     """Returns the attributes that finders set -> their current values."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return _values(module, [name for callback in callbacks for name in names_set_by(callback, module)])
 
 
-def _values(module: LightningModule, names: Iterable[str]) -> dict[str, int | float]:
+def _values(module: LightningModule, names: Iterable[str]) -> dict[str, Any]:
     """Returns the attributes with these names that are numbers -> their values."""
-    values: dict[str, Any] = {
-        name: lightning_getattr(module, name) for name in names if lightning_hasattr(module, name)
-    }
+    values = {name: lightning_getattr(module, name) for name in names if lightning_hasattr(module, name)}
     return {name: value for name, value in values.items() if type(value) in (int, float)}
 
 
@@ -179,8 +177,7 @@ def flags_of(module: nn.Module) -> dict[str, bool]:
 
 
 def _averaging(trainer: Trainer) -> list[StochasticWeightAveraging]:
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return [callback for callback in callbacks if isinstance(callback, StochasticWeightAveraging)]
+    return [each for each in trainer.callbacks if isinstance(each, StochasticWeightAveraging)]  # type: ignore[attr-defined]
 
 
 def _set_flags(module: nn.Module, flags: Mapping[str, bool]) -> None:

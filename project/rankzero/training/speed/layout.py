@@ -20,13 +20,10 @@ def agree_on_precision(coordinator: Coordinator, accelerator: str, requested: ob
 
 
 def choose_precision(accelerator: str, supports_bf16: bool, requested: object) -> tuple[Any, str]:
-    """Chooses the fastest precision; `benchmarks/resnet_step.py` compares the result with hand-written loops.
+    """Returns the fastest precision, as an argument of the Trainer, and the reason as text.
 
-    `torch.compile` is not used: it takes a minute at each start, and hardly sped up a few steps of a ResNet-18 on the
-    CPU.
-
-    Returns:
-        The precision as an argument of the Trainer, and the reason as text.
+    `benchmarks/resnet_step.py` compares the result with hand-written loops. `torch.compile` is not used: it takes a
+    minute at each start, and hardly sped up a few steps of a ResNet-18 on the CPU.
     """
     if requested is not None:
         return requested, f"precision {requested}, as requested"
