@@ -151,13 +151,9 @@ def test_a_short_step_gives_no_rank_a_single_sample_if_possible(world, count, sh
     assert samplers[0].has_empty_batches() == any(share.has_empty_rank for share in samplers[0].shares())
 
 
-def evaluation_ranks(world, count, size, **settings):
-    return [EvaluationBatchSampler(count, size, rank, world, **settings) for rank in range(world)]
-
-
 @given(worlds, st.integers(0, 150), st.integers(1, 12))
 def test_every_sample_is_evaluated_exactly_once_in_as_many_batches_on_all_ranks_or_in_full_ones(world, count, size):
-    samplers = evaluation_ranks(world, count, size)
+    samplers = [EvaluationBatchSampler(count, size, rank, world) for rank in range(world)]
     batches_of = [list(sampler) for sampler in samplers]
     assert sorted(i for batches in batches_of for batch in batches for i in batch) == list(range(count))
     assert all(len(batch) <= size for batches in batches_of for batch in batches)
@@ -169,5 +165,5 @@ def test_every_sample_is_evaluated_exactly_once_in_as_many_batches_on_all_ranks_
         assert [share.samples for share in shares] == [len(batch) for batch in batches]
         assert {share.total for share in shares} == {sum(map(len, batches))}
         assert batches[0], "rank zero always has something"
-    full = evaluation_ranks(world, count, size, drop_last=True)
+    full = [EvaluationBatchSampler(count, size, rank, world, drop_last=True) for rank in range(world)]
     assert all(len(batch) == size for sampler in full for batch in sampler) and len(full[0]) == count // (world * size)

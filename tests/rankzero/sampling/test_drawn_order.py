@@ -44,15 +44,13 @@ class Buckets(Sampler):
         return self.length
 
 
-def weighted(**settings):
-    return WeightedRandomSampler(torch.arange(30.0), 22, **settings)
+def weighted(generator=None):
+    return WeightedRandomSampler(torch.arange(30.0), 22, generator=generator)
 
 
 LOADERS = {
     "sampler": lambda: DataLoader(Numbers(), 4, sampler=weighted()),
-    "sampler with generator": lambda: DataLoader(
-        Numbers(), 4, sampler=weighted(generator=torch.Generator().manual_seed(2))
-    ),
+    "sampler with generator": lambda: DataLoader(Numbers(), 4, sampler=weighted(torch.Generator().manual_seed(2))),
     "replacement": lambda: DataLoader(Numbers(), 4, sampler=RandomSampler(Numbers(), True), num_workers=1),
     "batch sampler": lambda: DataLoader(Numbers(), batch_sampler=Buckets()),
     "list of batches": lambda: DataLoader(Numbers(), batch_sampler=[[1, 2], [3], [4, 5, 6]]),

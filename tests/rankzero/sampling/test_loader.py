@@ -132,17 +132,12 @@ def test_only_tensors_in_host_memory_and_in_plain_collections_are_copied(gpu):
     class Custom(tuple):
         pass
 
-    sparse = torch.ones(2, 2).to_sparse()
+    sparse, mask = torch.ones(2, 2).to_sparse(), torch.tensor([[1.0], [2.0]]).expand(2, 3)
     batch = {"x": [torch.ones(2), "text"], "y": Custom([torch.ones(2)]), "z": (sparse,), "none": None}
-    (copied,) = read_for_gpu(DataLoader([0], collate_fn=lambda _: batch))
-    assert gpu.count("pin") == 1 and copied["y"] is batch["y"] and copied["z"][0] is sparse
+    copied, copied_mask = read_for_gpu(DataLoader([batch, mask], collate_fn=lambda samples: samples[0]))
+    assert gpu.count("pin") == 2 and copied["y"] is batch["y"] and copied["z"][0] is sparse
     assert type(copied["x"]) is list and torch.equal(copied["x"][0], torch.ones(2)) and copied["x"][1] == "text"
-
-
-def test_a_tensor_whose_elements_share_memory_is_copied(gpu):
-    mask = torch.tensor([[1.0], [2.0]]).expand(2, 3)
-    (copied,) = read_for_gpu(DataLoader([0], collate_fn=lambda _: mask))
-    assert torch.equal(copied, mask) and gpu.count("pin") == 1
+    assert torch.equal(copied_mask, mask)  # whose elements share memory
 
 
 @pytest.mark.parametrize("channels_last", [True, False])

@@ -14,6 +14,7 @@ from rankzero.sampling.plan import SamplingPlan, resume_order
 from stock import Unsized
 
 DATA = TensorDataset(torch.arange(100))
+LOADER = DataLoader(DATA, batch_size=8, shuffle=True)
 BATCH_SAMPLER = BatchSampler(DistributedSampler(DATA, 2, 0), 8, False)
 
 
@@ -22,8 +23,7 @@ def drawn(loader):
 
 
 def test_the_runs_order_replaces_that_of_the_loader_which_without_shuffle_reads_samples_in_order():
-    loader = DataLoader(DATA, batch_size=8, shuffle=True)
-    ranks = [SamplingPlan(rank, 2).wrap(loader, training=True) for rank in range(2)]
+    ranks = [SamplingPlan(rank, 2).wrap(LOADER, training=True) for rank in range(2)]
     batches = [drawn(loader) for loader in ranks]
     assert sorted(i for rank in batches for batch in rank for i in batch) == list(range(100))
     assert all(len(batch) == 8 for rank in batches for batch in rank[:-1])
@@ -68,7 +68,7 @@ def test_other_attributes_of_the_loader_are_kept():
     ],
 )
 def test_the_global_batch_size_follows_from_flags_loader_and_world_size(plan, size):
-    plan.wrap(DataLoader(DATA, batch_size=8, shuffle=True), training=True)
+    plan.wrap(LOADER, training=True)
     assert plan.order.global_batch_size == size
 
 
@@ -111,10 +111,8 @@ def test_a_batch_larger_than_the_data_set_is_refused(plan, asked, instead):
 
 
 def test_a_loader_without_any_batch_is_refused():
-    for data, message in (
-        (DATA, "100 training samples"),
-        (TensorDataset(torch.empty(0)), "training data set is empty"),
-    ):
+    empty = TensorDataset(torch.empty(0))
+    for data, message in ((DATA, "100 training samples"), (empty, "training data set is empty")):
         with pytest.raises(RequestError, match=message):
             SamplingPlan(0, 2).wrap(DataLoader(data, batch_size=64, drop_last=True), training=True)
 
@@ -125,22 +123,17 @@ def resumed_plan(data, **settings):
     return plan
 
 
-@pytest.fixture
-def loader():
-    return DataLoader(DATA, batch_size=8, shuffle=True)
-
-
 @pytest.mark.parametrize(("count", "text"), [(90, "samples: was 90, is 100"), (100, "tensors: was ")])
-def test_a_run_resumes_with_changed_data_only_if_accepted_and_restarts_its_epoch(loader, count, text):
+def test_a_run_resumes_with_changed_data_only_if_accepted_and_restarts_its_epoch(count, text):
     checkpoint_data = TensorDataset(torch.arange(1000, 1000 + count))
     with pytest.raises(RequestError, match=f"some samples would be repeated(?s:.*){text}(?s:.*)restart the epoch"):
-        resumed_plan(checkpoint_data).wrap(loader, training=True)
+        resumed_plan(checkpoint_data).wrap(LOADER, training=True)
     plan = resumed_plan(checkpoint_data)
     plan.start_positions = [Position(4)]
     with pytest.raises(RequestError, match=f"has changed\\n(?s:.*){text}(?s:.*)begin the next epoch"):
-        plan.wrap(loader, training=True)
+        plan.wrap(LOADER, training=True)
     plan = resumed_plan(checkpoint_data, accept_changed_data=True)
-    batches = drawn(plan.wrap(loader, training=True))
+    batches = drawn(plan.wrap(LOADER, training=True))
     assert plan.order.epoch == 3 and sorted(i for batch in batches for i in batch) == [*range(100)]
 
 
@@ -173,7 +166,7 @@ def test_several_training_loaders_are_padded_keep_their_batch_sizes_and_replace_
         plan.wrap(DataLoader(DATA, batch_size=33), training=True)
 
 
-def test_a_loader_next_to_an_unmanaged_training_loader_is_padded_and_padding_an_empty_rank_gives_a_warning(loader):
+def test_a_loader_next_to_an_unmanaged_training_loader_is_padded_and_padding_an_empty_rank_gives_a_warning():
     plan = SamplingPlan(0, 2)
     plan.wrap(DataLoader(DATA, batch_size=9), training=True)
     assert plan.only_order and not plan.order.is_padded
@@ -184,7 +177,7 @@ def test_a_loader_next_to_an_unmanaged_training_loader_is_padded_and_padding_an_
     plan.wrap(DataLoader(STREAM), training=False)
     assert plan.order.is_padded
     with pytest.warns(UserWarning, match="each process needs a sample for SyncBatchNorm"):
-        SamplingPlan(0, 2, global_batch_size=33).wrap(loader, training=True, padded_for="SyncBatchNorm")
+        SamplingPlan(0, 2, global_batch_size=33).wrap(LOADER, training=True, padded_for="SyncBatchNorm")
 
 
 STATE = {"epoch": 1, "batches": 7, "states": [], "readers": [2, 0]}

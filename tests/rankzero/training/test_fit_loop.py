@@ -1,5 +1,4 @@
-import functools
-from functools import partialmethod
+from functools import partialmethod, wraps
 
 import pytest
 from lightning.pytorch import Callback, Trainer
@@ -66,8 +65,7 @@ class Recorder(LoopHooks):
         self.seen.append((self.name, batch, batch_idx))
 
 
-class CallbackRecorder(Recorder, LoopCallback):
-    pass
+CallbackRecorder = type("CallbackRecorder", (Recorder, LoopCallback), {})
 
 
 class Once(CallbackRecorder):
@@ -103,8 +101,8 @@ class BatchRecorder(Callback):
     def record_call(self, hook, trainer, pl_module, *arguments):
         self.seen.append((hook, arguments[-1]))
 
-    on_train_batch_start = functools.partialmethod(record_call, "on_train_batch_start")
-    on_train_batch_end = functools.partialmethod(record_call, "on_train_batch_end")
+    on_train_batch_start = partialmethod(record_call, "on_train_batch_start")
+    on_train_batch_end = partialmethod(record_call, "on_train_batch_end")
 
 
 class LoopBatchRecorder(BatchRecorder, LoopCallback):
@@ -118,8 +116,7 @@ class LoopBatchRecorder(BatchRecorder, LoopCallback):
         assert batch.shape == (1, 32) and trainer.global_step == batch_idx + 1
         self.seen.append((hook, batch_idx))
 
-    on_batch_done = functools.partialmethod(record, "on_batch_done")
-    on_tick = functools.partialmethod(record, "on_tick")
+    on_batch_done, on_tick = partialmethod(record, "on_batch_done"), partialmethod(record, "on_tick")
 
 
 @pytest.mark.parametrize("fast", [True, False])
@@ -160,7 +157,7 @@ def recording(hook):
         self.record(hook)
         return getattr(BoringModel, hook)(self, *arguments)
 
-    return functools.wraps(getattr(BoringModel, hook))(method)
+    return wraps(getattr(BoringModel, hook))(method)
 
 
 PHASES = {
@@ -206,10 +203,7 @@ def test_the_place_of_an_error_in_validation_has_the_number_of_completed_steps(c
 
 
 def test_a_skipped_epoch_does_not_stay_in_the_forward_phase(cwd):
-    class Skips(RecordsPhases):
-        def on_train_batch_start(self, batch, batch_idx):
-            return -1
-
-    model = Skips()
+    model = RecordsPhases()
+    model.on_train_batch_start = lambda batch, batch_idx: -1
     train_in_process(model=model, loops=True, max_epochs=1, limit_train_batches=3)
     assert model.phases["on_train_epoch_end"] == {"hook"}

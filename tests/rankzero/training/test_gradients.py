@@ -51,14 +51,9 @@ def test_gradients_of_trained_parameters_are_averaged_over_ranks(on_ranks, world
             assert dtype == str(expected.dtype) and is_sparse == name.startswith("sparse")
 
 
-@pytest.fixture
-def one_rank_group():
+def test_sparse_adam_accepts_averaged_sparse_gradients(request):
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-def test_sparse_adam_accepts_averaged_sparse_gradients(one_rank_group):
+    request.addfinalizer(torch.distributed.destroy_process_group)
     table = nn.Embedding(5, 2, sparse=True)
     before = table.weight.detach().clone()
     table(torch.tensor([3, 1, 3])).sum().backward()

@@ -4,7 +4,6 @@ from collections import Counter
 from types import SimpleNamespace
 from unittest.mock import ANY
 
-import pytest
 import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, distributed
@@ -104,12 +103,8 @@ def test_a_value_that_is_averaged_in_a_step_needs_no_barrier_which_would_wait_fo
     assert collectives.counts == {"allreduce": 1}
 
 
-@pytest.fixture
-def by_size(script_folder, monkeypatch):
-    return {size: fit(script_folder, size, monkeypatch) for size in SIZES}
-
-
-def test_the_number_of_collectives_does_not_grow_with_the_world(by_size):
+def test_the_number_of_collectives_does_not_grow_with_the_world(script_folder, monkeypatch):
+    by_size = {size: fit(script_folder, size, monkeypatch) for size in SIZES}
     few, many = ({step: counts for step, (counts, _) in by_size[size].items()} for size in SIZES)
     assert few == many
     assert sorted(few) == list(range(17))

@@ -91,12 +91,17 @@ class AtFetch(Loaders):
         return default_collate(samples)
 
 
+def changed_module():
+    module = type("Changed", (Net,), {})()
+    module.seen = []
+    module.extra = Counts(module.seen)
+    return module
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_between_two_batches_takes_effect_at_the_next_one(change):
     def observe_change(uses_rankzero):
-        module = type("Changed", (Net,), {})()
-        module.seen = []
-        module.extra = Counts(module.seen)
+        module = changed_module()
         loaders = AtFetch(CHANGES[change], lambda: module.trainer)
         return observe(uses_rankzero, lambda: module, lambda: [Counts(), Counts()], loaders=loaders)
 
@@ -106,13 +111,7 @@ def test_a_change_between_two_batches_takes_effect_at_the_next_one(change):
 @pytest.mark.parametrize("change", ["accumulation", "training_step", "optimizer hooks", "zero_grad of the class"])
 @pytest.mark.parametrize("hook", ["on_train_batch_start", "on_train_epoch_start"])
 def test_a_change_in_a_hook_before_the_step_takes_effect_in_this_step(change, hook):
-    def make_module():
-        module = type("Changed", (Net,), {})()
-        module.seen = []
-        module.extra = Counts(module.seen)
-        return module
-
-    arguments = make_module, lambda: [Counts(), AtBatch(CHANGES[change], hook)]
+    arguments = changed_module, lambda: [Counts(), AtBatch(CHANGES[change], hook)]
     assert differences(*(observe(uses_rankzero, *arguments) for uses_rankzero in (True, False))) == []
 
 

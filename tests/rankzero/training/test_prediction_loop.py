@@ -68,15 +68,11 @@ def test_predictions_and_sample_indices_equal_lightnings(sizes, interval):
     assert [*chain(*predicted)] == list(range(10))
 
 
-def collate(rows):
-    return torch.stack([row for (row,) in rows])
-
-
 @pytest.mark.parametrize(
     "loader",
     [
         *(DataLoader(DATA, 4, shuffle, drop_last=True) for shuffle in (False, True)),
-        DataLoader(DATA, 4, drop_last=True, num_workers=1, collate_fn=collate),
+        DataLoader(DATA, 4, drop_last=True, num_workers=1, collate_fn=lambda rows: torch.stack([x for (x,) in rows])),
         Positional(4),
     ],
 )

@@ -22,9 +22,7 @@ class BrokenNet(DropoutNet):
         return loss * self.value if self.global_step == self.step else loss
 
 
-class NoLoss(DropoutNet):
-    def training_step(self, batch, batch_idx):
-        return None
+NoLoss = type("NoLoss", (DropoutNet,), {"training_step": lambda self, batch, batch_idx: None})
 
 
 def saved(folder):
@@ -48,12 +46,9 @@ def test_a_script_trains_on_with_weights_that_are_not_finite_and_keeps_the_last_
     assert len(re.findall(f"rankzero: warning: {text}", error)) == 1 and 'on_nan="stop"' in error
     assert "problem" in output
     summary = summary_in(script_folder)
-    assert (summary["status"], step_in(summary)) == ("finished", 6) and re.fullmatch(text, summary["problem"])
+    assert summary["status"] == "finished" and summary["checkpoint"].endswith("step-00000006")
+    assert re.fullmatch(text, summary["problem"])
     assert summary["problem"] in (script_folder / "runs" / "x" / "report.html").read_text()
-
-
-def step_in(summary):
-    return int(summary["checkpoint"].rpartition("-")[2])
 
 
 @pytest.mark.parametrize(("step", "log_every", "last"), [(7, 3, 9), (7, 50, 12), (16, 50, 18)])
@@ -76,7 +71,8 @@ def test_a_loss_that_is_not_finite_while_the_weights_are_is_a_warning(script_fol
     train(SkipsBrokenGradients(1), log_every_n_steps=3, on_nan="stop")
     assert "the loss of steps 1 to 3 is NaN or infinite; the weights are still finite" in capfd.readouterr().err
     summary = summary_in(script_folder)
-    assert (summary["status"], summary["problem"], step_in(summary)) == ("finished", None, 12)
+    assert (summary["status"], summary["problem"]) == ("finished", None)
+    assert summary["checkpoint"].endswith("step-00000012")
 
 
 @pytest.mark.parametrize("settings", [{}, {"log_every_n_steps": 2}, {"enable_checkpointing": False}], ids=str)

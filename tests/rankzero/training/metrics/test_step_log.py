@@ -181,12 +181,8 @@ def trainer():
     return SimpleNamespace(fit_loop=loop, strategy=strategy)
 
 
-@pytest.fixture
-def record(trainer):
-    return IntervalRecord(trainer)
-
-
-def test_losses_are_weighted_by_their_samples(record):
+def test_losses_are_weighted_by_their_samples(trainer):
+    record = IntervalRecord(trainer)
     record.add_loss(torch.tensor(2.0, requires_grad=True), 3)
     record.add_loss(torch.tensor([5.0]), 1)
     record.add_loss(torch.tensor(float("nan")), 0)  # a batch that only keeps ranks in step
@@ -205,7 +201,8 @@ def test_losses_are_weighted_by_their_samples(record):
         ([[float("nan")], [1.0]], float("nan")),
     ],
 )
-def test_the_norm_is_that_of_all_gradients(record, gradients, norm):
+def test_the_norm_is_that_of_all_gradients(trainer, gradients, norm):
+    record = IntervalRecord(trainer)
     parameters = [torch.zeros(1, requires_grad=True) for _ in gradients]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = None if gradient is None else torch.tensor(gradient)

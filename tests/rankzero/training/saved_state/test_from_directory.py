@@ -38,9 +38,8 @@ def saved(module, tmp_path):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("order", [("import rankzero", ""), ("", "import rankzero")])
-def test_a_directory_is_loaded_for_any_order_of_imports(saved, tmp_path, order):
-    first, second = order
+@pytest.mark.parametrize(("first", "second"), [("import rankzero", ""), ("", "import rankzero")])
+def test_a_directory_is_loaded_for_any_order_of_imports(saved, tmp_path, first, second):
     code = LOAD.format(first=first, second=second)
     assert float(run("python", "-c", code, str(saved[0]), folder=tmp_path).out) == pytest.approx(saved[1].sum().item())
 

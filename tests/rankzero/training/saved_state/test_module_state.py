@@ -68,16 +68,9 @@ def test_state_without_masks_fits_a_new_model_which_pruned_again_computes_and_tr
     assert differences(state_without_masks(resumed, method), state_without_masks(module, method)) == []
 
 
-def net():
-    return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-
-
-HEAD = ["2.weight", "2.bias"]
-
-
 def test_each_optimizer_gets_its_own_groups_without_unknown_parameters():
-    module = net()
+    module, head = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), ["2.weight", "2.bias"]
     optimizers = [SGD(module[2].parameters(), lr=0.1), SGD([module[0].bias], lr=0.1)]
-    saved = [[HEAD, ["0.weight", "other"], [""]], [["0.bias"], ["0.weight"]], [["0.weight", "0.bias"]]]
+    saved = [[head, ["0.weight", "other"], [""]], [["0.bias"], ["0.weight"]], [["0.weight", "0.bias"]]]
     add_missing_groups(module, optimizers, saved)
-    assert [group_names(module, optimizer) for optimizer in optimizers] == [[HEAD], [["0.bias"], ["0.weight"]]]
+    assert [group_names(module, optimizer) for optimizer in optimizers] == [[head], [["0.bias"], ["0.weight"]]]
