@@ -53,7 +53,6 @@ class Share:
 
     @property
     def is_empty(self) -> bool:
-        """Whether this rank gets an empty batch."""
         return self.has_empty_rank and not self.samples
 
 
@@ -70,10 +69,8 @@ class ElasticBatchSampler(Sampler[Indices]):
     it would otherwise give a rank a single sample.
 
     Args:
-        count: Number of samples in the data set.
         global_batch_size: G, samples per optimizer step over all ranks.
         micro_batches: Minimum number of micro-batches into which a rank's share of a step is divided.
-        max_device_batch_size: Largest batch per device; None for no limit.
         shuffle: Whether the order is a random permutation drawn from `(seed, epoch)` instead of 0, 1, 2, ...
         seed: Seed of the permutation and of the random numbers for each sample.
         start: Position from which a resumed run continues.
@@ -324,22 +321,18 @@ class EvaluationBatchSampler(Sampler[Indices]):
         drop_last: bool = False,
         drawn: DrawnOrder | None = None,
     ) -> None:
-        self.drawn = drawn
         assert count >= 0 and batch_size > 0 and world_size > rank >= 0
-        self.rank, self.world_size, self.batch_size, self.seed = rank, world_size, batch_size, seed
-        in_full_batches = count // (batch_size * world_size) * batch_size * world_size
-        self.count = in_full_batches if drop_last else count
+        self.rank, self.world_size, self.batch_size, self.seed, self.drawn = rank, world_size, batch_size, seed, drawn
+        self.count = count - count % (batch_size * world_size) if drop_last else count
 
     def __len__(self) -> int:
         """Returns the number of batches, the same on every rank."""
         return -(-self.count // (self.world_size * self.batch_size))
 
     def shares(self) -> Iterator[Share]:
-        """Returns this rank's share of each batch."""
         return map(self.share, range(len(self)))
 
     def share(self, batch: int) -> Share:
-        """Returns this rank's share of a batch."""
         extra = self.count % self.world_size  # the first `extra` ranks have one sample more than the other ranks
         own, most, least = (self._end(batch, rank) - self._end(batch - 1, rank) for rank in (self.rank, 0, -1))
         total = extra * most + (self.world_size - extra) * least

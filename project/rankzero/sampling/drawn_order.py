@@ -22,10 +22,7 @@ class DrawnOrder:
     then the second. So every rank reads its own draws if all have as many and every step reads as many of each.
 
     The global generators are seeded for the draws, so that these depend only on seed, epoch and pass. A generator of
-    the sampler's own continues.
-
-    Attributes:
-        draws_batches: Whether a draw is a whole batch.
+    the sampler's own continues. If `draws_batches`, a draw is a whole batch.
     """
 
     def __init__(
@@ -98,10 +95,7 @@ class DrawnOrder:
             self._generator.set_state(states[rank % len(states)])
 
     def state(self) -> dict[str, Any]:
-        """Returns what a resumed run needs: this epoch's draws, and the sampler's generator on each rank.
-
-        All ranks must call.
-        """
+        """Returns this epoch's draws, and the sampler's generator on each rank, for a resume. All ranks must call."""
         draws: Any = self._draws
         if all(isinstance(draw, int) for draw in draws):
             draws = torch.tensor(draws, dtype=torch.int64)  # a list takes longer to save
@@ -145,10 +139,7 @@ def has_run_order(loader: "DataLoader[Any]", world_size: int) -> bool:
 
 
 def divided_by(sampler: Any) -> int:
-    """Returns the number of ranks among which a `DistributedSampler` divides the samples, also within a batch sampler.
-
-    Returns 1 for other samplers.
-    """
+    """Returns among how many ranks a `DistributedSampler`, also within a batch sampler, divides the samples; else 1."""
     sampler = sampler if isinstance(sampler, DistributedSampler) else getattr(sampler, "sampler", None)
     return sampler.num_replicas if isinstance(sampler, DistributedSampler) else 1
 

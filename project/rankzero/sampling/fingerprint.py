@@ -69,15 +69,10 @@ def differences_between_ranks(fingerprints: Sequence[Mapping[str, str]], hosts: 
 def check_same_data(
     dataset: Any, properties: Mapping[str, str], accepts: bool, gather: Callable[[Any], list[Any]]
 ) -> None:
-    """Checks that all ranks have the same loader with the same data. All ranks must call.
+    """Raises a RequestError if the ranks have different loaders, or loaders with different data. All ranks must call.
 
     The ranks compare the content of each data set once: after its first use, it may hold other samples on each rank, in
-    a cache. They always compare the properties.
-
-    With `accepts`, or without a data set, they compare only the properties.
-
-    Raises:
-        RequestError: The loader or its data differs.
+    a cache. With `accepts`, or without a data set, they compare only the properties, which they always compare.
     """
     entries = dict(properties)
     if dataset is not None and not accepts:

@@ -51,12 +51,9 @@ def _is_parent_alive() -> bool:
 
 
 def raise_if_worker_died(reader: object, error: Exception) -> None:
-    """Names the loader process that died while a batch was fetched from it.
+    """Raises a RuntimeError that names the loader process, if one died while a batch was fetched from it.
 
     torch (2.15) does so only if the process has already exited when the connection to it breaks.
-
-    Raises:
-        RuntimeError: A loader process has exited.
     """
     workers = getattr(reader, "_workers", ())
     exiting = connection.wait([worker.sentinel for worker in workers], TIMERS.worker if workers else 0)

@@ -61,10 +61,7 @@ class LoopHooks:
         """Called after an epoch, including its hooks and metrics; no epoch is in progress."""
 
     def on_safe_point(self, trainer: Trainer) -> None:
-        """Called where a run can be saved and can stop.
-
-        These points are before the first batch, after each step except an epoch's last, and after each epoch.
-        """
+        """Called where a run can be saved and can stop: first, after a step except an epoch's last, after an epoch."""
 
 
 class LoopCallback(LoopHooks, Callback):
@@ -93,7 +90,6 @@ class Subscribers:
             self.methods[hook] = tuple(getattr(subscriber, hook) for subscriber in implementers)
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Calls a hook of all subscribers that implement it."""
         for method in self.methods[hook]:
             method(self._trainer, *arguments)
 

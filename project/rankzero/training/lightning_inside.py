@@ -16,7 +16,6 @@ from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResul
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.parsing import lightning_hasattr
 from torch import Tensor
 from torchmetrics import Metric
@@ -57,14 +56,9 @@ if not TYPE_CHECKING:
 
 
 def check_release() -> None:
-    """Checks that this release of Lightning has the classes that Rankzero extends.
-
-    Raises:
-        RequestError: One of them is missing.
-    """
+    """Raises a RequestError if this release of Lightning lacks one of the classes that Rankzero extends."""
     if TRAINING in missing:
-        tested = f"Rankzero is tested with lightning {', '.join(TESTED_VERSIONS)}"
-        found = f"{missing[TRAINING]}; {tested}"
+        found = f"{missing[TRAINING]}; Rankzero is tested with lightning {', '.join(TESTED_VERSIONS)}"
         raise RequestError(f"lightning {lightning.__version__}", found, 'pip install "lightning>=2.6.6,<2.7"')
 
 
@@ -225,9 +219,7 @@ def passes_iterator(data_fetcher: Any) -> bool:
 
 def evaluated_loader(trainer: Trainer) -> Any:
     """Returns the loader of the current evaluation batch."""
-    loops = {TrainerFn.VALIDATING: trainer.validate_loop, TrainerFn.TESTING: trainer.test_loop}
-    loop = loops.get(trainer.state.fn, trainer.fit_loop.epoch_loop.val_loop)  # type: ignore[arg-type]
-    combined, results = loop._combined_loader, trainer._results
+    combined, results = trainer._evaluation_loop._combined_loader, trainer._results
     assert combined is not None and results is not None
     return combined.flattened[results.dataloader_idx or 0]
 
@@ -345,10 +337,9 @@ def replace_load_state(saving_module: Any, convert: Callable[[Any, Any], Any]) -
         try:
             return stock_load_state(cls, checkpoint, *arguments, **options)
         finally:
+            del cls.load_state_dict
             if is_own:
                 cls.load_state_dict = load_state_dict
-            else:
-                del cls.load_state_dict
 
     load_state.converts = True  # type: ignore[attr-defined]
     saving_module._load_state = load_state

@@ -11,7 +11,6 @@ class ValidationSchedule:
 
     Attributes:
         epoch_batches: Number of batches in this epoch and in later ones; infinity if unknown.
-        validates: Whether the run validates at all.
         validation_interval: Batches between validations; infinity for the end of an epoch, None for intervals of time.
         validation_epochs: Epochs between epochs with validations; None if `validation_interval` spans epochs.
     """

@@ -58,11 +58,7 @@ class RankAgreements(LoopHooks):
             self._forget_decision()
 
     def check_lengths(self) -> None:
-        """Refuses data that gives the ranks different numbers of batches in this epoch. All ranks must call.
-
-        Raises:
-            RunError: The numbers differ.
-        """
+        """Raises a RunError if the ranks have different numbers of batches in this epoch. All ranks must call."""
         trainer = self._trainer
         if not trainer.fit_loop.plan.unmanaged_loaders:  # type: ignore[attr-defined]
             return
@@ -75,11 +71,7 @@ class RankAgreements(LoopHooks):
             raise RunError(f"the ranks have different numbers of training batches ({numbers}); {_ADVICE}")
 
     def check_data_end(self, fetcher: Any) -> None:
-        """Refuses to continue if the data of this rank has ended, and another rank has more.
-
-        Raises:
-            RunError: Another rank has more batches. The run ends with exit code 1 and without a traceback.
-        """
+        """Raises a RunError, which prints no traceback, if this rank's data has ended and another rank has more."""
         trainer, loop = self._trainer, self._loop
         # A training_step with a `dataloader_iter` reads ahead as it likes.
         if not trainer.fit_loop.plan.unmanaged_loaders or not hasattr(fetcher, "prefetch_batches") or not fetcher.done:  # type: ignore[attr-defined]

@@ -75,7 +75,6 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
 
     Attributes:
         last_bytes: Size of the last checkpoint on disk; None before the first save.
-        is_due: Whether a save is due at the next safe point.
         error: Error of the newest save; None if the save succeeded.
     """
 
@@ -241,8 +240,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
     def save_and_wait(self, trainer: Trainer) -> None:
         """Saves and waits until the checkpoint is on disk; retries a failed save once. All ranks must call.
 
-        Raises:
-            SaveError: The retry has failed too; raised on all ranks.
+        If the retry fails too, all ranks raise a SaveError.
         """
         self.save(trainer)
         if self._newest_error(trainer):

@@ -75,22 +75,14 @@ class FiniteWeights(LoopCallback):
         return True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Examines a run that has ended before its first logging step, or soon after its last one. All ranks must call.
-
-        Raises:
-            RunError: The run has trained nothing, and such a run stops; raised on all ranks.
-        """
+        """Examines a run that ended before its first logging step, or soon after its last one. All ranks must call."""
         step, may_report = trainer.global_step, trainer.is_global_zero and not self._is_final
         if may_report and not self._report_broken(_weights(pl_module), f"at step {step:,}"):
             self._check_that_losses_exist(trainer, step, is_over=True)
         self.end_if_final(trainer)
 
     def end_if_final(self, trainer: Trainer) -> None:
-        """Ends a run that trains nothing and cannot recover. All ranks must call.
-
-        Raises:
-            RunError: The run is one, and such a run stops; raised on all ranks.
-        """
+        """Raises a RunError on all ranks if the run trains nothing, cannot recover, and stops. All ranks must call."""
         ends = self._is_final and self._stops
         own = f"{self.problem}. {self._advice(self.problem)}" if self.problem and ends else None
         problem = trainer.strategy.broadcast(own)

@@ -61,9 +61,8 @@ class TimeBudget:
 
     def __init__(self, end: float) -> None:
         self.end = end
-        self.validation_guess = 0.0
+        self.validation_guess = self.longest_save = 0.0
         self.steps: dict[StepKind, deque[float]] = {kind: deque(maxlen=REMEMBERED_STEPS) for kind in StepKind}
-        self.longest_save = 0.0
 
     @property
     def seconds_for_steps(self) -> float:
@@ -117,9 +116,6 @@ class SafePoint(LoopHooks):
 
     Args:
         end: Time of the monotonic clock at which the time limit ends, in seconds; infinity without a limit.
-
-    Attributes:
-        time_budget: The durations of steps and saves on this rank, and the time left.
     """
 
     def __init__(
@@ -139,11 +135,7 @@ class SafePoint(LoopHooks):
         self._steps_to_check = 3  # the first step may compile; a safe point precedes it
 
     def on_ready(self, trainer: Trainer) -> None:
-        """Stops the run if the time left is too short to begin. All ranks must call.
-
-        Raises:
-            Stopped: The time is too short; raised on all ranks.
-        """
+        """Raises `Stopped` on all ranks if the time left is too short to begin. All ranks must call."""
         self._loop = fit_loop_of(trainer)
         if self._loop.is_trial:
             return

@@ -186,10 +186,8 @@ class IntervalRecord:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         strategy = self._trainer.strategy
         device = strategy.root_device
-        is_scaled = (  # by the scaler of 16-mixed, which such an optimizer removes itself
-            getattr(optimizer, "_step_supports_amp_scaling", False)
-            and getattr(strategy.precision_plugin, "scaler", None) is not None
-        )
+        scaler = getattr(strategy.precision_plugin, "scaler", None)  # of 16-mixed; such an optimizer unscales itself
+        is_scaled = scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
         if is_scaled or not gradients or any(gradient.is_sparse or gradient.device != device for gradient in gradients):
             return
         if device.type == "cpu":  # get_total_norm takes three times as long for a few small tensors

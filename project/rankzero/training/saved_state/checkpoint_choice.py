@@ -57,8 +57,7 @@ class ChosenCheckpoint(CheckpointConnector):
     def resolve(self, ckpt_path: str, state_fn: TrainerFn = TrainerFn.FITTING) -> str | None:
         """Returns the checkpoint that a `ckpt_path` refers to; None if there is no `last` one. All ranks must call.
 
-        Raises:
-            RequestError: There is no such checkpoint.
+        Another one that does not exist raises a RequestError.
         """
         named: dict[str, Callable[[TrainerFn], str | None]] = {"best": self._best, "last": self._last, "hpc": self._hpc}
 

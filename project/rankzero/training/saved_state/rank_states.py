@@ -75,8 +75,7 @@ class RankStates(LoopCallback):
             entropy = [self.plan.seed, trainer.global_step, self.plan.rank]
             seed = int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
             generators.seed(seed)
-            if torch.cuda.is_available():
-                torch.cuda.manual_seed(seed)
+            torch.cuda.manual_seed(seed)
         # If the world size has changed, rank zero continues with all ranks' metrics; the other ranks start empty.
         inherited_states = [rank_state] if is_same_world else states if self.plan.rank == 0 else []
         fit_loop_of(trainer).epoch_loop.record.load_states([state["interval"] for state in inherited_states])

@@ -28,11 +28,7 @@ def is_tuning(trainer: Trainer) -> bool:
 
 
 def check_batch_sizes(plan: SamplingPlan, callbacks: Sequence[Callback]) -> None:
-    """Checks that only one flag or finder chooses the batch size.
-
-    Raises:
-        RequestError: Two flags, or a flag and a finder, choose the batch size.
-    """
+    """Raises a RequestError if two flags, or a flag and a finder, choose the batch size."""
     if plan.batch_size and plan.global_batch_size:
         requested = f"--batch_size {plan.batch_size} and --global_batch_size {plan.global_batch_size}"
         raise RequestError(requested, "both set the number of samples per step", "only one of the two")
@@ -120,14 +116,14 @@ class LiveSettings(LoopCallback):
     def __init__(self) -> None:
         self._flags: dict[str, bool] = {}
         self._batches_per_step = 1
-        self._loaded: State | None = None
+        self._loaded: State = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._loaded = None
+        self._loaded = {}
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restores the flags of a run that was only restored."""
-        _set_flags(pl_module, (self._loaded or {}).get("flags", {}))
+        _set_flags(pl_module, self._loaded.get("flags", {}))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: State) -> None:
         flags = flags_of(pl_module)
@@ -147,8 +143,7 @@ class LiveSettings(LoopCallback):
         self._loaded = {**checkpoint.get("live_settings", {}), **kept}
 
     def on_ready(self, trainer: Trainer) -> None:
-        module, loaded = trainer.lightning_module, self._loaded or {}
-        self._loaded = None
+        module, loaded, self._loaded = trainer.lightning_module, self._loaded, {}
         self._flags, self._batches_per_step = flags_of(module), trainer.accumulate_grad_batches
         prune_again(module, loaded.get("pruned", {}))
         _set_flags(module, loaded.get("flags", {}))

@@ -95,14 +95,10 @@ class StepGraph:
         return [each.requires_grad and not has_gradient_hook(each) for each in self._all]
 
     def _count_parameters(self) -> list[int]:
-        """Returns the number of parameters of each group of the optimizer."""
         return [len(group["params"]) for group in self.optimizer.param_groups]
 
     def run(self, batch: Any, batch_idx: int | None = None) -> tuple[Any, Sequence[Tensor | None], list[Call]]:
-        """Runs the graph.
-
-        Returns:
-            The detached output of `training_step`, the gradient of each of `parameters`, and the recorded calls.
+        """Returns the detached output of `training_step`, the gradients of `parameters`, and the recorded calls.
 
         Raises:
             CannotCompileError: The step cannot be compiled.
@@ -251,18 +247,7 @@ class Group:
             buffers = states.get("momentum_buffer", [None] * len(own))
             sgd(self._parameters, own, buffers, has_sparse_grad=False, **momentum, **common)
             return
+        moments = states["exp_avg"], states["exp_avg_sq"], states.get("max_exp_avg_sq", [])
         beta1, beta2 = settings["betas"]
-        adam(
-            self._parameters,
-            own,
-            states["exp_avg"],
-            states["exp_avg_sq"],
-            states.get("max_exp_avg_sq", []),
-            states["step"],
-            amsgrad=settings["amsgrad"],
-            eps=settings["eps"],
-            decoupled_weight_decay=settings["decoupled_weight_decay"],
-            beta1=beta1,
-            beta2=beta2,
-            **common,
-        )
+        common |= {name: settings[name] for name in ("amsgrad", "eps", "decoupled_weight_decay")}
+        adam(self._parameters, own, *moments, states["step"], beta1=beta1, beta2=beta2, **common)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torchmetrics
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -97,9 +98,7 @@ def assert_equal(expected, found, tolerance=1e-5):
         assert metrics == pytest.approx(found_metrics, abs=tolerance)
 
 
-class Doubled(Callback):
-    def on_after_backward(self, trainer, module):
-        module.output.bias.grad *= 2
+DOUBLES = LambdaCallback(on_after_backward=lambda trainer, module: module.output.bias.grad.mul_(2))
 
 
 @pytest.mark.parametrize(
@@ -111,14 +110,13 @@ class Doubled(Callback):
         ("RMSprop", {}, False),
         ("SGD", {"accumulate_grad_batches": 3}, False),
         ("AdamW", {"gradient_clip_val": 0.1}, False),
-        ("SGD", {"callbacks": [Doubled()]}, False),
+        ("SGD", {"callbacks": [DOUBLES]}, False),
         ("Adam", {"precision": "bf16-mixed"}, True),
         ("SGD", {"max_device_batch_size": 16, "global_batch_size": 64}, False),
     ],
 )
 def test_compiled_steps_train_and_log_as_steps_without_graph(optimizer, settings, updates, capsys):
-    expected = fit("off", lambda: Net(optimizer), **settings)
-    found = fit("step", lambda: Net(optimizer), **settings)
+    expected, found = (fit(how, partial(Net, optimizer), **settings) for how in ("off", "step"))
     assert_equal(expected, found, 1e-5 if "precision" not in settings else 0.05)
     assert graph_of(found[1]).updates == updates
     assert graph_of(found[1]).function.compilations <= 2
@@ -138,31 +136,19 @@ def test_a_resumed_run_equals_an_uninterrupted_run_and_its_checkpoint_loads_with
     assert_equal((loaded, None, []), (parts[0], None, []), 0)
 
 
-class Unfreeze(Callback):
-    def on_train_epoch_start(self, trainer, module):
-        module.hidden.requires_grad_(trainer.current_epoch >= 1)
-
-
 class LateHook(Callback):
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         if trainer.global_step == 5:
             module.on_before_optimizer_step = lambda optimizer: module.output.bias.grad.zero_()
 
 
-class Momentum(Callback):
-    def on_train_epoch_start(self, trainer, module):
-        trainer.optimizers[0].param_groups[0]["momentum"] = 0.9 - 0.1 * trainer.current_epoch
+def in_second_epoch(change):
+    """Returns a change at the start of the second epoch only."""
+    return lambda trainer, module: trainer.current_epoch == 1 and change(trainer, module)
 
 
-class Change(Callback):
-    """Changes the Trainer or the module at the start of the second epoch."""
-
-    def __init__(self, change):
-        self.change = change
-
-    def on_train_epoch_start(self, trainer, module):
-        if trainer.current_epoch == 1:
-            self.change(trainer, module)
+def set_momentum(trainer, module):
+    trainer.optimizers[0].param_groups[0]["momentum"] = 0.9 - 0.1 * trainer.current_epoch
 
 
 def replace_layer(trainer, module):
@@ -179,13 +165,16 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("callback", [Unfreeze, LateHook, Momentum, *CHANGES])
-def test_changes_by_callbacks_take_effect(callback):
-    def run(how):
-        found = Change(CHANGES[callback]) if callback in CHANGES else callback()
-        return fit(how, lambda: Net("plain SGD" if callback == "momentum" else "SGD"), callbacks=[found])
+CHANGES = {name: in_second_epoch(change) for name, change in CHANGES.items()}
+CHANGES["momentum of each epoch"] = set_momentum
+CHANGES["unfreezing"] = lambda trainer, module: module.hidden.requires_grad_(trainer.current_epoch >= 1)
 
-    assert_equal(run("off"), run("step"))
+
+@pytest.mark.parametrize("change", ["late hook", *CHANGES])
+def test_changes_by_callbacks_take_effect(change):
+    callback = LambdaCallback(on_train_epoch_start=CHANGES[change]) if change in CHANGES else LateHook()
+    make = partial(Net, "plain SGD" if change == "momentum" else "SGD")
+    assert_equal(*(fit(how, make, callbacks=[callback]) for how in ("off", "step")))
 
 
 class ParameterOutside(Net):
