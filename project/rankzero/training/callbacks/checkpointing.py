@@ -280,6 +280,7 @@ class CheckpointCallback(LoopCallback, ModelCheckpoint):
 
     def _prune(self, saved: Path) -> None:
         """Deletes surplus checkpoints after a save; called in the writer thread."""
+        self.error = None
         try:
             self.last_bytes = sum(file.stat().st_size for file in saved.iterdir())
             self.run.assert_owner()

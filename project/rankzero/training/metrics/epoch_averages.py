@@ -109,7 +109,9 @@ class Results(stock.ResultCollection):
             value = self._get_cache(metric, on_step)
             if not isinstance(value, Tensor):
                 continue
-            name, forked_name = self._forked_name(metric, on_step)
+            is_numbered = metric.meta.add_dataloader_idx and metric.meta.dataloader_idx is not None
+            suffix = self.DATALOADER_SUFFIX.format(metric.meta.dataloader_idx) if is_numbered else ""
+            name, forked_name = metric.meta.name + suffix, metric.meta.forked_name(on_step) + suffix
             if metric.meta.logger:
                 found["log"][forked_name] = value
             if self.training or (metric.meta.on_epoch and not on_step):

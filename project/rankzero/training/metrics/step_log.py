@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -103,13 +104,20 @@ class StepLog:
                 attributes["value"] = cache
                 return
         if meta.is_mean_reduction:
-            size = self.results._extract_batch_size(metric, None, meta) if batch_size is None else batch_size
+            size = self._batch_size() if batch_size is None else batch_size
             attributes["value"] = metric.value + value * size
             attributes["cumulated_batch_size"] = metric.cumulated_batch_size + size
         elif meta.is_sum_reduction:
             attributes["value"] = metric.value + value
         else:
             attributes["value"] = meta.reduce_fx(metric.value, value)
+
+    def _batch_size(self) -> int:
+        """Returns the size of the batch, as `_ResultCollection._extract_batch_size` finds it."""
+        results = self.results
+        if results.batch_size is None and results.batch is not None:
+            results.batch_size = extract_batch_size(results.batch)
+        return 1 if results.batch_size is None else results.batch_size
 
 
 class IntervalRecord:
