@@ -16,6 +16,7 @@ from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResul
 from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.parsing import lightning_hasattr
 from torch import Tensor
 from torchmetrics import Metric
@@ -219,7 +220,9 @@ def passes_iterator(data_fetcher: Any) -> bool:
 
 def evaluated_loader(trainer: Trainer) -> Any:
     """Returns the loader of the current evaluation batch."""
-    combined, results = trainer._evaluation_loop._combined_loader, trainer._results
+    loops = {TrainerFn.VALIDATING: trainer.validate_loop, TrainerFn.TESTING: trainer.test_loop}
+    loop = loops.get(trainer.state.fn, trainer.fit_loop.epoch_loop.val_loop)  # type: ignore[arg-type]
+    combined, results = loop._combined_loader, trainer._results
     assert combined is not None and results is not None
     return combined.flattened[results.dataloader_idx or 0]
 
