@@ -3,15 +3,16 @@
 import copy
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain, count, pairwise
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -112,14 +113,21 @@ class Stream:
         lengths = gather(sized_len(loader))
         self.length: int | None = None if None in lengths else max(lengths)
         self._world_size, self.is_padded, self.has_started, self._has_warned = len(lengths), False, False, False
-        owners = (self.reader,) if loader.num_workers else (self.reader, loader.dataset)
+        self._package = type(loader.dataset).__module__.partition(".")[0]
+        # A data set of Hugging Face (datasets 5.2) that shuffles resumes without the samples in its buffer.
+        has_state = not loader.num_workers and self._package != "datasets"
+        owners = (self.reader, loader.dataset)[: 1 + has_state]
         self._stateful: Any = next((owner for owner in owners if hasattr(owner, "state_dict")), None)
         self._source = _Source(loader.dataset)
         if self._stateful is loader.dataset:
             vars(self.reader)["dataset"] = self._source
+        if loader.batch_size is not None:
+            vars(self.reader)["collate_fn"] = _CountingCollate(loader.collate_fn)
+        self._generators: generators.States | None = None
+        """States of the data set's own generators, if it draws in this process."""
         self._epoch, self._batches = 0, 0
-        self._state: tuple[Any, bool] = None, False
-        """State after the last batch that this rank has begun to train on, and whether the data has ended."""
+        self._state: Any = None
+        """The state after the last batch that this rank has begun to train on."""
         self._read_ahead: deque[tuple[GatheredRows, int, Any]] = deque()
         """For each batch that is not trained on yet: samples of all ranks, number, and the state after it."""
         self._digests: list[str] | None = None if kept else []
@@ -141,16 +149,16 @@ class Stream:
         if self._seeds_workers:
             torch.empty((), dtype=torch.int64).random_()  # a DataLoader draws its seed like this
             reader.generator.manual_seed(key % 2**63)
-        has_ended = False
-        if kept and kept["states"] and self._stateful:
-            skipped, (state, has_ended) = 0, kept["states"][self._rank]
+        has_ended, packed = False, None
+        if kept and kept["states"] and self._stateful is not None:
+            skipped, (state, has_ended, packed) = 0, kept["states"][self._rank]
             if not has_ended:
                 self._stateful.load_state_dict(state)
         if reader.num_workers:
             with blocked_signals():
                 unread: Iterator[Any] = iter(reader)
         else:
-            unread = _with_own_generators(reader, key)
+            unread = self._with_own_generators(key, packed)
         if skipped:
             self._skip(unread, skipped)
         batches = self._read(unread, kept["batches"] if kept else 0, has_ended)
@@ -163,10 +171,12 @@ class Stream:
         for number in count(earlier + 1):
             batch = _END if has_ended else next(batches, _END)
             has_ended = batch is _END
-            samples = 0 if has_ended or batch is None else batch_size(batch) or 1
-            if size := self.reader.batch_size:
-                samples = min(samples, size)  # the batch may begin with a tensor that has several rows per sample
-            weight = samples if size else samples > 0  # the data set makes the batches: each counts the same
+            if isinstance(batch, _Counted):
+                batch, samples = batch
+                weight = samples = samples * (batch is not None)
+            else:  # the data set makes the batches: each counts the same
+                samples = 0 if has_ended or batch is None else batch_size(batch) or 1
+                weight = samples > 0
             rows = self._begin_gather(torch.tensor([weight, samples, not has_ended]))
             if self._digests is not None:
                 self._compare_first("" if has_ended else _digest(batch))
@@ -180,8 +190,11 @@ class Stream:
                 batch = self._without_samples(last)
             else:
                 last = batch
-            state = copy.deepcopy(self._stateful.state_dict()) if self._stateful else None
-            self._read_ahead.append((rows, number, (state, has_ended or self._source.has_ended)))
+            state = None
+            if self._stateful is not None:
+                own = copy.deepcopy(self._stateful.state_dict())
+                state = own, has_ended or self._source.has_ended, self._generators
+            self._read_ahead.append((rows, number, state))
             yield batch
 
     def next_share(self) -> Share:
@@ -199,9 +212,37 @@ class Stream:
     def state(self, is_within_epoch: bool) -> dict[str, Any]:
         """Returns what a resumed run needs. All ranks must call."""
         batches = self._batches if is_within_epoch else 0
-        states = self._gather(self._state) if batches and self._stateful else []
+        states = []
+        if batches and self._stateful is not None:
+            own, has_ended, states_of_generators = self._state
+            packed = generators.pack(states_of_generators) if states_of_generators else None
+            states = self._gather((own, has_ended, packed))
         readers = [self._world_size, self.reader.num_workers]
         return {"epoch": self._epoch, "batches": batches, "states": states, "readers": readers}
+
+    def _with_own_generators(self, key: int, packed: Any) -> Iterator[Any]:
+        """Reads in this process, with generators that nothing else draws from, unless the first batch draws nothing."""
+        outer = generators.get_states()
+        generators.seed(key)
+        seeded, batches = generators.get_states(), None
+        if packed:
+            generators.set_packed(packed)
+        while True:
+            try:
+                batches = iter(self.reader) if batches is None else batches
+                batch, own = next(batches, _END), generators.get_states()
+                draws = generators.have_changed_since(seeded)
+            finally:
+                generators.set_states(outer)
+            self._generators = own if draws else None
+            if batch is _END:
+                return
+            yield batch
+            if not draws:
+                yield from batches
+                return
+            outer = generators.get_states()
+            generators.set_states(own)
 
     def _skip(self, batches: Iterator[Any], number: int) -> None:
         began, text = monotonic(), f"{number:,} batches of {self.name} that epoch {self._epoch + 1} has trained on"
@@ -242,11 +283,10 @@ class Stream:
         readers.pop("", None)  # without data
         same = max(readers.values(), key=len, default=[])
         if len(same) > 1:
-            package = type(self._source.dataset).__module__.partition(".")[0]
             otherwise = "in __iter__, itertools.islice(samples, rank * workers + worker, None, world_size * workers)"
             rank_zero_warn(
                 f"rankzero: the first batch of {self.name} is the same on {few(same)}: all of them seem to read the "
-                f"same samples. To divide the samples: {DIVISIONS.get(package, otherwise)}"
+                f"same samples. To divide the samples: {DIVISIONS.get(self._package, otherwise)}"
             )
 
 
@@ -262,37 +302,39 @@ class _Source:
         self.has_ended = True
 
 
-def _with_own_generators(reader: "DataLoader[Any]", key: int) -> Iterator[Any]:
-    """Reads in this process, with generators that nothing else draws from, unless the first batch draws nothing."""
-    outer = generators.get_states()
-    generators.seed(key)
-    seeded, batches = generators.get_states(), None
-    while True:
-        try:
-            batches = iter(reader) if batches is None else batches
-            batch, own = next(batches, _END), generators.get_states()
-            draws = generators.have_changed_since(seeded)
-        finally:
-            generators.set_states(outer)
-        if batch is _END:
-            return
-        yield batch
-        if not draws:
-            yield from batches
-            return
-        outer = generators.get_states()
-        generators.set_states(own)
+class _Counted(NamedTuple):
+    """A batch and the number of samples that were collated."""
+
+    batch: Any
+    samples: int
+
+
+class _CountingCollate:
+    """Collate function that also returns how many samples it was given."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, samples: Any) -> _Counted:
+        return _Counted(self.collate(samples), len(samples))
 
 
 def _digest(batch: Any) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+    """Returns a digest of the tensors, arrays, texts and numbers in a batch; an empty text if it has none."""
+    leaves: list[bytes] = []
 
-    def add(leaf: Any) -> None:
-        if isinstance(leaf, Tensor):
-            data = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)[:DIGEST_BYTES]
-            digest.update(data.numpy().tobytes())
-        else:
-            digest.update(str(leaf).encode())
+    def add(value: Any) -> None:
+        if isinstance(value, Tensor | np.ndarray):
+            with suppress(RuntimeError, TypeError):  # sparse tensors, for example
+                rows = torch.as_tensor(value).detach().cpu().reshape(-1).view(torch.uint8)[:DIGEST_BYTES]
+                leaves.append(rows.numpy().tobytes())
+        elif isinstance(value, str | bytes | int | float):
+            leaves.append(repr(value).encode())
+        elif isinstance(value, Mapping):
+            add(list(value.values()))
+        elif isinstance(value, list | tuple):
+            for element in value:
+                add(element)
 
-    apply_to_collection(batch, (Tensor, str, int, float), add)
-    return digest.hexdigest()
+    add(batch)
+    return hashlib.blake2b(b"".join(leaves), digest_size=16).hexdigest() if leaves else ""

@@ -191,7 +191,7 @@ class RunStrategy(Strategy):
         """Divides the gradients by the ranks' mean weight in this step; returns this mean. All ranks must call."""
         weights = torch.as_tensor(self._weights, dtype=torch.float32, device=self.root_device).clone()
         self.sum_in_place(weights)
-        mean, self._weights = torch.where(weights > 0, weights / self._module.trainer.world_size, 1.0), 0.0
+        mean, self._weights = torch.where(weights != 0, weights / self._module.trainer.world_size, 1.0), 0.0
         for parameter in self._module.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(mean)
