@@ -254,6 +254,8 @@ class Trainer(TrainerArguments):
             return
         self.run.part += self._has_fitted
         self._has_fitted = False
+        if ckpt_path == "last":  # Lightning looks for it in the folder of the logger's version
+            self._user_loggers.continue_versions(self, False)
         attempt = self._prepare_attempt(model, datamodule or train_dataloaders, ckpt_path)
         loop.only_restores = attempt.already_finished
         checkpoint = as_given(attempt.checkpoint, ckpt_path)

@@ -24,7 +24,7 @@ TRAINER_FLAGS = {flag.name: flag for flag in flags_of("fit") if flag.lightning_k
 
 _KEYS = {name: flag.lightning_key or name for flag in flags_of("fit") for name in (flag.name, *flag.aliases)}
 
-_SHELL_COMMAND = re.compile(r"(or )?(srun|mpirun|torchrun|pbsdsh|python|[A-Z_]+=\S+) ")
+_SHELL_COMMAND = re.compile(r" *(type +)?(or )?(srun|mpirun|torchrun|pbsdsh|python|[A-Z_]+=\S+) ")
 
 
 def argument_of(flag: str) -> str:

@@ -63,6 +63,8 @@ def test_flags_in_a_message_are_rewritten_as_trainer_arguments(monkeypatch):
         "--seed 3": "seed=3",
         "omit --nodes and --devices": "omit num_nodes and devices",
         "srun --nodes=2 python launch/fit.py --epochs 3": "srun --nodes=2 python train.py --epochs 3",
+        "  type   torchrun --nnodes 2 launch/fit.py": "  type   torchrun --nnodes 2 train.py",
+        "         or torchrun --nnodes 2 launch/fit.py": "         or torchrun --nnodes 2 train.py",
     }
     assert {flags: as_arguments(flags) for flags in expected} == expected
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -115,6 +115,15 @@ def test_a_resumed_run_keeps_the_version_of_each_logger_and_logs_no_step_twice(s
     elsewhere = fit(CSVLogger("csv2"), TensorBoardLogger("tb", name="c"), max_epochs=3).loggers
     assert [one.log_dir for one in elsewhere] == ["csv2/lightning_logs/version_0", "tb/c/version_0"]
     assert [one.version for one in fit(*loggers(), resume="never").loggers[:3]] == [2, 2, 2]
+
+
+def test_the_last_checkpoint_is_searched_for_in_the_version_of_the_logger_that_the_run_continues(script_folder):
+    for epochs in (1, 2):
+        callbacks = [ModelCheckpoint(save_last=True)]  # in the folder of the version
+        settings = {"max_epochs": epochs, "name": "x", **QUIET, "enable_checkpointing": True}
+        trainer = Trainer(logger=[TensorBoardLogger("tb")], callbacks=callbacks, **settings)
+        trainer.fit(Net(), Loaders()(), ckpt_path="last")
+        assert trainer.logger.log_dir == "tb/lightning_logs/version_0" and trainer.current_epoch == epochs
 
 
 @pytest.mark.parametrize("state", ["deleted", None])
