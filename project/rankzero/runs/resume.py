@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -162,8 +163,8 @@ def _choose_resume_point(
             if not plan.trusted_sha256:
                 raise needs_trust_error(plan.checkpoint, names)
         if plan.manifest.get("rankzero") is None:
-            note = "was not written by Rankzero: its last epoch restarts from the beginning"
-            plan.notes.append(f"{plan.checkpoint} {note}")
+            text = "was not written by Rankzero: its last epoch restarts from the beginning, unless it was complete"
+            plan.notes.append(f"{plan.checkpoint} {text}")
     _check_same_training(plan, config)
     if (stored := config_in(plan.manifest)) and (changed := changed_settings(stored, config)):
         plan.notes.append(f"changed since the checkpoint: {', '.join(changed)}")
@@ -198,7 +199,13 @@ def read_description(checkpoint: Path | str, trusted: bool = False) -> dict[str,
     except RequestError:  # loading the checkpoint later raises this error again
         return {"rankzero": {}}
     record = content.get("rankzero") if isinstance(content.get("rankzero"), dict) else None
-    return {"step": content.get("global_step"), "epoch": content.get("epoch"), "rankzero": record}
+    epoch = content.get("epoch")
+    with suppress(LookupError, TypeError):  # not a checkpoint of Lightning
+        loop = content["loops"]["fit_loop"]
+        is_complete = loop["epoch_loop.batch_progress"]["is_last_batch"]
+        if not record and type(epoch) is int and is_complete:
+            epoch += 1
+    return {"step": content.get("global_step"), "epoch": epoch, "rankzero": record}
 
 
 def _check_same_training(plan: ResumePlan, config: Config) -> None:

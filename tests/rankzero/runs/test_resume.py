@@ -270,11 +270,17 @@ def test_a_run_resumes_exactly_from_a_checkpoint_of_lightnings_callback_even_if_
     assert summary_of(cwd / "runs/rest")["ledger"][-1] == EACH_ONCE[1]
 
 
-def test_a_checkpoint_not_written_by_rankzero_restarts_its_epoch(cwd, capsys, lightnings_checkpoints):
-    content = torch.load(lightnings_checkpoints / "steps/step=100.ckpt", weights_only=True)
+@pytest.mark.parametrize(
+    ("checkpoint", "steps"), [("steps/step=100", 164), ("val/step=64", 128), ("epoch/step=64", 128)]
+)
+def test_a_checkpoint_not_written_by_rankzero_restarts_its_epoch_unless_it_was_complete(
+    cwd, capsys, lightnings_checkpoints, checkpoint, steps
+):
+    content = torch.load(lightnings_checkpoints / f"{checkpoint}.ckpt", weights_only=True)
     for name in ("rankzero", "rank_states", "ledger"):
         del content[name]
     torch.save(content, "bare.ckpt")
     fit_in_process(*CONSTANT, "--epochs", "2", "--run", "bare", "--resume", "bare.ckpt")
     assert "its last epoch restarts from the beginning" in capsys.readouterr().out
-    assert summary_of(cwd / "runs/bare")["ledger"] == ["epoch 2: 2,048 of 2,048 samples, each once"]
+    summary = summary_of(cwd / "runs/bare")
+    assert summary["ledger"] == ["epoch 2: 2,048 of 2,048 samples, each once"] and summary["steps"] == steps
