@@ -2,7 +2,6 @@
 
 import os
 import random
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -50,26 +49,6 @@ def set_states(states: States) -> None:
     random.setstate(states[0])
     np.random.set_state(states[1])
     torch.set_rng_state(states[2])
-
-
-def pack(states: States) -> dict[str, Any]:
-    """Returns states as tensors and plain types, as a checkpoint holds them."""
-    python, numpy, torch_state = states
-    packed: dict[str, Any] = {"python": [python[0], torch.tensor(python[1]), python[2]], "torch": torch_state}
-    if numpy["bit_generator"] == "MT19937":  # the user must save any other generator
-        words = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
-        packed["numpy"] = [words, numpy["state"]["pos"], numpy["has_gauss"], numpy["gauss"]]
-    return packed
-
-
-def set_packed(packed: Mapping[str, Any]) -> None:
-    """Restores the states that `pack` returned."""
-    version, words, gauss = packed["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
-    torch.set_rng_state(packed["torch"].cpu())
-    if "numpy" in packed:
-        words, position, has_gauss, gauss = packed["numpy"]
-        np.random.set_state(("MT19937", words.numpy().astype(np.uint32), position, has_gauss, gauss))
 
 
 def _summary(states: States) -> tuple[Any, ...]:

@@ -24,6 +24,9 @@ from rankzero.sampling.loader import ManagedLoader, batch_size, empty_batch_like
 from rankzero.sampling.permutation import draw_key
 from rankzero.sampling.workers import blocked_signals
 
+SEED_STEP = 0x9E3779B97F4A7C15
+"""Difference between the seeds of consecutive batches, an odd number with well-spread bits."""
+
 DIGEST_BYTES = 2**20
 """Bytes of each tensor of a batch that are compared between ranks."""
 
@@ -34,6 +37,9 @@ DIVISIONS = {
 """Package -> what divides its streams among the ranks."""
 
 _END = object()
+
+_NO_OTHERS = torch.zeros(3, 1)
+"""What a single process would gather after its data has ended."""
 
 
 class StreamLoader(ManagedLoader):
@@ -123,12 +129,10 @@ class Stream:
             vars(self.reader)["dataset"] = self._source
         if loader.batch_size is not None:
             vars(self.reader)["collate_fn"] = _CountingCollate(loader.collate_fn)
-        self._generators: generators.States | None = None
-        """States of the data set's own generators, if it draws in this process."""
         self._epoch, self._batches = 0, 0
         self._state: Any = None
         """The state after the last batch that this rank has begun to train on."""
-        self._read_ahead: deque[tuple[GatheredRows, int, Any]] = deque()
+        self._read_ahead: deque[tuple[GatheredRows | None, int, Any]] = deque()
         """For each batch that is not trained on yet: samples of all ranks, number, and the state after it."""
         self._digests: list[str] | None = None if kept else []
         """Of the first batch of each loader process, until the ranks have compared them."""
@@ -149,19 +153,19 @@ class Stream:
         if self._seeds_workers:
             torch.empty((), dtype=torch.int64).random_()  # a DataLoader draws its seed like this
             reader.generator.manual_seed(key % 2**63)
-        has_ended, packed = False, None
+        earlier, has_ended = skipped, False
         if kept and kept["states"] and self._stateful is not None:
-            skipped, (state, has_ended, packed) = 0, kept["states"][self._rank]
+            skipped, (state, has_ended) = 0, kept["states"][self._rank]
             if not has_ended:
                 self._stateful.load_state_dict(state)
         if reader.num_workers:
             with blocked_signals():
                 unread: Iterator[Any] = iter(reader)
         else:
-            unread = self._with_own_generators(key, packed)
+            unread = self._read_with_seeds(key, earlier - skipped)
         if skipped:
             self._skip(unread, skipped)
-        batches = self._read(unread, kept["batches"] if kept else 0, has_ended)
+        batches = self._read(unread, earlier, has_ended)
         if self.length is not None and self._world_size > 1:  # Lightning reads ahead only without a length
             return (batch for batch, _ in pairwise(chain(batches, [None])))
         return batches
@@ -177,12 +181,14 @@ class Stream:
             else:  # the data set makes the batches: each counts the same
                 samples = 0 if has_ended or batch is None else batch_size(batch) or 1
                 weight = samples > 0
-            rows = self._begin_gather(torch.tensor([weight, samples, not has_ended]))
+            rows = None
+            if self._world_size > 1:
+                rows = self._begin_gather(torch.tensor([weight, samples, not has_ended]))
             if self._digests is not None:
                 self._compare_first("" if has_ended else _digest(batch))
             if not samples:
-                weights, _, continued = rows.wait().T
-                if not continued.any():
+                weights, _, continues = rows.wait().T if rows else _NO_OTHERS
+                if has_ended and not continues.any():
                     return
                 if not weights.any():  # a collate function has returned None on all ranks that have data
                     yield None
@@ -193,7 +199,7 @@ class Stream:
             state = None
             if self._stateful is not None:
                 own = copy.deepcopy(self._stateful.state_dict())
-                state = own, has_ended or self._source.has_ended, self._generators
+                state = own, has_ended or self._source.has_ended
             self._read_ahead.append((rows, number, state))
             yield batch
 
@@ -202,7 +208,7 @@ class Stream:
         if not self._read_ahead:
             return EVEN_SHARE
         rows, self._batches, self._state = self._read_ahead.popleft()
-        if self._world_size == 1:
+        if rows is None:
             return EVEN_SHARE
         weights, samples, _ = rows.wait().T.tolist()
         weight = weights[self._rank] * self._world_size / sum(weights)
@@ -212,37 +218,33 @@ class Stream:
     def state(self, is_within_epoch: bool) -> dict[str, Any]:
         """Returns what a resumed run needs. All ranks must call."""
         batches = self._batches if is_within_epoch else 0
-        states = []
-        if batches and self._stateful is not None:
-            own, has_ended, states_of_generators = self._state
-            packed = generators.pack(states_of_generators) if states_of_generators else None
-            states = self._gather((own, has_ended, packed))
+        states = self._gather(self._state) if batches and self._stateful is not None else []
         readers = [self._world_size, self.reader.num_workers]
         return {"epoch": self._epoch, "batches": batches, "states": states, "readers": readers}
 
-    def _with_own_generators(self, key: int, packed: Any) -> Iterator[Any]:
-        """Reads in this process, with generators that nothing else draws from, unless the first batch draws nothing."""
-        outer = generators.get_states()
-        generators.seed(key)
-        seeded, batches = generators.get_states(), None
-        if packed:
-            generators.set_packed(packed)
-        while True:
+    def _read_with_seeds(self, key: int, first: int) -> Iterator[Any]:
+        """Reads batches in this process, from number `first` on.
+
+        The generators are seeded for each batch, and then get their previous states back; not if the first batch draws
+        no random number.
+        """
+        batches, draws = None, True
+        for number in count(first):
+            outer = generators.get_states()
+            generators.seed((key + number * SEED_STEP) % 2**64)
+            seeded = generators.get_states() if batches is None else None
             try:
                 batches = iter(self.reader) if batches is None else batches
-                batch, own = next(batches, _END), generators.get_states()
-                draws = generators.have_changed_since(seeded)
+                batch = next(batches, _END)
+                draws = seeded is None or generators.have_changed_since(seeded)
             finally:
                 generators.set_states(outer)
-            self._generators = own if draws else None
             if batch is _END:
                 return
             yield batch
             if not draws:
                 yield from batches
                 return
-            outer = generators.get_states()
-            generators.set_states(own)
 
     def _skip(self, batches: Iterator[Any], number: int) -> None:
         began, text = monotonic(), f"{number:,} batches of {self.name} that epoch {self._epoch + 1} has trained on"

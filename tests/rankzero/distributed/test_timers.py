@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from rankzero.distributed.timers import TIMERS, Timers
+from rankzero.distributed.timers import TIMERS, Progress, Timers
 from running import REPOSITORY
 
 SOURCES = "".join(file.read_text() for file in (REPOSITORY / "project" / "rankzero").rglob("*.py"))
@@ -34,3 +34,13 @@ def test_waits_of_which_one_must_exceed_the_other_are_in_order():
 def test_every_duration_is_used_and_described(name):
     assert f"TIMERS.{name}" in SOURCES
     assert re.search(rf'^    {name} = [\d.]+\n    """[^"]+[.]"""$', SOURCES, re.MULTILINE)
+
+
+def test_progress_is_printed_at_intervals(monkeypatch, capsys):
+    waiting = Progress(20)
+    waiting.print_if_due(lambda: pytest.fail("it is too early"))
+    monkeypatch.setattr(TIMERS, "progress", -1)
+    waiting.print_if_due(lambda: "missing rank 1")
+    monkeypatch.setattr(TIMERS, "progress", 10)
+    waiting.print_if_due(lambda: pytest.fail("it is too early again"))
+    assert capsys.readouterr().err.startswith("rankzero: waiting since 0 s: missing rank 1; giving up in ")

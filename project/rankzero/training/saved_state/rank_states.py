@@ -1,5 +1,6 @@
 """State that differs between ranks: random generators, and metrics accumulated within an epoch."""
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,7 +87,11 @@ class RankStates(LoopCallback):
 
 def save_generators(device: torch.device) -> State:
     """Returns the states of this process's random generators, as tensors and plain types."""
-    state = generators.pack(generators.get_states())
+    python, numpy = random.getstate(), np.random.get_state(legacy=False)
+    state: State = {"python": [python[0], torch.tensor(python[1]), python[2]], "torch": torch.get_rng_state()}
+    if numpy["bit_generator"] == "MT19937":  # the user must save any other generator
+        words = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
+        state["numpy"] = [words, numpy["state"]["pos"], numpy["has_gauss"], numpy["gauss"]]
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
@@ -94,7 +99,12 @@ def save_generators(device: torch.device) -> State:
 
 def load_generators(state: Mapping[str, Any], device: torch.device) -> None:
     """Restores the states of this process's random generators."""
-    generators.set_packed(state)
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    torch.set_rng_state(state["torch"].cpu())
+    if "numpy" in state:
+        words, position, has_gauss, gauss = state["numpy"]
+        np.random.set_state(("MT19937", words.numpy().astype(np.uint32), position, has_gauss, gauss))
     if "cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
 

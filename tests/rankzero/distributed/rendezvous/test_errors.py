@@ -5,8 +5,7 @@ import pytest
 
 from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous import errors, progress
-from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.rendezvous import errors
 from rankzero.distributed.world import Peer
 
 HOST = socket.gethostname()
@@ -118,13 +117,3 @@ def test_an_address_that_does_not_answer_and_another_run_on_the_port_are_named()
     assert error.instead.startswith("another --master_port PORT")
     text = errors.wrong_listener_error(launch(rank=1, address="192.0.2.1"), "SSH-2.0").found
     assert text.startswith("on that port is ") and "in use by" not in text
-
-
-def test_progress_is_printed_at_intervals(monkeypatch, capsys):
-    waiting = progress.Progress(20)
-    waiting.print_if_due(lambda: pytest.fail("it is too early"))
-    monkeypatch.setattr(TIMERS, "progress", -1)
-    waiting.print_if_due(lambda: "missing rank 1")
-    monkeypatch.setattr(TIMERS, "progress", 10)
-    waiting.print_if_due(lambda: pytest.fail("it is too early again"))
-    assert capsys.readouterr().err.startswith("rankzero: waiting since 0 s: missing rank 1; giving up in ")
