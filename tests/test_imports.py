@@ -37,20 +37,20 @@ MAX_PRIVATE_NAMES = 48
 OF_PYTHON = {"_asdict", "_current_frames", "_fields", "_ncallbacks", "_option_string_actions"}
 """Private names of Python's own modules, and the methods of named tuples."""
 
-MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 221, 33_850, 37_850
+MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 221, 33_750, 37_800
 """Size of `rankzero` and of the tests; like the numbers below, they may fall and may not rise."""
 
 MAX_CLOSURES = {
-    "trainer": (161, 28_091),
-    "commands.fit": (170, 29_492),
-    "commands.evaluate": (173, 29_780),
-    "commands.predict": (175, 30_179),
-    "commands.preflight": (170, 29_533),
-    "commands.submit": (191, 31_958),
-    "commands.list": (45, 6_139),
-    "commands.compare": (40, 6_151),
-    "commands.report": (41, 6_193),
-    "commands.explain": (34, 4_910),
+    "trainer": (161, 28_084),
+    "commands.fit": (170, 29_465),
+    "commands.evaluate": (173, 29_744),
+    "commands.predict": (175, 30_137),
+    "commands.preflight": (170, 29_509),
+    "commands.submit": (191, 31_877),
+    "commands.list": (45, 6_077),
+    "commands.compare": (40, 6_098),
+    "commands.report": (41, 6_129),
+    "commands.explain": (34, 4_871),
 }
 """Module -> most files, and most lines, of all modules that it imports, also inside functions."""
 

@@ -202,7 +202,8 @@ def read_description(checkpoint: Path | str, trusted: bool = False) -> dict[str,
     epoch = content.get("epoch")
     with suppress(LookupError, TypeError):  # not a checkpoint of Lightning
         loop = content["loops"]["fit_loop"]
-        is_complete = loop["epoch_loop.batch_progress"]["is_last_batch"]
+        counts = loop["epoch_progress"]["current"]
+        is_complete = loop["epoch_loop.batch_progress"]["is_last_batch"] and counts["started"] > counts["completed"]
         if not record and type(epoch) is int and is_complete:
             epoch += 1
     return {"step": content.get("global_step"), "epoch": epoch, "rankzero": record}

@@ -149,9 +149,10 @@ class SamplingPlan:
         return ManagedLoader(loader, batches, broadcast)
 
     def _kept_stream(self, loader: "DataLoader[Any]") -> dict[str, Any] | None:
-        """Returns the state of the next stream if a checkpoint was saved within an epoch."""
-        kept = dict(*self.kept_streams[len(self.streams) :][:1])
-        if not kept.get("batches"):
+        """Returns the state with which the next stream resumes within an epoch, or None."""
+        index = len(self.streams)
+        kept: dict[str, Any] | None = self.kept_streams[index] if index < len(self.kept_streams) else None
+        if not kept or not kept["batches"]:
             return None
         readers = "{} processes with {} loader processes each"
         requested = readers.format(self.world_size, loader.num_workers)
@@ -161,8 +162,8 @@ class SamplingPlan:
             return None
         raise RequestError(
             f"to resume with {requested}",
-            f"{found} have read {kept['batches']:,} batches of epoch {kept['epoch'] + 1}, and only they can continue: "
-            f"{type(loader.dataset).__name__} itself divides its samples",
+            f"{found} have read {kept['batches']:,} batches of epoch {kept['epoch'] + 1}; "
+            f"{type(loader.dataset).__name__} divides its own samples, so that only the same numbers can resume",
             f"the same numbers, or --accept_changed data, to read the stream from its beginning, or {_NEW_RUN}",
         )
 

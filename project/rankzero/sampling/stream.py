@@ -14,7 +14,7 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from rankzero.distributed.devices import GatheredRows
 from rankzero.messages import RunError, few, print_notice
@@ -98,7 +98,8 @@ class Stream:
         reader: Copy of the loader that reads.
         length: Number of batches of the rank that has the most; None if unknown.
         is_padded: Whether each rank needs a sample in each step.
-        has_started: Whether a batch was read.
+        has_started: Whether `__iter__` was called.
+        is_exhausted: Whether the data of all ranks has ended.
     """
 
     def __init__(
@@ -121,21 +122,23 @@ class Stream:
         self._world_size, self.is_padded, self.has_started, self._has_warned = len(lengths), False, False, False
         self._package = type(loader.dataset).__module__.partition(".")[0]
         # A data set of Hugging Face (datasets 5.2) that shuffles resumes without the samples in its buffer.
-        has_state = not loader.num_workers and self._package != "datasets"
+        is_iterable = isinstance(loader.dataset, IterableDataset)
+        has_state = is_iterable and not loader.num_workers and self._package != "datasets"
         owners = (self.reader, loader.dataset)[: 1 + has_state]
-        self._stateful: Any = next((owner for owner in owners if hasattr(owner, "state_dict")), None)
+        self._stateful: Any = next((owner for owner in owners if hasattr(owner, "load_state_dict")), None)
         self._source = _Source(loader.dataset)
         if self._stateful is loader.dataset:
             vars(self.reader)["dataset"] = self._source
-        if loader.batch_size is not None:
+        returns_batches = type(loader).__iter__.__module__.partition(".")[0] in ("torch", "torchdata")
+        if returns_batches and loader.batch_sampler is not None:
             vars(self.reader)["collate_fn"] = _CountingCollate(loader.collate_fn)
-        self._epoch, self._batches = 0, 0
+        self.is_exhausted, self._epoch, self._batches, self._untrained = False, 0, 0, kept
         self._state: Any = None
         """The state after the last batch that this rank has begun to train on."""
         self._read_ahead: deque[tuple[GatheredRows | None, int, Any]] = deque()
         """For each batch that is not trained on yet: samples of all ranks, number, and the state after it."""
         self._digests: list[str] | None = None if kept else []
-        """Of the first batch of each loader process, until the ranks have compared them."""
+        """Digests of the first batch of each loader process; None once the ranks have compared them."""
 
     @property
     def name(self) -> str:
@@ -145,7 +148,9 @@ class Stream:
     def __iter__(self) -> Iterator[Any]:
         reader, kept, self._kept = self.reader, self._kept, None
         self._epoch, skipped = (kept["epoch"], kept["batches"]) if kept else (self._next_epoch(), 0)
-        self.has_started, self._batches, self._read_ahead = True, 0, deque()
+        if not self.is_exhausted:  # otherwise the last batch of this pass may not be trained on yet
+            self._read_ahead.clear()
+        self.has_started, self.is_exhausted, self._batches = True, False, 0
         for each in (self._source.dataset, reader.sampler, getattr(reader.batch_sampler, "sampler", None)):
             if callable(set_epoch := getattr(each, "set_epoch", None)):
                 set_epoch(self._epoch)
@@ -166,7 +171,8 @@ class Stream:
         if skipped:
             self._skip(unread, skipped)
         batches = self._read(unread, earlier, has_ended)
-        if self.length is not None and self._world_size > 1:  # Lightning reads ahead only without a length
+        if self.length is not None and self._world_size > 1:
+            # Reads a batch ahead, so that the gather ends before its step; without a length, Lightning does this.
             return (batch for batch, _ in pairwise(chain(batches, [None])))
         return batches
 
@@ -178,9 +184,10 @@ class Stream:
             if isinstance(batch, _Counted):
                 batch, samples = batch
                 weight = samples = samples * (batch is not None)
-            else:  # the data set makes the batches: each counts the same
+            else:
                 samples = 0 if has_ended or batch is None else batch_size(batch) or 1
-                weight = samples > 0
+                # If the data set makes the batches, each counts the same.
+                weight = samples if self.reader.batch_sampler is not None else samples > 0
             rows = None
             if self._world_size > 1:
                 rows = self._begin_gather(torch.tensor([weight, samples, not has_ended]))
@@ -189,6 +196,7 @@ class Stream:
             if not samples:
                 weights, _, continues = rows.wait().T if rows else _NO_OTHERS
                 if has_ended and not continues.any():
+                    self.is_exhausted = True
                     return
                 if not weights.any():  # a collate function has returned None on all ranks that have data
                     yield None
@@ -208,6 +216,7 @@ class Stream:
         if not self._read_ahead:
             return EVEN_SHARE
         rows, self._batches, self._state = self._read_ahead.popleft()
+        self._untrained = None
         if rows is None:
             return EVEN_SHARE
         weights, samples, _ = rows.wait().T.tolist()
@@ -217,6 +226,8 @@ class Stream:
 
     def state(self, is_within_epoch: bool) -> dict[str, Any]:
         """Returns what a resumed run needs. All ranks must call."""
+        if is_within_epoch and self._untrained:
+            return self._untrained
         batches = self._batches if is_within_epoch else 0
         states = self._gather(self._state) if batches and self._stateful is not None else []
         readers = [self._world_size, self.reader.num_workers]
@@ -247,17 +258,17 @@ class Stream:
                 return
 
     def _skip(self, batches: Iterator[Any], number: int) -> None:
-        began, text = monotonic(), f"{number:,} batches of {self.name} that epoch {self._epoch + 1} has trained on"
+        began, text = monotonic(), f"{number:,} batches of {self.name} that epoch {self._epoch + 1} has already used"
         if self._rank == 0:
-            print_notice(f"reading again, without training, the {text} ...")
+            print_notice(f"skipping {text} ...")
         for _ in range(number):
             if next(batches, _END) is _END:  # the data of this rank ended earlier than that of others
                 break
         if self._rank == 0:
-            print_notice(f"read again the {text}, in {monotonic() - began:.1f} s")
+            print_notice(f"skipped {text} in {monotonic() - began:.1f} s")
 
     def _without_samples(self, last: Any) -> Any:
-        """Returns the batch of a rank that has no sample left, given its last batch, or None if it never had one."""
+        """Returns the batch of a rank that has no sample left; `last` is its last batch, or None if it had none."""
         if not self.is_padded:
             return [] if last is None else empty_batch_like(last)
         if last is None:
@@ -265,13 +276,13 @@ class Stream:
         if not self._has_warned:
             self._has_warned = True
             rank_zero_warn(
-                f"rankzero: {self.name} has fewer batches on some rank, but each process needs a sample in each step: "
-                "the last batch of this rank is read more than once"
+                f"rankzero: {self.name} has fewer batches on some ranks, but each process needs a sample in each step: "
+                "these ranks use their last batch more than once"
             )
         return last
 
     def _compare_first(self, digest: str) -> None:
-        """Warns of loader processes that read the same first batch. All ranks must call."""
+        """Warns if several loader processes read the same first batch. All ranks must call."""
         assert self._digests is not None
         self._digests.append(digest)
         workers = self.reader.num_workers
@@ -293,7 +304,7 @@ class Stream:
 
 
 class _Source:
-    """Iterates over a data set; knows that it has ended, when its state may already be that of a new epoch."""
+    """Data set that records whether it is exhausted; its state may then already be that of the next epoch."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset, self.has_ended = dataset, False
@@ -327,7 +338,7 @@ def _digest(batch: Any) -> str:
 
     def add(value: Any) -> None:
         if isinstance(value, Tensor | np.ndarray):
-            with suppress(RuntimeError, TypeError):  # sparse tensors, for example
+            with suppress(RuntimeError, TypeError, ValueError):  # sparse tensors, for example
                 rows = torch.as_tensor(value).detach().cpu().reshape(-1).view(torch.uint8)[:DIGEST_BYTES]
                 leaves.append(rows.numpy().tobytes())
         elif isinstance(value, str | bytes | int | float):

@@ -117,7 +117,7 @@ class EpochLoop(stock.EpochLoop):
         if not self.is_resuming or (not order and (mid_epoch or cut_short)):
             steps = self._batches_that_stepped
             super().reset()  # the beginning of an epoch, or a user's order, which Lightning resumes
-            if self._resumes_with_uncounted_step is False:  # Lightning would count it, and validate after it, again
+            if self._resumes_with_uncounted_step is False:  # Lightning would count and validate again
                 self._batches_that_stepped, self.restarting = steps, False
             return
         self.restarting = False  # no validation is left to repeat

@@ -109,7 +109,7 @@ class RunStrategy(Strategy):
 
     def setup_optimizers(self, trainer: Trainer) -> None:
         super().setup_optimizers(trainer)
-        self.weight = self.is_weighted = None
+        self.weight, self.is_weighted = None, None if self._module.automatic_optimization else False
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, LoopHooks):
                 callback.on_configured(trainer)
@@ -156,7 +156,7 @@ class RunStrategy(Strategy):
         weight = output.get("weight") if isinstance(output, Mapping) and self._module.automatic_optimization else None
         if not (weight is None or isinstance(weight, int | float) or getattr(weight, "shape", None) == ()):
             found = f"of shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else repr(weight)
-            raise RunError(f'training_step returned a "weight" {found}; it has to be a number')
+            raise RunError(f'training_step returned a "weight" {found}; return a number, or rename the entry')
         self.weight = weight.detach().float() if isinstance(weight, Tensor) else weight
         return output
 
@@ -172,15 +172,18 @@ class RunStrategy(Strategy):
         if self.is_weighted is None and not share.has_empty_rank:
             self.is_weighted = self.gather(has_weight)[0]
         if self.is_weighted not in (None, has_weight) and not share.is_empty:
-            raise RunError('training_step returned a "weight" with some losses only; either all need one or none')
-        self.scale = self._scale_by_weight(self.weight) if self.weight is not None else share.loss_weight
+            raise RunError('training_step returned a "weight" with some losses only; return it always or never')
+        if self.is_weighted is not False:
+            trainer: Any = self._module.trainer
+            if (trainer.fit_loop.epoch_loop.batch_progress.current.ready - 1) % trainer.accumulate_grad_batches == 0:
+                self._weights = 0.0  # the step before may be incomplete
+        weight = self.weight if share.samples else 0.0  # a repeated batch has no weight
+        self.scale = share.loss_weight if self.weight is None or weight is None else self._scale_by_weight(weight)
         return loss * self.scale if has_weight or self.scale != 1 else loss
 
     def _scale_by_weight(self, weight: float | Tensor) -> float | Tensor:
         trainer: Any = self._module.trainer
         loop, batches = trainer.fit_loop.epoch_loop, trainer.accumulate_grad_batches
-        if (loop.batch_progress.current.ready - 1) % batches == 0:  # the step before may be incomplete
-            self._weights = 0.0
         self._weights += weight
         scale: float | Tensor = weight * batches  # because Lightning divides the loss by the number of batches
         if loop.should_accumulate() or self.share.has_empty_rank:

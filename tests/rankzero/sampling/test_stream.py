@@ -131,8 +131,8 @@ def test_a_resumed_epoch_continues_after_any_batch(make, after, capsys):
     for (expected, _), (found, _) in zip(whole, resumed, strict=True):
         assert [[*map(list, batch)] for batch, _ in found] == [[*map(list, batch)] for batch, _ in expected[after:]]
         assert [share for _, share in found] == [share for _, share in expected[after:]]
-    reads_again = f"read again the {after} batches of Rows that epoch 4 has trained on, in" in capsys.readouterr().out
-    assert reads_again == (type(make()[0]) is Rows)
+    skips = f"skipped {after} batches of Rows that epoch 4 has already used in" in capsys.readouterr().out
+    assert skips == (type(make()[0]) is Rows)
 
 
 def test_generators_are_those_of_the_training_unless_only_a_dataset_draws():
@@ -176,7 +176,7 @@ def test_workers_that_read_the_same_first_batch_are_named():
 
 
 def test_a_rank_that_needs_a_sample_gets_its_last_batch_again_without_weight():
-    with pytest.warns(UserWarning, match="the last batch of this rank is read more than once"):
+    with pytest.warns(UserWarning, match="these ranks use their last batch more than once"):
         _, (found, _) = read_on_ranks([Rows(12), Rows(4, 50)], is_padded=True)
     assert numbers_in(found) == [[50.0, 51.0, 52.0, 53.0]] * 3
     assert [(share.loss_weight, share.is_empty) for _, share in found] == [(1.0, False), (0.0, False), (0.0, False)]

@@ -76,8 +76,8 @@ def test_loaders_copy_batches_to_the_gpu_unless_a_hook_expects_them_in_host_memo
 @pytest.mark.parametrize(
     ("weights", "problem"),
     [
-        ([torch.ones(2)], 'returned a "weight" of shape (2,); it has to be a number'),
-        (["many"], "returned a \"weight\" 'many'; it has to be a number"),
+        ([torch.ones(2)], 'returned a "weight" of shape (2,); return a number, or rename'),
+        (["many"], "returned a \"weight\" 'many'; return a number, or rename"),
         ([3, None], "with some losses only"),
         ([None, 3], "with some losses only"),
     ],

@@ -102,9 +102,12 @@ class SampleLedger(LoopCallback):
 
         if self.plan.streams:
             loop = fit_loop_of(trainer)
-            # Lightning counts an epoch that `max_steps` has cut short as done.
-            is_within_epoch = loop.is_within_epoch or not loop.epoch_loop.is_complete
-            checkpoint["streams"] = [stream.state(is_within_epoch) for stream in self.plan.streams]
+            is_within, is_complete = loop.is_within_epoch, loop.epoch_loop.is_complete
+            checkpoint["streams"] = [
+                # Lightning counts an epoch that `max_steps` has cut short as done.
+                stream.state(is_within or not (is_complete or stream.is_exhausted))
+                for stream in self.plan.streams
+            ]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.plan.kept_draws, self.plan.kept_streams = checkpoint.get("draws", []), checkpoint.get("streams", [])
