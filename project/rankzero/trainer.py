@@ -197,7 +197,7 @@ class Trainer(TrainerArguments):
         # Lightning moves batch-size and learning-rate finders to the front; these callbacks must precede them.
         self.callbacks: list[Callback] = [
             fit_loop.install(self, plan, activity),
-            ReportFailure(channel, self.outcome),
+            ReportFailure(channel, self.outcome, session.is_script),
             self._found_settings,
             *self.callbacks,
         ]

@@ -98,3 +98,60 @@ def test_a_rank_that_is_killed_while_it_imports_torch_ends_the_run_at_once(tmp_p
             result = run(*command, "0", folder=tmp_path, code=1)
     assert f"rank 1 on {socket.gethostname()} was lost (killed? out of memory?); stopping all ranks" in result.err
     assert "has ended its program" not in result.err
+
+
+TRIALS = """
+import sys
+import torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+from rankzero import Trainer
+
+PLACES = "setup", "configure_optimizers", "training_step", "validation_step", "on_train_epoch_end", "test_step"
+
+class Pruned(Exception):
+    pass
+
+class Trial(BoringModel):
+    def __init__(self, place, ranks):
+        torch.manual_seed(1)
+        super().__init__()
+        if ranks:
+            setattr(self, place, self.raising(place, getattr(self, place), ranks))
+
+    def raising(self, name, hook, ranks):
+        def call(*arguments, **named):
+            if self.global_rank in ranks and (self.global_step > 3 or name in ("setup", "configure_optimizers")):
+                raise Pruned(f"in {name} on rank {self.global_rank}")
+            return hook(*arguments, **named)
+        return call
+
+def trial(place, ranks):
+    trainer = Trainer(name=place, devices=2, accelerator="cpu", max_epochs=1, limit_train_batches=8, quiet=True)
+    model = Trial(place, ranks)
+    trainer.fit(model)
+    trainer.test(model, verbose=False)
+    return trainer, model
+
+for place in PLACES:
+    try:
+        trial(place, (0, 1))
+    except Pruned as error:
+        print(error, flush=True)
+trainer, model = trial("none", ())
+print("trained", trainer.world_size, model.layer.weight.sum().item(), flush=True)
+trial(sys.argv[1], range(int(sys.argv[2])))
+"""
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_script_continues_after_an_error_that_it_catches_on_all_ranks(tmp_path, failing):
+    """It ends if the last error is raised on one rank, or is not caught."""
+    (tmp_path / "trials.py").write_text(TRIALS)
+    command = f"{INTERPRETER_BIN}/python", "trials.py", "training_step", f"{failing}"
+    result = run(*command, folder=tmp_path, code=1)
+    for place in re.findall("[a-z_]+", TRIALS.partition("PLACES = ")[2].partition("\n")[0]):
+        assert all(f"in {place} on rank {rank}" in result.out for rank in (0, 1)), place
+    trained = [line for line in result.out.splitlines() if line.startswith("trained 2")]
+    assert len(trained) == 2 and len(set(trained)) == 1
+    assert result.err.count("Pruned: in training_step on rank") == 1
+    assert result.err.count("failed with the error above") == 1

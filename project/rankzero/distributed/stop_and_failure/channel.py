@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 from rankzero.distributed.connections.line_connection import LineConnection, Message
@@ -66,6 +67,8 @@ class ControlChannel:
         self._cause, self._reporting_rank = "", PARENT_REPORTS
         self._is_exiting = self._has_reported_failure = self._is_finished = False
         self._early_exit = EarlyExit(self._exit_early)
+        self._is_same_error = False
+        self._errors_compared = threading.Event()
         self.agreements = {topic: Agreement(topic, self._send, self._check_failure) for topic in TOPICS}
         self.exchange = Exchange(world, self._send, self._send_all, self._raise_failure)
         self._refusals: dict[str, str] = {}
@@ -151,6 +154,23 @@ class ControlChannel:
         threading.Thread(target=self.on_stop, name="on stop", daemon=True).start()
 
     # Failures
+
+    def is_same_on_all_ranks(self, error: str) -> bool:
+        """Returns whether all ranks have raised the same error at the same point, so that none waits for another.
+
+        Waits up to `TIMERS.same_error` for the other ranks.
+
+        Args:
+            error: Describes the error and where this rank is.
+        """
+        self._errors_compared.clear()
+        self._is_same_error = self._connection is None
+        self._send({"raised": sha256(repr([error, self.position, self.exchange.count]).encode()).hexdigest()})
+        deadline = time.monotonic() + TIMERS.same_error
+        while self._connection and not self._errors_compared.wait(TIMERS.poll):
+            if self._failure_received.is_set() or time.monotonic() > deadline:
+                return False
+        return self._is_same_error
 
     def report_failure(self, cause: str) -> bool:
         """Reports this rank's failure, so that all ranks exit; returns whether this rank has to print the cause."""
@@ -263,6 +283,9 @@ class ControlChannel:
                 self._refusals = refusals
                 if asking_rank == self.rank:
                     self._refusals_received.set()
+            case "same_error", is_same:
+                self._is_same_error = is_same
+                self._errors_compared.set()
             case "hang", description:
                 self.monitor.record(description)
             case "rank_zero", place:

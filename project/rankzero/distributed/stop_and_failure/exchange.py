@@ -35,7 +35,7 @@ class Exchange:
     ) -> None:
         self.world, self._send, self._send_all, self._check_failure = world, send, send_all, check_failure
         self._changed = threading.Condition()
-        self._count = self._gathering = 0
+        self.count = self._gathering = 0
         self._values: dict[int, dict[int, Any]] = {}
         self._outcomes: dict[int, Message] = {}
         self._left: set[int] = set()
@@ -50,19 +50,19 @@ class Exchange:
             AnotherRankFailed: A rank did not provide its value in time, has ended its program, or is rank zero and
                 raises any other exception of `choose` itself.
         """
-        self._count += 1
+        self.count += 1
         if self.world.rank != 0 and self.world.size > 1:
-            self._send({"value": [self._count, value]})
-            return self._wait_for_decision(self._count, seconds + TIMERS.late_answer, work)
+            self._send({"value": [self.count, value]})
+            return self._wait_for_decision(self.count, seconds + TIMERS.late_answer, work)
         try:
-            values = self._gather(self._count, json.loads(json.dumps(value)), seconds, work)
+            values = self._gather(self.count, json.loads(json.dumps(value)), seconds, work)
             decision = json.loads(json.dumps(choose(values)))
         except Exception as error:
             cause = str(error) if isinstance(error, AnotherRankFailed) else f"{self.world.name_of(0)} failed: {error!r}"
             outcome = {"refused": [*error.args]} if isinstance(error, RequestError) else {"missing": cause}
-            self._send_all({"decided": [self._count, outcome]})
+            self._send_all({"decided": [self.count, outcome]})
             raise
-        self._send_all({"decided": [self._count, {"decision": decision}]})
+        self._send_all({"decided": [self.count, {"decision": decision}]})
         return decision
 
     def _gather(self, number: int, own_value: Any, seconds: float, work: str) -> list[Any]:
@@ -126,7 +126,7 @@ class Exchange:
     def receive_value(self, rank: int, number: int, value: Any) -> None:
         """Stores the value of a rank, on rank zero."""
         with self._changed:
-            if number in (self._count, self._count + 1):  # a rank begins no exchange before the last one is decided
+            if number in (self.count, self.count + 1):  # a rank begins no exchange before the last one is decided
                 values = self._values.setdefault(number, {})
                 values[rank] = value
                 if len(values) == self.world.size:

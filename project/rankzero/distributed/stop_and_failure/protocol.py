@@ -51,6 +51,7 @@ FROM_RANK: dict[str, tuple[Content, str]] = {
     "value": ([int, ANY], "decided"),  # number of the exchange
     "refusal": (DIGEST, "refusals"),  # of the text of this rank's refusal; empty to ask for those of all ranks
     "status": (ANY, ""),  # the values of a `Status`; null outside training
+    "raised": (DIGEST, "same_error"),  # of an error and of where the rank is
     "failed": (CAUSE, "failed"),
     "leaving": (bool, ""),
     "lost": (REASON, "failed"),  # sent by the leader of the rank's node: how its connection ended
@@ -75,6 +76,7 @@ FROM_SERVER: dict[str, tuple[Content, str]] = {
     "gathering": (int, "value"),  # number of the exchange in which rank zero waits
     "decided": ([int, dict], ""),  # number of the exchange; `decision`, `refused` or `missing`
     "refusals": ([dict, int], ""),  # digest -> name of the first rank with this refusal; the rank that asked
+    "same_error": (bool, ""),  # whether all ranks have raised the same error at the same point
     "rank_zero": (REASON, "status"),  # phase and step of rank zero
     "hang": (CAUSE, ""),
     "failed": ([CAUSE, int, bool], ""),  # the reporting rank, and whether the failed rank exits by itself

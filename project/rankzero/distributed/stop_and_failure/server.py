@@ -61,6 +61,7 @@ class ControlServer:
         self._stop_at: int | None = None
         self._answers: dict[str, dict[int, tuple[bool, int]]] = {}
         self._decisions: dict[str, int] = {}
+        self._raised: dict[int, str] = {}
         self._failure: Message | None = None
         self._finish_at = math.inf
         self.thread = threading.Thread(target=self._serve, name="control server", daemon=True)
@@ -157,6 +158,12 @@ class ControlServer:
                     self._decide(topic)
             case "status", values:
                 self._update(rank, values)
+            case "raised", digest:
+                self._raised[rank] = digest
+                is_same = len(set(self._raised.values())) == 1
+                if len(self._raised) == self.size or not is_same:
+                    self.send_all({"same_error": is_same})
+                    self._raised = {} if is_same else self._raised  # after different errors, all ranks end
             case "failed", cause:
                 self._record_failure(cause, rank, is_exiting=True)
             case "lost", close_reason:

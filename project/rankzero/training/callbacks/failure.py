@@ -6,6 +6,8 @@ import traceback
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
+from rankzero.distributed.monitoring.activity import BACKWARD
+from rankzero.distributed.process.user_traceback import user_position
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import CannotStart, Stopped, is_peer_failure, mark_advice, user_message
 from rankzero.runs.attempt import Outcome
@@ -17,10 +19,15 @@ class ReportFailure(LoopCallback):
     """Reports an exception to all ranks at once. Must come before the user's callbacks.
 
     A later callback may wait for the other ranks, as `OnExceptionCheckpoint` does.
+
+    Args:
+        control_channel: The control channel of this rank.
+        outcome: Receives the error.
+        can_be_caught: Whether the program may go on after an error that all ranks raise.
     """
 
-    def __init__(self, control_channel: ControlChannel, outcome: Outcome) -> None:
-        self.control_channel, self.outcome = control_channel, outcome
+    def __init__(self, control_channel: ControlChannel, outcome: Outcome, can_be_caught: bool = False) -> None:
+        self.control_channel, self.outcome, self._can_be_caught = control_channel, outcome, can_be_caught
         self._batches_before: int | None = None
 
     def on_ready(self, trainer: Trainer) -> None:
@@ -45,9 +52,22 @@ class ReportFailure(LoopCallback):
         self.outcome.error = exception
         logging.getLogger("rankzero").error("".join(traceback.format_exception(exception)))
         channel = self.control_channel
+        if self._can_be_caught and self._is_on_all_ranks(trainer, exception):
+            return
         channel.report_failure(f"{channel.world.name_of(channel.rank)} failed: {exception!r}")
         if isinstance(trainer.strategy, RunStrategy):
             trainer.strategy.refuse_collectives()
+
+    def _is_on_all_ranks(self, trainer: Trainer, error: Exception) -> bool:
+        """Returns whether all ranks have raised the error in the same line, so that the script may catch it and go on.
+
+        In the backward pass, a rank may have begun other collectives than the others.
+        """
+        activity = self.control_channel.monitor.activity
+        if activity.phase == BACKWARD:
+            return False
+        place = [trainer.state.fn, activity.phase, activity.batches, trainer.current_epoch]
+        return self.control_channel.is_same_on_all_ranks(repr([type(error), user_position(error), place]))
 
     def _update_has_trained(self, trainer: Trainer) -> None:
         before, batches = self._batches_before, trainer.fit_loop.epoch_loop.batch_progress.total

@@ -50,6 +50,23 @@ def test_ranks_agree_on_a_stop_before_one_of_them_reaches_a_safe_point(coordinat
     assert first[1] == "rank 0" and [stop_of(member) for member in coordinators[1:]] == [first] * 2
 
 
+@pytest.mark.parametrize("difference", ["error", "position", "absent"])
+def test_ranks_know_whether_all_of_them_have_raised_the_same_error(coordinators, scale_timers, difference):
+    def compare(member, error="ValueError"):
+        return member.control_channel.is_same_on_all_ranks(error)
+
+    def compare_differently(member):
+        is_other = member.world.rank == 1
+        member.control_channel.position += is_other and difference == "position"
+        if is_other and difference == "absent":
+            return False
+        return compare(member, "KeyError" if is_other and difference == "error" else "ValueError")
+
+    assert [on_each_rank(coordinators, compare) for _ in range(3)] == [[True] * 3] * 3
+    scale_timers(0.1)
+    assert on_each_rank(coordinators, compare_differently) == [False] * 3
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_failure_is_reported_once_and_the_other_ranks_exit(coordinators, scale_timers, monkeypatch, capsys, failing):
