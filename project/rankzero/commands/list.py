@@ -1,6 +1,7 @@
 """The command `list`: prints the runs of a root. Does not import torch."""
 
 import json
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,12 +11,15 @@ from typing import Any
 
 from rankzero.cli.command_line import run_command
 from rankzero.cli.flags import Flag, choice, file_path, positive_int
+from rankzero.distributed.environments.launch import Launch
 from rankzero.jobs.queue import may_change_status, states_of, status_with_job
-from rankzero.jobs.record import Record, array_indices, recorded_jobs, submitted_at
-from rankzero.messages import Exit, RequestError, few, nearest, print_line
+from rankzero.jobs.record import Record, array_indices, job_files, recorded_jobs, submitted_at
+from rankzero.messages import Exit, RequestError, few, nearest, print_error, print_line, print_text
 from rankzero.runs.directory import expanded
+from rankzero.runs.lock import RunLock
 from rankzero.runs.recorded_run import (
     ARCHIVED_NAME,
+    RUNNING,
     STATUS_WORDS,
     UNKNOWN,
     WAITING,
@@ -35,6 +39,7 @@ LIST_FLAGS = (
     Flag("sort", "METRIC", file_path, "sort by METRIC, the best at the end: min:val/loss, max:val/f1 [start]", "loss"),
     Flag("all", "", file_path, "list all runs, also those that --resume never has archived (NAME.before-1)", ""),
     Flag("json", "", file_path, "print JSON for scripts, with all metrics", ""),
+    Flag("delete", "", file_path, "ask, then delete the listed runs, with their checkpoints", ""),
 )
 
 EXAMPLES = ("python launch/list.py --last 10 --json", "python launch/list.py --name 'sweep-*' --sort min:val/loss")
@@ -66,6 +71,8 @@ def _list(values: Mapping[str, Any], positional: Sequence[str]) -> int:
         listed = _selected(listed, word, order)
         older = max(0, len(listed) - count)
         listed = listed[older:]
+    if values["json"] and values["delete"]:
+        raise RequestError("--json --delete", "--delete asks a question, and JSON is for scripts", "--delete")
     if values["json"]:
         print_line(json.dumps([as_json(entry) for entry in listed], indent=2))
         return Exit.FINISHED
@@ -76,10 +83,53 @@ def _list(values: Mapping[str, Any], positional: Sequence[str]) -> int:
         omitted = f"{' and '.join(hidden)} {verb} not listed{f'; --all lists {pronoun}' * (not values['all'])}"
     if listed:
         print_list(listed, root, omitted)
+        if values["delete"]:
+            return _delete([entry for entry in listed if entry.status.word not in (RUNNING, WAITING)], len(listed))
     else:
         such = " such" * bool(values["name"] or word)
         print_line(f"{root} contains no{such} runs" + (f"; {omitted}" if omitted else ""))
     return Exit.FINISHED
+
+
+def _delete(listed: list[ListedRun], count: int) -> Exit:
+    """Asks whether to delete the runs that neither run nor wait, of `count` listed ones, and deletes them."""
+    left_out = f"; {count - len(listed)} that run or wait stay" * (count != len(listed))
+    if not listed:
+        print_line(f"\nnothing to delete{left_out}")
+        return Exit.FINISHED
+    files = [file for entry in listed for file in entry.run.path.rglob("*") if not file.is_symlink()]
+    size = sum(file.stat().st_size for file in files if file.is_file()) / 1e9
+    print_text(f"\ndelete {len(listed)} run{'s' * (len(listed) != 1)}, {size:,.1f} GB{left_out}? yes or no: ")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        print_line("nothing was deleted")
+        return Exit.FINISHED
+    results = [_delete_run(entry.run.path) for entry in listed]
+    print_line(f"{results.count('')} deleted")
+    for entry, reason in zip(listed, results, strict=True):
+        if reason:
+            print_error(f"run {entry.run.name} was not deleted: {reason}")
+    return Exit.FAILED if any(results) else Exit.FINISHED
+
+
+def _delete_run(path: Path) -> str:
+    """Deletes a run and the files of its job; returns why it cannot be deleted, empty if it was."""
+    if path.is_symlink():
+        return f"it is a link to {path.readlink()}"
+    lock, root = RunLock(Launch(), notify=print_line), path.parent
+    try:
+        lock.acquire(path)
+        deleted = root / f".{path.name}.deleted"  # no start may find a part of it
+        path.rename(deleted)
+        shutil.rmtree(deleted)
+        for file in job_files(root, path.name):
+            file.unlink(missing_ok=True)
+    except RequestError as error:
+        return error.found
+    except OSError as error:
+        return str(error)
+    finally:
+        lock.release()
+    return ""
 
 
 def _selected(listed: list[ListedRun], word: str | None, order: str | None) -> list[ListedRun]:

@@ -131,6 +131,15 @@ def logs_of(root: Path, name: str, is_array: bool) -> list[Path]:
     return [path for *_, path in sorted(found)]
 
 
+def job_files(root: Path, name: str) -> list[Path]:
+    """Returns the files of the last job of a run, which need not exist; none for the member of a job array."""
+    started = root / f".{name}.job"
+    script = record_path(root, name).with_suffix(".sh")
+    return [record_path(root, name), script, started, stop_path(root, name), next_id_path(root, name)] + logs_of(
+        root, name, False
+    )
+
+
 def archive_logs(root: Path, record: Record, archived: dict[Path, Path]) -> None:
     """Renames the logs of an ended PBS job, because PBS would overwrite them."""
     for path in logs_of(root, record.name, record.array is not None):

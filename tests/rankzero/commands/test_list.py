@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import subprocess
@@ -143,6 +144,60 @@ def test_runs_are_selected_by_name_and_status_and_sorted_by_a_metric(root, listi
     assert listing("--sort", "los", code=2)[2:] == refusal
 
 
+@pytest.fixture
+def job_states(monkeypatch):
+    """Replaces the scheduler by a dictionary of states; a job without an entry must not be asked about."""
+    states = {}
+
+    def states_of(records):
+        return {record.name: states[record.name] for record in records}
+
+    monkeypatch.setattr("rankzero.commands.list.states_of", states_of)
+    return states
+
+
+@pytest.fixture
+def answer(monkeypatch):
+    return lambda text: monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+
+def test_listed_runs_are_deleted_with_the_files_of_their_jobs_after_a_question(root, listing, answer):
+    for name, status in (("sweep-1", "finished"), ("sweep-2", "failed"), ("sweep-21", "failed"), ("other", "failed")):
+        write_run(root / name, status)
+    write_record(root, Record("sweep-2", "slurm", None, "7"))
+    (root / "sweep-2.job.sh").touch()
+    (root / "sweep-2.job.log").touch()
+    (root / "sweep-2" / "checkpoints").mkdir()
+    (root / "sweep-2" / "checkpoints" / "state.pt").write_bytes(bytes(200_000_000))
+    for text in ("no\n", "", "2\n"):
+        answer(text)
+        lines = listing("--name", "sweep-?", "--delete")
+        assert lines[-1] == "delete 2 runs, 0.2 GB? yes or no: nothing was deleted"
+    answer("yes\n")
+    assert listing("--name", "sweep-?", "--delete")[-1] == "delete 2 runs, 0.2 GB? yes or no: 2 deleted"
+    assert sorted(path.name for path in root.iterdir()) == ["other", "sweep-21"]
+    assert listing("--status", "finished", "--delete") == ["runs contains no such runs"]
+
+
+def test_a_run_that_is_training_waiting_or_cannot_be_deleted_stays(root, listing, answer, job_states, capsys):
+    for name in ("live", "waits", "stopped"):
+        write_run(root / name, "stopped")
+    write_record(root, Record("waits", "slurm", None, "7"))
+    job_states["waits"] = State("PENDING", True)
+    elsewhere = write_run(root.parent / "elsewhere" / "linked", "stopped")
+    (root / "linked").symlink_to(elsewhere)
+    with locked(root / "live"):
+        answer("y\n")
+        assert main(["--delete"]) == 1
+    output = capsys.readouterr()
+    assert "delete 2 runs, 0.0 GB; 2 that run or wait stay? yes or no: 1 deleted" in output.out
+    assert f"run linked was not deleted: it is a link to {elsewhere}" in output.err
+    assert sorted(path.name for path in root.glob("[a-z]*")) == ["linked", "live", "waits", "waits.job.json"]
+    assert elsewhere.exists()
+    refusal = ["  found  --delete asks a question, and JSON is for scripts", "  type   --delete"]
+    assert listing("--delete", "--json", code=2)[2:] == refusal
+
+
 def test_hundreds_of_runs_are_read_only_as_far_as_they_are_shown(root, listing, monkeypatch):
     for number in range(300):
         (root / f"r{number}").mkdir(parents=True)
@@ -180,18 +235,6 @@ def test_json_contains_all_metrics_and_null_for_nan(root, listing):
     assert entry["metrics"] == {"val/loss": None, "val/accuracy": 0.1}
     assert entry["metric"] == {"name": "val/accuracy", "value": 0.1}
     assert (entry["name"], entry["status"], entry["attempts"]) == ("diverged", "finished", 1)
-
-
-@pytest.fixture
-def job_states(monkeypatch):
-    """Replaces the scheduler by a dictionary of states; a job without an entry must not be asked about."""
-    states = {}
-
-    def states_of(records):
-        return {record.name: states[record.name] for record in records}
-
-    monkeypatch.setattr("rankzero.commands.list.states_of", states_of)
-    return states
 
 
 def test_a_submitted_run_has_the_status_of_its_job_until_it_begins_and_a_finished_its_own(root, listing, job_states):
