@@ -181,15 +181,12 @@ class Stream:
         for number in count(earlier + 1):
             batch = _END if has_ended else next(batches, _END)
             has_ended = batch is _END
-            if isinstance(batch, _Counted):
-                batch, samples = batch
-                weight = samples = samples * (batch is not None)
-            else:
-                samples = 0 if has_ended or batch is None else batch_size(batch) or 1
-                # If the data set makes the batches, each counts the same.
-                weight = samples if self.reader.batch_sampler is not None else samples > 0
+            batch, samples = batch if isinstance(batch, _Counted) else (batch, self._samples_of(batch))
+            samples *= batch is not None  # a collate function may return None
             rows = None
             if self._world_size > 1:
+                # If the data set makes the batches, each counts the same.
+                weight = samples if self.reader.batch_sampler is not None else samples > 0
                 rows = self._begin_gather(torch.tensor([weight, samples, not has_ended]))
             if self._digests is not None:
                 self._compare_first("" if has_ended else _digest(batch))
@@ -210,6 +207,10 @@ class Stream:
                 state = own, has_ended or self._source.has_ended
             self._read_ahead.append((rows, number, state))
             yield batch
+
+    @staticmethod
+    def _samples_of(batch: Any) -> int:
+        return 0 if batch is _END or batch is None else batch_size(batch) or 1
 
     def next_share(self) -> Share:
         """Returns this rank's share of the next batch, in the order in which batches were read."""
