@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rankzero.distributed.devices import GatheredRows, moved
+from rankzero.distributed.monitoring.hangs import ranks_text
 from rankzero.show.report.curves import DATA_WAIT, FIRST_GRADIENT, GRADIENT_NORM, SERIES
 from rankzero.training.strategies import RunStrategy
 
@@ -20,13 +21,16 @@ RANK_SERIES = {DATA_WAIT: "world/data_wait_ms", FIRST_GRADIENT: FIRST_GRADIENT}
 LOSS_SUM, LOSS_SAMPLES = "loss_sum", "loss_samples"
 """Values of a rank from which `train/loss` is computed; not logged themselves."""
 
+BROKEN_AT = "broken_at"
+"""Step in which a loss of the rank was first NaN or infinite; not logged."""
+
 DETAILS_REQUESTED = "details_requested"
 """1 if rank zero requests details in the next exchange; not logged."""
 
-ALWAYS_EXCHANGED = (LOSS_SUM, LOSS_SAMPLES, DETAILS_REQUESTED, GRADIENT_NORM)
+ALWAYS_EXCHANGED = (LOSS_SUM, LOSS_SAMPLES, BROKEN_AT, DETAILS_REQUESTED, GRADIENT_NORM)
 """Tags of the values that ranks exchange at every logging step; the others are details."""
 
-REDUCTIONS = dict(zip(ALWAYS_EXCHANGED, ("sum", "sum", "max", "max"), strict=True)) | {
+REDUCTIONS = dict(zip(ALWAYS_EXCHANGED, ("sum", "sum", "max", "max", "max"), strict=True)) | {
     tag: series.reduction for tag, series in SERIES.items() if series.reduction
 }
 """Tag of each value that ranks exchange -> how the values of ranks are combined."""
@@ -57,6 +61,18 @@ def combine(rows: Sequence[Sequence[float]]) -> dict[str, float]:
         else:
             combined[tag] = sum(values) / (len(values) if reduction == "mean" else 1)
     return combined
+
+
+def first_broken(rows: Sequence[Sequence[float]]) -> str:
+    """Returns in which step and on which rank the loss was first NaN or infinite, as text; empty if that is unknown."""
+    steps = [row[EXCHANGED.index(BROKEN_AT)] for row in rows]
+    first = min((step for step in steps if not isnan(step)), default=nan)
+    if isnan(first):  # on a GPU, a rank knows only the sum of the interval
+        ranks = [rank for rank, row in enumerate(rows) if not math.isfinite(row[EXCHANGED.index(LOSS_SUM)])]
+    else:
+        ranks = [rank for rank, step in enumerate(steps) if step == first]
+    where = f" in step {first:,.0f}" * (not isnan(first)) + f" on {ranks_text(ranks)}" * (0 < len(ranks) < len(rows))
+    return f"first{where}" if where else ""
 
 
 def values_of_ranks(rows: Sequence[Sequence[float]], slow_ranks: Sequence[int]) -> dict[str, float]:

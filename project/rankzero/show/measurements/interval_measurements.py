@@ -18,12 +18,14 @@ from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.runs.directory import RunDirectory
 from rankzero.sampling.loader import ManagedLoader
 from rankzero.show.measurements.exchange import (
+    BROKEN_AT,
     DETAILS_REQUESTED,
     LOSS_SAMPLES,
     LOSS_SUM,
     PREFIX,
     Exchange,
     combine,
+    first_broken,
     values_of_ranks,
 )
 from rankzero.show.measurements.step_time import StepTime
@@ -139,6 +141,7 @@ class IntervalMeasurements(LoopCallback):
         detail_seconds = max(DETAIL_SECONDS, DETAIL_FRACTION * (now - self._began_at))
         values = self._details(trainer) if has_details else {}
         values[LOSS_SUM], values[LOSS_SAMPLES] = record.loss_sum, float(record.samples)
+        values[BROKEN_AT] = record.broken_at
         values[DETAILS_REQUESTED] = float(next_end - self._detailed_at >= detail_seconds)
         if record.gradient_norm is not None:
             values[GRADIENT_NORM] = record.gradient_norm
@@ -173,9 +176,9 @@ class IntervalMeasurements(LoopCallback):
         if interval is None:  # not rank zero
             return
         values = combine(rows)
-        del values[DETAILS_REQUESTED]
+        del values[DETAILS_REQUESTED], values[BROKEN_AT]
         loss_sum, samples = values.pop(LOSS_SUM), values.pop(LOSS_SAMPLES)
-        self.weights.check_interval(trainer, interval.step + 1, loss_sum, samples)
+        self.weights.check_interval(trainer, interval.step + 1, loss_sum, samples, first_broken(rows))
         if interval.has_details:
             if len(rows) > 1:
                 values |= values_of_ranks(rows, list(self.monitor.slow_ranks))

@@ -43,8 +43,11 @@ class FiniteWeights(LoopCallback):
         self._has_finite_checkpoint = trainer.ckpt_path is not None
         self._ignored = frozenset(_not_finite(_weights(self._module)))  # such as a mask of -inf
 
-    def check_interval(self, trainer: Trainer, step: int, loss: float, samples: float) -> None:
-        """Examines the sum of the losses of an interval's samples over all ranks. Only rank zero calls this."""
+    def check_interval(self, trainer: Trainer, step: int, loss: float, samples: float, origin: str = "") -> None:
+        """Examines the sum of the losses of an interval's samples over all ranks. Only rank zero calls this.
+
+        `origin` states where the loss was first not finite, such as `first in step 3 on rank 1`; empty if unknown.
+        """
         if not samples:
             self._check_that_losses_exist(trainer, step, is_over=False)
             return
@@ -56,10 +59,12 @@ class FiniteWeights(LoopCallback):
         self._bad_intervals += 1
         first = max(step - fit_loop_of(trainer).epoch_loop.record.interval, self._first_step) + 1
         where = f"steps {first:,} to {step:,}" if first < step else f"step {step:,}"
-        if self._report_broken(_weights(self._module), f"since {where}"):
+        if self._report_broken(_weights(self._module), f"since {where}" + f" (the loss {origin})" * bool(origin)):
             return
         if self._bad_intervals > 1 or not getattr(trainer.precision_plugin, "scaler", None):
-            self._report(f"the loss of {where} is NaN or infinite; the weights are still finite")
+            self._report(
+                f"the loss of {where} is NaN or infinite{f' ({origin})' * bool(origin)}; the weights are still finite"
+            )
 
     def accepts(self, weights: Mapping[str, Any], step: int) -> bool:
         """Returns whether to write a checkpoint.

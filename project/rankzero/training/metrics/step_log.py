@@ -130,6 +130,7 @@ class IntervalRecord:
         interval: Number of steps in an interval, the same on all ranks; 0 if none ends.
         is_due: Whether the step in progress ends the interval. Lightning logs the metrics of the same steps.
         loss_sum: Sum of the losses of all samples; on the device of the losses, so that reading it does not wait.
+        broken_at: Number of the first step whose loss is NaN or infinite; NaN if there is none, or on another device.
         samples: Number of samples whose loss is recorded.
         total_samples: The same since the start of the attempt.
         gradient_norm: 2-norm of all gradients before clipping in the last step of the interval; None if unknown, as
@@ -146,6 +147,7 @@ class IntervalRecord:
 
     def reset(self) -> None:
         self.loss_sum: float | Tensor = 0.0
+        self.broken_at = math.nan
         self.samples = 0
         self._before_step = self._sums
         """The sums without the step in progress."""
@@ -173,6 +175,8 @@ class IntervalRecord:
         self.total_samples += samples
         if loss.is_cpu:
             self.loss_sum = self.loss_sum + loss.item() * samples
+            if not math.isfinite(self.loss_sum) and math.isnan(self.broken_at):
+                self.broken_at = self._step + 1.0
             return
         if not isinstance(self.loss_sum, Tensor):
             dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no float64

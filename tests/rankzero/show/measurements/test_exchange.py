@@ -1,7 +1,7 @@
 import math
 import re
 import time
-from math import isnan, nan
+from math import inf, isnan, nan
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +19,7 @@ from rankzero.show.measurements.exchange import (
     RANK_SERIES,
     Exchange,
     combine,
+    first_broken,
     values_of_ranks,
 )
 from rankzero.show.measurements.interval_measurements import prepared_batches
@@ -163,3 +164,19 @@ def test_rank_zero_requests_details_one_exchange_ahead(world_size):
         exchange.begin({DETAILS_REQUESTED: request})
         assert len(exchange.finish()[0]) == len(EXCHANGED if has_details[-1] else ALWAYS_EXCHANGED)
     assert has_details == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("sums", "steps", "text"),
+    [
+        ([1.0, 2.0], [nan, nan], ""),
+        ([nan, nan, nan], [8, 7, 8], "first in step 7 on rank 1"),
+        ([nan, inf, 2.0], [7, 7, nan], "first in step 7 on ranks 0-1"),
+        ([nan], [1200], "first in step 1,200"),
+        ([nan, 1.0], [nan, nan], "first on rank 0"),  # on a GPU
+        ([nan, nan], [nan, nan], ""),
+    ],
+)
+def test_the_step_and_the_ranks_of_the_first_loss_that_is_not_finite_are_named(sums, steps, text):
+    rows = [[own_sum, 32.0, step, 0.0, nan] for own_sum, step in zip(sums, steps, strict=True)]
+    assert first_broken(rows) == text
