@@ -30,7 +30,9 @@ from rankzero.distributed.stop_and_failure.server import PARENT_REPORTS, Control
 from rankzero.distributed.stop_and_failure.watchdog import start_watchdog
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import World
-from rankzero.messages import AnotherRankFailed, print_error
+from rankzero.messages import AnotherRankFailed, RunError, print_error
+
+CAUGHT_ADVICE = "a script can catch an error only if all ranks raise it, in the same line and not in the backward pass"
 
 
 class ControlChannel:
@@ -140,6 +142,8 @@ class ControlChannel:
 
     def _raise_failure(self) -> None:
         if self._failure_received.is_set():
+            if self._has_reported_failure and self._reporting_rank == self.rank:
+                raise RunError(f"{self._cause.partition(' failed: ')[2]}: {CAUGHT_ADVICE}")
             raise AnotherRankFailed(self._cause)
 
     def forget_stop(self) -> None:
