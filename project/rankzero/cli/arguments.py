@@ -91,7 +91,7 @@ def parse_arguments(command: Command, arguments: Sequence[str]) -> Arguments:
     lightning_arguments: list[str] = []
     sources: list[tuple[str, dict[str, Any]]] = []
     for path in parsed.config:
-        text, content, file_values = read_config(command, path)
+        text, content, file_values = read_config(command, path, {"model": parsed.model, "data": parsed.data})
         sources.append((f"--config {path}", content))
         values.update(file_values)
         lightning_arguments.append(f"--config={text}")

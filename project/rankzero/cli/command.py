@@ -1,5 +1,6 @@
 """Commands: their flags, the short names of models and data, and their help. Does not import torch."""
 
+import re
 from types import ModuleType
 from typing import NamedTuple
 
@@ -87,7 +88,7 @@ class Command(NamedTuple):
         return spelled("\n".join([*lines, *(f"  {example}" for example in self.examples)]))
 
     def class_path(self, flag: str, text: str) -> str:
-        """Returns the class path of a short name; returns class paths, config files and dicts unchanged.
+        """Returns the class path of a short name, or of `file.py:Class`; returns config files and dicts unchanged.
 
         Raises:
             RequestError: The short name does not exist.
@@ -96,7 +97,7 @@ class Command(NamedTuple):
         if text in package.__all__:
             return f"{package.__name__}.{text}"
         if ("." in text and not text.endswith(".py")) or text.startswith("{"):
-            return text
+            return re.sub(r"^([\w./]+)\.py:(\w+)$", lambda found: f"{found[1].replace('/', '.')}.{found[2]}", text)
         raise unknown_class_error(flag, text, package.__all__)
 
     def unknown_flag_error(self, name: str, file: str, value: str | None = None, model: str = "") -> RequestError:

@@ -16,8 +16,12 @@ from rankzero.runs.stored_config import flattened
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
-def read_config(command: Command, path: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+def read_config(
+    command: Command, path: str, classes: Mapping[str, str | None] = {}
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Reads a config file.
+
+    `classes` has the model and the data module that flags name; a section without a class has their arguments.
 
     Returns:
         The value for LightningCLI's `--config`, which is the path, or translated YAML text if the file has short names;
@@ -30,8 +34,17 @@ def read_config(command: Command, path: str) -> tuple[str, dict[str, Any], dict[
     translated = {}
     for name, value in content.items():
         if name not in command.keys and name not in LIGHTNING_KEYS:
+            if value is None:  # such as `weights_only`, which every LightningCLI writes
+                continue
             raise command.unknown_flag_error(str(name), path, None if isinstance(value, dict | list) else str(value))
-        translated[name] = _with_class_path(command, name, value) if name in ("model", "data") else value
+        translated[name] = value
+        if name in ("model", "data"):
+            if isinstance(value, dict) and value and not value.keys() & {"class_path", "init_args"}:
+                value = {"class_path": classes.get(name), "init_args": value}
+                if value["class_path"] is None:
+                    asked, found = f"{name} in --config {path}", "it has the arguments of a class, but names no class"
+                    raise RequestError(asked, found, f"--{name} MODULE.CLASS --config {path}")
+            translated[name] = _with_class_path(command, name, value)
     for flag in command.flags:
         for name in {flag.name, *flag.aliases} & translated.keys():
             if (value := translated.pop(name)) is not None:
@@ -98,7 +111,7 @@ def _parsed(source: str | Path, requested: str) -> dict[str, Any]:
 def _with_class_path(command: Command, name: str, section: Any) -> Any:
     """Replaces the short name in `model: ResNet` or `class_path: ResNet` by the class path."""
     short_name = section.get("class_path") if isinstance(section, dict) else section
-    if not isinstance(short_name, str) or ("." in short_name and not short_name.endswith(".py")):
+    if not isinstance(short_name, str):
         return section
     return {**(section if isinstance(section, dict) else {}), "class_path": command.class_path(name, short_name)}
 

@@ -135,6 +135,21 @@ def test_short_names_in_a_file_become_lightning_keys_and_numbers_are_unchanged(t
     assert "gradient_clip_val: 1e-3" in text  # plain YAML reads this number as text
 
 
+def test_the_config_of_a_lightning_cli_with_fixed_classes_needs_flags_that_name_them(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("weights_only: null\nckpt_path: null\nmodel: {lr: 0.1}\ndata: {size: 4}\n")
+    flags = "--model", "mine.Line", "--data", "src/mine.py:Data"
+    first, *others = parse_arguments(FIT, [*flags, "--config", str(path)]).arguments
+    assert yaml.safe_load(first.removeprefix("--config=")) == {
+        "model": {"class_path": "mine.Line", "init_args": {"lr": 0.1}},
+        "data": {"class_path": "src.mine.Data", "init_args": {"size": 4}},
+    }
+    assert others == ["--model=mine.Line", "--data=src.mine.Data"]
+    error = refusal_of(parse_arguments, FIT, ["--config", str(path), *flags[2:]])
+    assert error.found == "it has the arguments of a class, but names no class"
+    assert error.instead == f"--model MODULE.CLASS --config {path}"
+
+
 def test_a_wrong_or_missing_config_file_is_refused(tmp_path):
     expected = {"epoch: 3": "no such key", "a: [": "not YAML", "devices: 0": "not a whole number"}
     expected |= dict.fromkeys(("just words", ""), "no 'key: value' lines")
