@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from rankzero.distributed.coordination.process_group import destroy_process_group, raising_nccl_errors
 from rankzero.distributed.coordination.session import Session
 from rankzero.distributed.environments.launch_problems import has_invalid_interface
-from rankzero.distributed.monitoring.slow_ranks import SLOW_FACTOR
+from rankzero.distributed.monitoring.hangs import SLOW_FACTOR
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import AnotherRankFailed, Exit, RequestError, print_error
 from rankzero.preflight.check import FAIL, NETWORK_ADVICE, SKIPPED, WARN, Check, Report, error_lines, gather

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.devices import synchronize
-from rankzero.distributed.monitoring.slow_ranks import slow_ranks
+from rankzero.distributed.monitoring.hangs import slow_ranks
 from rankzero.distributed.process.system import usable_cores
 from rankzero.distributed.world import World
 from rankzero.preflight.check import FAIL, OK, WARN, Check, error_lines, gather

@@ -1,4 +1,4 @@
-"""Notices on rank zero, from the reports of all ranks, that a run hangs, and describes the cause.
+"""Notices on rank zero, from the reports of all ranks, that a run hangs or that a rank is slow, and names the cause.
 
 In data-parallel training, a rank that makes no progress stops all other ranks in a collective that waits for it. So
 the cause is the rank that makes no progress and waits for no other rank.
@@ -6,6 +6,7 @@ the cause is the rank that makes no progress and waits for no other rank.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from statistics import median_low
 from time import monotonic
 from typing import Any
 
@@ -30,6 +31,15 @@ MAX_SHOWN_VALUES = 8
 
 MAX_NAMED_RANGES = 16
 """How many ranges of consecutive ranks a message names."""
+
+SLOW_FACTOR = 1.5
+"""A rank is slow if it takes at least this multiple of the median of all ranks."""
+
+SLOW_SECONDS = 1e-3
+"""A rank is slow only if it takes at least this much longer than the median; shorter differences are noise."""
+
+PERSISTENCE_SECONDS = 10.0
+"""How long a rank has to be slow before it is reported."""
 
 
 def describe_hang(statuses: Mapping[int, Status], silent: Mapping[int, float], hosts: Sequence[str]) -> str:
@@ -196,3 +206,66 @@ class HangDetector:
     def last_place(self, rank: int) -> str:
         """Returns phase and step of a rank's last report; empty if the rank was not training."""
         return self._statuses[rank][0].place if rank in self._statuses else ""
+
+
+class SlowRankDetector:
+    """Knows the time to the first gradient of each rank.
+
+    A step takes equally long on all ranks, because all wait for the slowest one. The time from the start of a step to
+    the first gradient shows which rank that is.
+
+    Attributes:
+        reports: Rank -> description of each rank that has been reported.
+    """
+
+    def __init__(self, hosts: Sequence[str], clock: Callable[[], float] = monotonic) -> None:
+        self.hosts, self._clock = hosts, clock
+        self.reports: dict[int, str] = {}
+        self._seconds: dict[int, float] = {}
+        self._slow_since: dict[int, float] = {}
+
+    def update(self, rank: int, seconds: float) -> None:
+        """Records how long a rank takes from the start of a step to its first gradient; 0 if that is unknown."""
+        if seconds:
+            self._seconds[rank] = seconds
+        else:
+            self._seconds.pop(rank, None)
+
+    def new_reports(self) -> list[str]:
+        """Returns descriptions of ranks that have become slow since the last call; each rank is described once."""
+        now, slow = self._clock(), slow_ranks(self._seconds)
+        self._slow_since = {rank: self._slow_since.get(rank, now) for rank in slow}
+        new_ranks = [
+            rank
+            for rank, since in self._slow_since.items()
+            if now - since >= PERSISTENCE_SECONDS and rank not in self.reports
+        ]
+        for rank in new_ranks:
+            self.reports[rank] = self._describe(rank)
+        unnamed = len(new_ranks) - MAX_NAMED_RANKS
+        others = [f"{unnamed} more ranks are slow"] if unnamed > 0 else []
+        return [*(self.reports[rank] for rank in new_ranks[:MAX_NAMED_RANKS]), *others]
+
+    def _describe(self, rank: int) -> str:
+        host, others = self.hosts[rank], set(self.hosts) - {self.hosts[rank]}
+        advice = f"to exclude the host under Slurm: --exclude={host}" if others else "see which programs run there"
+        return (
+            f"rank {rank} on {host} is slow: {1e3 * self._seconds[rank]:,.1f} ms from the start of a step to its first "
+            f"gradient, and the median of all ranks is {1e3 * median_low(self._seconds.values()):,.1f} ms; {advice}"
+        )
+
+
+def slow_ranks(seconds: Mapping[int, float]) -> list[int]:
+    """Returns the ranks that take much longer than the median of all ranks.
+
+    Args:
+        seconds: Rank -> seconds from the start of a step to the first gradient.
+    """
+    if len(seconds) < 2:
+        return []
+    median = median_low(seconds.values())
+    return [
+        rank
+        for rank, value in sorted(seconds.items())
+        if value >= SLOW_FACTOR * median and value - median >= SLOW_SECONDS
+    ]

@@ -8,8 +8,7 @@ from typing import Any
 
 from rankzero.distributed.connections.line_connection import Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
-from rankzero.distributed.monitoring.hangs import HangDetector
-from rankzero.distributed.monitoring.slow_ranks import SlowRankDetector
+from rankzero.distributed.monitoring.hangs import HangDetector, SlowRankDetector
 from rankzero.distributed.monitoring.status import Status, report_interval, silence_seconds
 from rankzero.distributed.stop_and_failure.exchange import Exchange
 from rankzero.distributed.stop_and_failure.protocol import FROM_LEADER, FROM_RANK, read
