@@ -1,4 +1,8 @@
+import json
+import pickle
 import re
+import socket
+from dataclasses import asdict
 from unittest.mock import Mock
 
 import pytest
@@ -6,7 +10,7 @@ import torch
 from torch.distributed import HashStore
 
 from rankzero.distributed.coordination import coordinator
-from rankzero.distributed.coordination.coordinator import Coordinator
+from rankzero.distributed.coordination.coordinator import Coordinator, Outcomes
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.world import World
 from rankzero.messages import AnotherRankFailed, CannotStart, RequestError, is_peer_failure
@@ -113,3 +117,18 @@ def test_a_rank_that_loses_contact_to_a_refusing_rank_reports_nothing(coordinato
     errors = on_each_rank(coordinators, work)
     assert all(isinstance(error, CannotStart) for error in errors)
     assert [error.reported_elsewhere for error in errors] == [rank != refusing for rank in range(3)]
+
+
+@pytest.mark.parametrize("has_refused", [True, False])
+@pytest.mark.parametrize("is_remote", [True, False])
+def test_a_refusal_of_another_rank_has_its_name_and_whether_it_is_on_another_machine(has_refused, is_remote):
+    host = "elsewhere" if is_remote else socket.gethostname()
+    outcome = {"refused": "  a\n  b", "summary": "a"}
+    outcomes = Outcomes.of([{}, outcome, outcome], f"rank {{}} on {host}".format)
+    outcomes = Outcomes(**json.loads(json.dumps(asdict(outcomes))))
+    refusal = outcomes.refusal(CannotStart("  a\n  b") if has_refused else None, 2)
+    assert refusal.reported_elsewhere and refusal.is_remote == is_remote
+    if not has_refused:
+        refusal = pickle.loads(pickle.dumps(refusal))
+        assert str(refusal) == f"  rank 1 on {host}:\n  a\n  b"
+        assert refusal.summary == f"rank 1 on {host} cannot start: a"
