@@ -14,8 +14,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.checkpoints.manifest import file_of, has_valid_manifest, newest_valid
 from rankzero.checkpoints.safe_load import is_remote, signed_sha256_of
-from rankzero.distributed.coordination.broadcast import broadcast_file
 from rankzero.distributed.coordination.coordinator import Coordinator
+from rankzero.distributed.coordination.process_group import broadcast_file
 from rankzero.messages import RequestError, print_notice
 from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.resume import NoCheckpointError, existing_url, requested_checkpoint
