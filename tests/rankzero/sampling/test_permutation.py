@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankzero.sampling.ledger import Ledger, expected_sums, sums_of_all
-from rankzero.sampling.permutation import SMALL, Permutation, epoch_key, sample_keys
+from rankzero.sampling.permutation import SMALL, Ledger, Permutation, epoch_key, expected_sums, sample_keys, sums_of_all
 
 SHUFFLES = 2000
 

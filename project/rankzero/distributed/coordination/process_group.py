@@ -6,8 +6,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import torch
 
 from rankzero.distributed.monitoring.monitor import InFlight
-from rankzero.distributed.process.system import available_memory
+from rankzero.distributed.process.system import available_memory, variables
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.torch_inside import HashStore, PrefixStore, Store, active_collectives
 from rankzero.distributed.world import World
@@ -60,25 +60,12 @@ _nccl_log: list[int] = []
 """Descriptor of the file in memory to which NCCL writes its warnings; empty without such a file."""
 
 
-@contextmanager
-def _variables(**values: str) -> Iterator[None]:
-    """Sets environment variables while a process group is created, which is when torch and NCCL read them."""
-    previous = {name: os.environ.get(name) for name in values}
-    os.environ |= values
-    try:
-        yield
-    finally:
-        for name, value in previous.items():
-            del os.environ[name]
-            os.environ |= {} if value is None else {name: value}
-
-
 def _collected_warnings() -> AbstractContextManager[None]:
     """Makes NCCL write warnings to a file in memory, unless the user has set its variables."""
     if _nccl_log or "NCCL_DEBUG" in os.environ or "NCCL_DEBUG_FILE" in os.environ:
         return nullcontext()
     _nccl_log.append(os.memfd_create("nccl"))
-    return _variables(NCCL_DEBUG="WARN", NCCL_DEBUG_FILE=f"/proc/self/fd/{_nccl_log[0]}")
+    return variables(NCCL_DEBUG="WARN", NCCL_DEBUG_FILE=f"/proc/self/fd/{_nccl_log[0]}")
 
 
 def new_warnings_of_nccl() -> str:
@@ -122,7 +109,7 @@ def raising_nccl_errors() -> AbstractContextManager[None]:
 
     Otherwise, torch's watchdog ends the process.
     """
-    return _variables(TORCH_NCCL_BLOCKING_WAIT="1")
+    return variables(TORCH_NCCL_BLOCKING_WAIT="1")
 
 
 _kept_groups: list[object] = []

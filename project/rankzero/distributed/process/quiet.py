@@ -8,11 +8,12 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from rankzero.distributed.process.lightning_names import real_name
+from rankzero.distributed.process.system import variables
 
 _WARNINGS = (
     r".*does not have many workers which may be a bottleneck.*",  # data in memory needs no workers
@@ -63,21 +64,14 @@ def silence_warnings(rank: int = 0) -> None:
         warnings.formatwarning = _formatted
 
 
-@contextmanager
-def silenced_kineto(silences: bool) -> Iterator[None]:
+def silenced_kineto(silences: bool) -> AbstractContextManager[None]:
     """Silences the library of torch's profiler if it starts within this context; it reads its log level only once.
 
     At every trace, it prints internal events and, on a machine without a GPU, an error (torch 2.15). On a GPU, its
     errors matter: they explain why a trace lacks the GPU.
     """
-    if not silences or "KINETO_LOG_LEVEL" in os.environ:
-        yield
-        return
-    os.environ["KINETO_LOG_LEVEL"] = "99"
-    try:
-        yield
-    finally:
-        del os.environ["KINETO_LOG_LEVEL"]
+    is_set = "KINETO_LOG_LEVEL" in os.environ
+    return variables(KINETO_LOG_LEVEL="99") if silences and not is_set else nullcontext()
 
 
 _replaced_formatters: list[Callable[..., str]] = []

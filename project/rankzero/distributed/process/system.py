@@ -1,9 +1,8 @@
-"""What the system reports about processes: the cores and memory that one may use, its state, and its namespace."""
+"""What the system reports about processes: cores, memory, state, namespace and ancestors; environment variables."""
 
-import errno
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -173,13 +172,8 @@ def process_state(pid: int) -> tuple[str, str] | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
-        if Path("/proc/self/stat").exists():
-            return None
-        try:  # a system without /proc
-            os.kill(pid, 0)
-        except OSError as error:
-            return ("", "") if error.errno == errno.EPERM else None
-        return "", ""
+        has_proc = Path("/proc/self/stat").exists()
+        return None if has_proc or not psutil.pid_exists(pid) else ("", "")
     return fields[0], fields[19]
 
 
@@ -196,3 +190,16 @@ def ancestor_commands() -> Iterator[list[str]]:
     with suppress(psutil.Error):
         for ancestor in psutil.Process().parents():
             yield ancestor.cmdline()
+
+
+@contextmanager
+def variables(**values: str) -> Iterator[None]:
+    """Sets environment variables within a `with` block, for libraries that read them only there."""
+    previous = {name: os.environ.get(name) for name in values}
+    os.environ |= values
+    try:
+        yield
+    finally:
+        for name, value in previous.items():
+            del os.environ[name]
+            os.environ |= {} if value is None else {name: value}

@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from rankzero.sampling.ledger import Ledger, expected_sums
+from rankzero.sampling.permutation import Ledger, expected_sums
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
