@@ -52,13 +52,10 @@ def differing(
 
     A rank that does not have a name counts as having the value `missing`, or as no difference with `ignores_missing`.
     """
-    found = {}
-    for name in dict.fromkeys(name for values in parts for name in values):
-        if ignores_missing and any(name not in values for values in parts):
-            continue
-        if texts := differences([values.get(name, missing) for values in parts], hosts):
-            found[name] = texts
-    return found
+    names = dict.fromkeys(name for values in parts for name in values)
+    compared = [name for name in names if not ignores_missing or all(name in values for values in parts)]
+    found = {name: differences([values.get(name, missing) for values in parts], hosts) for name in compared}
+    return {name: texts for name, texts in found.items() if texts}
 
 
 def differences_between_ranks(fingerprints: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> list[str]:

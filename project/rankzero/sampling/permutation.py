@@ -139,9 +139,8 @@ _BLOCK = 1 << 16
 class Ledger:
     """Sample ledger of one rank for one epoch: sums over the samples that it has used.
 
-    The sums over all ranks do not depend on the world size.
-
-    In a resumed run, it begins with the sums over samples used earlier in the epoch.
+    The sums over all ranks do not depend on the world size. In a resumed run, the ledger begins with the sums over
+    samples used earlier in the epoch.
     """
 
     def __init__(self, sums: Sequence[int] = (0,) * POWERS) -> None:

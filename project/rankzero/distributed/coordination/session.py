@@ -113,16 +113,15 @@ class Session:
             RequestError: It requests different nodes, devices, accelerator or GPUs.
         """
         world = self.world
-        chosen = {"nodes": world.nodes, "devices": world.devices, "accelerator": world.accelerator}
-        wanted = {"nodes": requested.nodes, "devices": requested.devices, "accelerator": requested.accelerator}
         same_accelerator = {"auto": True, "gpu": world.accelerator in ("cuda", "mps")}
-        for name, value in wanted.items():
-            if value in (None, chosen[name]) or (name == "accelerator" and same_accelerator.get(str(value))):
+        for name in ("nodes", "devices", "accelerator"):
+            value, chosen = getattr(requested, name), getattr(world, name)
+            if value in (None, chosen) or (name == "accelerator" and same_accelerator.get(str(value))):
                 continue
             raise RequestError(
                 f"--{name} {value} for another Trainer of this program",
                 f"{world.launch.shape} on {world.accelerator}, which an earlier Trainer of this process chose",
-                f"--{name} {chosen[name]} (each sample is still used once), or move this Trainer to a separate script",
+                f"--{name} {chosen} (each sample is still used once), or move this Trainer to a separate script",
             )
         check_gpus(requested, world.accelerator)
         gpus = self.requested.gpus or tuple(range(world.devices))

@@ -235,16 +235,12 @@ class SlowRankDetector:
         """Returns descriptions of ranks that have become slow since the last call; each rank is described once."""
         now, slow = self._clock(), slow_ranks(self._seconds)
         self._slow_since = {rank: self._slow_since.get(rank, now) for rank in slow}
-        new_ranks = [
-            rank
-            for rank, since in self._slow_since.items()
-            if now - since >= PERSISTENCE_SECONDS and rank not in self.reports
-        ]
-        for rank in new_ranks:
-            self.reports[rank] = self._describe(rank)
-        unnamed = len(new_ranks) - MAX_NAMED_RANKS
+        persistent = [rank for rank, since in self._slow_since.items() if now - since >= PERSISTENCE_SECONDS]
+        new = {rank: self._describe(rank) for rank in persistent if rank not in self.reports}
+        self.reports |= new
+        unnamed = len(new) - MAX_NAMED_RANKS
         others = [f"{unnamed} more ranks are slow"] if unnamed > 0 else []
-        return [*(self.reports[rank] for rank in new_ranks[:MAX_NAMED_RANKS]), *others]
+        return [*list(new.values())[:MAX_NAMED_RANKS], *others]
 
     def _describe(self, rank: int) -> str:
         host, others = self.hosts[rank], set(self.hosts) - {self.hosts[rank]}
@@ -264,8 +260,5 @@ def slow_ranks(seconds: Mapping[int, float]) -> list[int]:
     if len(seconds) < 2:
         return []
     median = median_low(seconds.values())
-    return [
-        rank
-        for rank, value in sorted(seconds.items())
-        if value >= SLOW_FACTOR * median and value - median >= SLOW_SECONDS
-    ]
+    limit = max(SLOW_FACTOR * median, median + SLOW_SECONDS)
+    return [rank for rank, value in sorted(seconds.items()) if value >= limit]
