@@ -11,7 +11,7 @@ from rankzero.distributed.connections.handshake import Challenge, hello, is_serv
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.connections.line_connection import LineConnection, Message
 from rankzero.distributed.connections.line_server import raise_file_limit
-from rankzero.distributed.monitoring.status import Status
+from rankzero.distributed.monitoring.hangs import Status
 from rankzero.distributed.world import Peer
 
 KEY = Key(b"k" * 32, "the benchmark", is_explicit=True)

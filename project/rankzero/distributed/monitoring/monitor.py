@@ -18,7 +18,14 @@ from rankzero.distributed.monitoring.activity import (
     VALIDATION,
     Activity,
 )
-from rankzero.distributed.monitoring.hangs import BLOCKED, PATIENCE, HangDetector
+from rankzero.distributed.monitoring.hangs import (
+    BLOCKED,
+    PATIENCE,
+    HangDetector,
+    PauseDetector,
+    Status,
+    silence_seconds,
+)
 from rankzero.distributed.monitoring.stacks import (
     current_user_position,
     is_compiling,
@@ -27,7 +34,6 @@ from rankzero.distributed.monitoring.stacks import (
     waiting_function,
     worker_position,
 )
-from rankzero.distributed.monitoring.status import PauseDetector, Status, silence_seconds
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import print_error
 

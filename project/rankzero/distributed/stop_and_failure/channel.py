@@ -17,9 +17,9 @@ from hashlib import sha256
 from typing import Any
 
 from rankzero.distributed.connections.line_connection import LineConnection, Message
+from rankzero.distributed.monitoring.hangs import ReportSchedule, report_interval
 from rankzero.distributed.monitoring.monitor import Monitor, call_in_thread, print_hang
 from rankzero.distributed.monitoring.stacks import main_thread_stack
-from rankzero.distributed.monitoring.status import ReportSchedule, report_interval
 from rankzero.distributed.process.exit_reports import ORIGINAL_EXIT, EarlyExit, report_exit
 from rankzero.distributed.stop_and_failure.agreement import TOPICS, Agreement
 from rankzero.distributed.stop_and_failure.error_reporter import acquire_host_lock

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from rankzero.distributed.connections.line_connection import LineConnection, Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
-from rankzero.distributed.monitoring.status import ReportSchedule, Status
+from rankzero.distributed.monitoring.hangs import ReportSchedule, Status
 from rankzero.distributed.stop_and_failure.protocol import FROM_RANK, read
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer

@@ -8,8 +8,13 @@ from typing import Any
 
 from rankzero.distributed.connections.line_connection import Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
-from rankzero.distributed.monitoring.hangs import HangDetector, SlowRankDetector
-from rankzero.distributed.monitoring.status import Status, report_interval, silence_seconds
+from rankzero.distributed.monitoring.hangs import (
+    HangDetector,
+    SlowRankDetector,
+    Status,
+    report_interval,
+    silence_seconds,
+)
 from rankzero.distributed.stop_and_failure.exchange import Exchange
 from rankzero.distributed.stop_and_failure.protocol import FROM_LEADER, FROM_RANK, read
 from rankzero.distributed.timers import TIMERS, Progress

@@ -4,8 +4,14 @@ import math
 import pytest
 
 from rankzero.distributed.monitoring.activity import SANITY_CHECK, START
-from rankzero.distributed.monitoring.hangs import HangDetector, SlowRankDetector, describe_hang, ranks_text, slow_ranks
-from rankzero.distributed.monitoring.status import Status
+from rankzero.distributed.monitoring.hangs import (
+    HangDetector,
+    SlowRankDetector,
+    Status,
+    describe_hang,
+    ranks_text,
+    slow_ranks,
+)
 from rankzero.distributed.timers import TIMERS
 
 HOSTS = ("n1", "n1", "n2", "n2")

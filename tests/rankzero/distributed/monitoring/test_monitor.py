@@ -8,10 +8,9 @@ import pytest
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.monitoring import activity
 from rankzero.distributed.monitoring import monitor as monitor_module
-from rankzero.distributed.monitoring.hangs import describe_hang
+from rankzero.distributed.monitoring.hangs import PauseDetector, ReportSchedule, Status, describe_hang, report_interval
 from rankzero.distributed.monitoring.monitor import Heartbeat, InFlight, Monitor
 from rankzero.distributed.monitoring.stacks import WAITING_FUNCTIONS, main_thread_frames, waiting_function
-from rankzero.distributed.monitoring.status import PauseDetector, ReportSchedule, Status, report_interval
 from rankzero.distributed.stop_and_failure.exchange import Exchange
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import World
