@@ -24,31 +24,6 @@ def report_exit() -> None:
             os.write(int(descriptor), b".")
 
 
-class ExitHandshake:
-    """Pipe on which one local process reports an intended exit to its parent."""
-
-    def __init__(self) -> None:
-        self._read_end, self.write_end = os.pipe()
-        os.set_blocking(self._read_end, False)
-
-    @property
-    def variables(self) -> dict[str, str]:
-        """Environment variables that give the local process its end of the pipe."""
-        return {REPORT_FD: str(self.write_end)}
-
-    def was_received(self) -> bool:
-        """Returns whether a process that has exited had reported its exit. Reads the report, so call this only once."""
-        with contextlib.suppress(OSError):
-            return os.read(self._read_end, 1) == b"."
-        return False
-
-    def close(self) -> None:
-        """Closes both ends of the pipe in this process."""
-        for descriptor in (self._read_end, self.write_end):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-
-
 ORIGINAL_EXIT = os._exit
 """The original `os._exit`."""
 

@@ -23,7 +23,7 @@ from rankzero.distributed.connections.key import pass_key
 from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.launchers import local
-from rankzero.distributed.process.exit_reports import ExitHandshake
+from rankzero.distributed.process.exit_reports import REPORT_FD
 from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import Exit, Stopped, print_error
@@ -122,32 +122,34 @@ def _variables(count: int, launch: Launch) -> list[dict[str, str]]:
 
 
 class _Process(subprocess.Popen[bytes]):
-    """A local process that reports an intended exit."""
+    """A local process that reports an intended exit through a pipe."""
 
     def __init__(
         self, command: Sequence[str], variables: Mapping[str, str], *inherited_fds: int, secret: bytes = b""
     ) -> None:
-        self.report = ExitHandshake()
         key_fd, key_variables = pass_key(secret)
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        self.report = os.fdopen(read_end, "rb", buffering=0)
         try:
-            pass_fds = (*inherited_fds, self.report.write_end, key_fd)
-            environment = {**variables, **self.report.variables, **key_variables}
+            environment = {**variables, REPORT_FD: str(write_end), **key_variables}
             hydra = _hydra_config()
             folder = hydra.runtime.cwd if hydra else START_FOLDER  # Hydra may change the folder and import this later
             # Inherited, so that Ctrl-C does not end the process while Python starts; `join_ranks` ends the block.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            super().__init__(command, env=environment, pass_fds=pass_fds, cwd=folder)
+            super().__init__(command, env=environment, pass_fds=(*inherited_fds, write_end, key_fd), cwd=folder)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         except BaseException:
             self.report.close()
             raise
         finally:
             os.close(key_fd)
+            os.close(write_end)
 
     @cached_property
     def has_reported(self) -> bool:
         """Whether this process chose its exit code. To be read only after it has exited."""
-        return self.report.was_received()
+        return self.report.read(1) == b"."
 
 
 class _Processes:

@@ -7,7 +7,7 @@ import pytest
 
 from rankzero.distributed.environments.launchers import local
 from rankzero.distributed.process import spawn
-from rankzero.distributed.process.exit_reports import REPORT_FD, ExitHandshake, report_exit
+from rankzero.distributed.process.exit_reports import REPORT_FD, report_exit
 from rankzero.distributed.process.spawn import run_processes
 from rankzero.distributed.timers import TIMERS
 
@@ -91,9 +91,11 @@ def test_the_first_failure_sets_the_exit_code_and_ends_the_other_processes(monke
 
 @pytest.fixture
 def report():
-    report = ExitHandshake()
-    yield report
-    report.close()
+    """The variable that a process gets to report its exit, and a function that reads the report."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    with os.fdopen(write_end, "wb"), os.fdopen(read_end, "rb", buffering=0) as file:
+        yield {REPORT_FD: str(write_end)}, lambda: file.read(1)
 
 
 def set_parent(monkeypatch, parent, variables):
@@ -103,21 +105,22 @@ def set_parent(monkeypatch, parent, variables):
 
 
 def test_only_a_child_of_the_supervising_process_with_both_variables_reports_once(report, monkeypatch):
+    variables, read = report
     for parent in (os.getpid(), 0, ""):
-        set_parent(monkeypatch, parent, report.variables)
+        set_parent(monkeypatch, parent, variables)
         report_exit()
-        assert not report.was_received()
+        assert read() is None
     set_parent(monkeypatch, os.getppid(), {REPORT_FD: ""})
     report_exit()
     monkeypatch.delenv(REPORT_FD)
     report_exit()
-    set_parent(monkeypatch, os.getppid(), report.variables)
+    set_parent(monkeypatch, os.getppid(), variables)
     monkeypatch.delenv(local.SUPERVISOR_PID)
     report_exit()
-    assert not report.was_received()
-    set_parent(monkeypatch, os.getppid(), report.variables)
+    assert read() is None
+    set_parent(monkeypatch, os.getppid(), variables)
     report_exit()
-    assert [report.was_received(), report.was_received()] == [True, False]
+    assert [read(), read()] == [b".", None]
 
 
 def test_a_child_of_a_local_process_reports_nothing(capfd):
