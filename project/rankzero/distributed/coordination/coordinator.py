@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from hashlib import sha256
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from typing_extensions import Self, override
@@ -295,14 +295,6 @@ class Coordinator:
             mark_reported(error)
 
 
-class Reporter(NamedTuple):
-    """The rank that reports a refusal."""
-
-    rank: int
-    name: str
-    summary: str
-
-
 class RankRefusal(CannotStart):
     """The refusal of one rank."""
 
@@ -324,13 +316,13 @@ class Outcomes:
     """How a piece of work ended on all ranks.
 
     Args:
-        refusals: Text of each refusal -> the lowest rank with this text.
+        refusals: Text of each refusal -> the lowest rank with this text, its name, and the refusal in one line.
         all_refuse: Whether all ranks refuse.
         failed_name: Name of the lowest rank on which the work failed with another error; empty if there is none.
         failure: The error of that rank.
     """
 
-    refusals: dict[str, Reporter]
+    refusals: dict[str, tuple[int, str, str]]
     all_refuse: bool
     failed_name: str
     failure: str
@@ -344,10 +336,10 @@ class Outcomes:
                 after success.
             name_of: Returns the name of a rank for messages.
         """
-        refusals: dict[str, Reporter] = {}
+        refusals: dict[str, tuple[int, str, str]] = {}
         for rank, outcome in enumerate(outcomes):
             if text := outcome.get("refused"):
-                refusals.setdefault(text, Reporter(rank, name_of(rank), outcome["summary"]))
+                refusals.setdefault(text, (rank, name_of(rank), outcome["summary"]))
         failed = next((rank for rank, outcome in enumerate(outcomes) if "failed" in outcome), None)
         name, failure = ("", "") if failed is None else (name_of(failed), outcomes[failed]["failed"])
         return cls(refusals, all("refused" in outcome for outcome in outcomes), name, failure)
@@ -358,15 +350,15 @@ class Outcomes:
         Of several ranks with the same refusal, the lowest reports it.
         """
         text = str(own_error) if own_error else next(iter(self.refusals))
-        reporter = Reporter(*self.refusals[text])
-        is_reporter = own_error is not None and own_rank == reporter.rank
+        rank, name, summary = self.refusals[text]
+        is_reporter = own_error is not None and own_rank == rank
         if own_error and is_reporter and not self.all_refuse:
-            named = RankRefusal(reporter.name, text, own_error.summary)
+            named = RankRefusal(name, text, own_error.summary)
             named.reported_elsewhere = False
             return named
-        refusal = own_error or RankRefusal(reporter.name, text, reporter.summary)
+        refusal = own_error or RankRefusal(name, text, summary)
         refusal.reported_elsewhere = not is_reporter
-        refusal.is_remote = not is_reporter and _is_remote(reporter.name)
+        refusal.is_remote = not is_reporter and _is_remote(name)
         return refusal
 
 

@@ -47,13 +47,12 @@ class PauseDetector:
     Time before the end of a pause must not count towards a hang.
     """
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock, self._resumed_at = clock, 0.0
-        self._last_call = clock()
+    def __init__(self) -> None:
+        self._resumed_at, self._last_call = 0.0, monotonic()
 
     def resumed_at(self) -> float:
-        """Returns when the last pause ended, on the given clock; 0 without a pause. Call this with every heartbeat."""
-        now = self._clock()
+        """Returns when the last pause ended, by `time.monotonic`; 0 without a pause. Call this with every heartbeat."""
+        now = monotonic()
         if now - self._last_call > TIMERS.suspended:
             self._resumed_at = now
         self._last_call = now
@@ -252,18 +251,14 @@ class HangDetector:
     """
 
     def __init__(
-        self,
-        hosts: Sequence[str],
-        silence_seconds: float,
-        clock: Callable[[], float] = monotonic,
-        leader_of: Callable[[int], int] = lambda rank: rank,
+        self, hosts: Sequence[str], silence_seconds: float, leader_of: Callable[[int], int] = lambda rank: rank
     ) -> None:
-        self.hosts, self.silence_seconds, self._clock, self._leader_of = hosts, silence_seconds, clock, leader_of
+        self.hosts, self.silence_seconds, self._leader_of = hosts, silence_seconds, leader_of
         self._statuses: dict[int, tuple[Status, float]] = {}  # the oldest report first
         self._starting: dict[int, Status] = {}
         self._urgent: set[int] = set()
         self._is_reported = False
-        self._pauses = PauseDetector(clock)
+        self._pauses = PauseDetector()
 
     def update(self, rank: int, status: Status | None) -> None:
         """Records the report of a rank; None if the rank is not training."""
@@ -273,7 +268,7 @@ class HangDetector:
         if status is not None and status.phase == START:
             self._starting[rank] = status
         elif status is not None:
-            self._statuses[rank] = status, self._clock()
+            self._statuses[rank] = status, monotonic()
             if status.is_urgent:
                 self._urgent.add(rank)
 
@@ -283,7 +278,7 @@ class HangDetector:
         Must be called with every heartbeat. A hang is described once. If the run makes progress again, the next hang is
         described too.
         """
-        now, resumed_at = self._clock(), self._pauses.resumed_at()
+        now, resumed_at = monotonic(), self._pauses.resumed_at()
         starting = self._starting.values()
         if len(starting) == len(self.hosts) and all(status.waits_in and status.is_overdue() for status in starting):
             is_new, self._is_reported = not self._is_reported, True
@@ -329,8 +324,8 @@ class SlowRankDetector:
         reports: Rank -> description of each rank that has been reported.
     """
 
-    def __init__(self, hosts: Sequence[str], clock: Callable[[], float] = monotonic) -> None:
-        self.hosts, self._clock = hosts, clock
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self.hosts = hosts
         self.reports: dict[int, str] = {}
         self._seconds: dict[int, float] = {}
         self._slow_since: dict[int, float] = {}
@@ -344,7 +339,7 @@ class SlowRankDetector:
 
     def new_reports(self) -> list[str]:
         """Returns descriptions of ranks that have become slow since the last call; each rank is described once."""
-        now, slow = self._clock(), slow_ranks(self._seconds)
+        now, slow = monotonic(), slow_ranks(self._seconds)
         self._slow_since = {rank: self._slow_since.get(rank, now) for rank in slow}
         persistent = [rank for rank, since in self._slow_since.items() if now - since >= PERSISTENCE_SECONDS]
         new = {rank: self._describe(rank) for rank in persistent if rank not in self.reports}

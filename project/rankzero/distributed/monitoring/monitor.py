@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from collections.abc import Callable
 from time import monotonic
 from types import FrameType
@@ -65,16 +64,9 @@ CollectiveInFlight = Callable[[], InFlight]
 class Heartbeat:
     """Observes the activity of this rank from another thread."""
 
-    def __init__(
-        self,
-        activity: Activity,
-        timeout: float,
-        collective_in_flight: CollectiveInFlight,
-        clock: Callable[[], float] = monotonic,
-    ) -> None:
-        self.activity, self.timeout, self._clock = activity, timeout, clock
-        self.collective_in_flight = collective_in_flight
-        self._pauses = PauseDetector(clock)
+    def __init__(self, activity: Activity, timeout: float, collective_in_flight: CollectiveInFlight) -> None:
+        self.activity, self.timeout, self.collective_in_flight = activity, timeout, collective_in_flight
+        self._pauses = PauseDetector()
         self._longest = 0.0
         self._last_visit, self._last_age = activity.since, 0.0
         self._waits_in, self._waits_since = "", activity.since
@@ -87,7 +79,7 @@ class Heartbeat:
     def status(self) -> Status | None:
         """Returns the status of this rank; None after training, and at first while Lightning prepares it."""
         activity, resumed_at = self.activity, self._pauses.resumed_at()
-        phase, since, now = activity.phase, activity.since, self._clock()  # in this order, see `Activity.enter`
+        phase, since, now = activity.phase, activity.since, monotonic()  # in this order, see `Activity.enter`
         if since != self._last_visit:
             self._longest = max(self._longest, self._last_age)
         self._last_visit, self._last_age = since, max(0.0, now - max(since, resumed_at))
@@ -166,7 +158,7 @@ class Monitor:
         self._is_over = threading.Event()
         self.recorded = self.rank_zero_place = ""
         self._pauses = PauseDetector()
-        self._heard_at = time.monotonic()
+        self._heard_at = monotonic()
         self._is_silence_reported = False
 
     def start(self, timeout: float, stops_run: bool, collective_in_flight: CollectiveInFlight) -> None:
@@ -217,7 +209,7 @@ class Monitor:
             has_received: Whether rank zero has sent anything since the last call.
             interval: Seconds between two messages of rank zero.
         """
-        now, resumed_at, heartbeat = time.monotonic(), self._pauses.resumed_at(), self._heartbeat
+        now, resumed_at, heartbeat = monotonic(), self._pauses.resumed_at(), self._heartbeat
         if has_received or heartbeat is None or self.activity.place == "":
             self._heard_at, self._is_silence_reported = now, False
             return ""

@@ -3,6 +3,7 @@ import math
 
 import pytest
 
+from rankzero.distributed.monitoring import hangs
 from rankzero.distributed.monitoring.activity import SANITY_CHECK, START
 from rankzero.distributed.monitoring.hangs import (
     HangDetector,
@@ -125,29 +126,33 @@ STUCK = Status(5, "data wait", 6.0, 5.0)
 WAITING = Status(5, "backward", 6.0, 5.0, waits_in="all_reduce of 9 values", sequence=5)
 
 
-class Ranks:
-    """A detector of hangs of ranks on the nodes n1, n2, ..., on a clock that the test advances."""
+@pytest.fixture
+def clock(monkeypatch):
+    """The time that the detectors see, in a list."""
+    seconds = [0.0]
+    monkeypatch.setattr(hangs, "monotonic", lambda: seconds[0])
+    return seconds
 
-    def __init__(self, *statuses, **options):
-        self.seconds = 0.0
-        hosts = ["n1", "n2", "n3"][: len(statuses)]
-        self.detector = HangDetector(hosts, TIMERS.silence, lambda: self.seconds, **options)
-        self.new_hang, self.update = self.detector.new_hang, self.detector.update
-        for rank, status in enumerate(statuses):
-            self.update(rank, status)
+
+def detector_of(*statuses, **options):
+    """Returns a detector of hangs of ranks on the nodes n1, n2, ..., after these reports."""
+    detector = HangDetector(["n1", "n2", "n3"][: len(statuses)], TIMERS.silence, **options)
+    for rank, status in enumerate(statuses):
+        detector.update(rank, status)
+    return detector
 
 
 def test_a_hang_is_described_once_until_there_is_progress_or_a_rank_leaves_training():
-    ranks = Ranks(WAITING, STUCK)
+    ranks = detector_of(WAITING, STUCK)
     assert "rank 1 on n2 has been in data wait" in ranks.new_hang()
     assert ranks.new_hang() == ""
     ranks.update(1, STUCK._replace(age=0.0))
     assert ranks.new_hang() == ""
     ranks.update(1, STUCK)
-    assert ranks.new_hang() and ranks.detector.last_place(1) == "data wait at step 5"
+    assert ranks.new_hang() and ranks.last_place(1) == "data wait at step 5"
     for rank in (0, 1):
         ranks.update(rank, None)
-    assert ranks.detector.last_place(1) == ranks.new_hang() == ""
+    assert ranks.last_place(1) == ranks.new_hang() == ""
 
 
 @pytest.mark.parametrize(
@@ -160,20 +165,21 @@ def test_a_hang_is_described_once_until_there_is_progress_or_a_rank_leaves_train
     ],
     ids=["two reports", "more than a heartbeat", "a short phase", "a pause of rank zero"],
 )
-def test_the_age_of_a_status_increases_by_one_heartbeat_at_most_without_a_report(ages, reports):
-    ranks = Ranks(WAITING._replace(age=ages[0]), STUCK._replace(age=ages[1]))
+def test_the_age_of_a_status_increases_by_one_heartbeat_at_most_without_a_report(clock, ages, reports):
+    ranks = detector_of(WAITING._replace(age=ages[0]), STUCK._replace(age=ages[1]))
     for seconds, text in reports.items():
-        ranks.seconds = seconds
+        clock[0] = seconds
         found = ranks.new_hang()
         assert text in found and bool(found) == bool(text)
 
 
 @pytest.mark.parametrize("leaders", [None, [0, 1, 1]], ids=["two nodes", "rank 2 reports through rank 1"])
-def test_a_rank_that_stops_reporting_is_blocked_but_not_one_that_reports_through_it(leaders):
+def test_a_rank_that_stops_reporting_is_blocked_but_not_one_that_reports_through_it(clock, leaders):
     silent = STUCK._replace(age=0.0)
-    ranks = Ranks(WAITING, silent, silent, leader_of=leaders.__getitem__) if leaders else Ranks(WAITING, silent)
+    options = {"leader_of": leaders.__getitem__} if leaders else {}
+    ranks = detector_of(WAITING, silent, *[silent] * bool(leaders), **options)
     for _ in range(4):
-        ranks.seconds += 4.0
+        clock[0] += 4.0
         ranks.update(0, WAITING)
         report = ranks.new_hang()
     assert report.startswith("rank 1 on n2 has not reported for 16 s") and "rank 2" not in report
@@ -191,9 +197,8 @@ def test_ranks_far_above_the_median_are_slow(seconds, expected):
     assert slow_ranks(seconds) == expected
 
 
-def test_a_rank_is_reported_once_after_it_has_been_slow_for_ten_seconds():
-    clock = [0.0]
-    detector = SlowRankDetector(["n1", "n2"], lambda: clock[0])
+def test_a_rank_is_reported_once_after_it_has_been_slow_for_ten_seconds(clock):
+    detector = SlowRankDetector(["n1", "n2"])
     detector.update(0, 0.1)
     detector.update(1, 0.3)
     assert detector.new_reports() == []
@@ -207,9 +212,8 @@ def test_a_rank_is_reported_once_after_it_has_been_slow_for_ten_seconds():
     assert list(detector.reports) == [1]
 
 
-def test_a_rank_that_is_slow_only_at_times_or_without_measurement_is_not_reported():
-    clock = [0.0]
-    detector = SlowRankDetector(["n1", "n2"], lambda: clock[0])
+def test_a_rank_that_is_slow_only_at_times_or_without_measurement_is_not_reported(clock):
+    detector = SlowRankDetector(["n1", "n2"])
     detector.update(0, 0.1)
     for second in range(60):
         clock[0] = second

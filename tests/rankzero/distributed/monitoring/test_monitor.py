@@ -6,9 +6,9 @@ from unittest.mock import Mock
 import pytest
 
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.monitoring import activity
+from rankzero.distributed.monitoring import activity, hangs
 from rankzero.distributed.monitoring import monitor as monitor_module
-from rankzero.distributed.monitoring.hangs import PauseDetector, ReportSchedule, Status, describe_hang, report_interval
+from rankzero.distributed.monitoring.hangs import ReportSchedule, Status, describe_hang, report_interval
 from rankzero.distributed.monitoring.monitor import Heartbeat, InFlight, Monitor
 from rankzero.distributed.monitoring.stacks import WAITING_FUNCTIONS, main_thread_frames, waiting_function
 from rankzero.distributed.stop_and_failure.exchange import Exchange
@@ -25,9 +25,10 @@ class Observed:
 
     def __init__(self, monkeypatch, timeout=20.0, collective=InFlight):
         self.seconds = 100.0
-        monkeypatch.setattr("rankzero.distributed.monitoring.activity.monotonic", lambda: self.seconds)
+        for module in (activity, hangs, monitor_module):
+            monkeypatch.setattr(module, "monotonic", lambda: self.seconds)
         self.activity = activity.Activity()
-        self.heartbeat = Heartbeat(self.activity, timeout, collective, lambda: self.seconds)
+        self.heartbeat = Heartbeat(self.activity, timeout, collective)
 
     def status_after(self, seconds):
         """Returns the status after this time, with a heartbeat in each second."""
@@ -162,7 +163,8 @@ def test_the_interval_grows_with_the_nodes_up_to_a_limit_and_a_rank_may_miss_som
 def clock(monkeypatch):
     """The time that the monitor sees, in a list."""
     seconds = [1000.0]
-    monkeypatch.setattr(monitor_module.time, "monotonic", lambda: seconds[0])
+    for module in (hangs, monitor_module):
+        monkeypatch.setattr(module, "monotonic", lambda: seconds[0])
     return seconds
 
 
@@ -170,7 +172,6 @@ def clock(monkeypatch):
 def monitor(clock):
     """A monitor in training, with a limit of 30 seconds."""
     monitor = Monitor(terminate=lambda cause: None)
-    monitor._pauses = PauseDetector(lambda: clock[0])
     monitor.start(30.0, True, InFlight)
     monitor.activity.enter(activity.FORWARD)
     monitor.rank_zero_place = "backward at step 7"
