@@ -37,10 +37,9 @@ def fingerprint(dataset: Any, count: int) -> dict[str, str]:
 def changes(previous: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
     """Returns the differences between two fingerprints, one line each."""
     missing = "not there"
-    names = [*previous, *(name for name in current if name not in previous)]
     return [
         f"{name}: was {previous.get(name, missing)}, is {current.get(name, missing)}"
-        for name in names
+        for name in {**previous, **current}
         if previous.get(name) != current.get(name)
     ]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from rankzero.messages import RequestError
 from rankzero.sampling.batch_sampler import ElasticBatchSampler, EvaluationBatchSampler, Position
@@ -209,7 +209,7 @@ class SamplingPlan:
             self.world_size,
             self.micro_batches,
             1 if drawn and drawn.draws_batches else self.max_device_batch_size,
-            shuffle=not drawn and _shuffles(loader.sampler),
+            shuffle=not drawn and getattr(loader.sampler, "shuffle", type(loader.sampler) is not SequentialSampler),
             seed=self.seed,
             drop_last=loader.drop_last,
             start=self._next_start_position(),
@@ -312,11 +312,6 @@ class SamplingPlan:
             found = f"{count:,} training sample{'s' * (count != 1)}"
             raise RequestError(flag + details, found, f"{flag.split()[0]} {largest}, or less")
         return total
-
-
-def _shuffles(sampler: object) -> bool:
-    """Returns whether a loader with this sampler of torch's shuffles."""
-    return sampler.shuffle if isinstance(sampler, DistributedSampler) else not isinstance(sampler, SequentialSampler)
 
 
 _NEW_RUN = "--resume never to restart the run"

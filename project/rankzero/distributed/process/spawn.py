@@ -139,9 +139,6 @@ class _Process(subprocess.Popen[bytes]):
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             super().__init__(command, env=environment, pass_fds=(*inherited_fds, write_end, key_fd), cwd=folder)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        except BaseException:
-            self.report.close()
-            raise
         finally:
             os.close(key_fd)
             os.close(write_end)
