@@ -27,7 +27,7 @@ from contest import ROOT, Comparison, parser, run
 from rankzero.distributed.monitoring.activity import Activity
 from rankzero.distributed.monitoring.monitor import Heartbeat
 from rankzero.show.measurements.interval_measurements import IntervalMeasurements
-from rankzero.show.measurements.slow_ranks import SlowRanks
+from rankzero.show.measurements.step_time import SlowRanks
 from rankzero.training.hooks import LoopCallback
 from rankzero.training.metrics.step_log import IntervalRecord
 

@@ -29,15 +29,14 @@ from rankzero.runs.summary import metrics_of
 from rankzero.sampling.generators import draw_seed, global_seed
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.show.figures.callback import RunFigures
+from rankzero.show.loggers import TensorBoardPage, UserLoggers
 from rankzero.show.measurements.interval_measurements import IntervalMeasurements
-from rankzero.show.measurements.slow_ranks import SlowRanks
+from rankzero.show.measurements.step_time import SlowRanks
 from rankzero.show.measurements.throughput import Throughput
 from rankzero.show.profile import Profile, ProfileRequest
-from rankzero.show.progress.bar import progress_callbacks, without_progress
+from rankzero.show.progress import progress_callbacks, without_progress
 from rankzero.show.tensorboard_logger import DurableTensorBoardLogger, without_files
-from rankzero.show.tensorboard_page import TensorBoardPage
 from rankzero.show.terminal import ResultDisplay
-from rankzero.show.user_loggers import UserLoggers
 from rankzero.training import fit_loop
 from rankzero.training.callbacks.agreements import RankAgreements
 from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval

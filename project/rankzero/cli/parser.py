@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from rankzero.cli.config_file import Origins
+from rankzero.cli.arguments import Origins
 from rankzero.cli.user_classes import classes_named, hidden_file, hidden_file_error, import_failure, missing_class_error
 from rankzero.messages import RequestError, few, nearest, quoted, similar_names
 

@@ -15,7 +15,7 @@ from rankzero.distributed.process.user_traceback import is_user_file
 from rankzero.messages import RequestError, few, nearest
 
 if TYPE_CHECKING:
-    from rankzero.cli.config_file import Origins
+    from rankzero.cli.arguments import Origins
 
 
 def unknown_class_error(flag: str, text: str, names: Sequence[str]) -> RequestError:

@@ -21,10 +21,16 @@ from rankzero.distributed.monitoring.hangs import SLOW_FACTOR
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import AnotherRankFailed, Exit, RequestError, print_error
 from rankzero.preflight.check import FAIL, NETWORK_ADVICE, SKIPPED, WARN, Check, Report, error_lines, gather
-from rankzero.preflight.environment import CLOCK_SECONDS, check_environment
+from rankzero.preflight.environment import (
+    CLOCK_SECONDS,
+    SLOW_IMPORT_SECONDS,
+    check_environment,
+    check_imports,
+    check_launcher,
+    check_processes,
+)
 from rankzero.preflight.gpus import Link, check_gpus, gather_in_time
 from rankzero.preflight.network import SLOW_LINK_FACTOR, check_collectives, check_links, check_message_passing
-from rankzero.preflight.processes import SLOW_IMPORT_SECONDS, check_imports, check_launcher, check_processes
 from rankzero.preflight.run_directory import SLOW_FSYNC_SECONDS, check_run_directory
 from rankzero.preflight.training import Trial, check_data, check_steps, check_workers
 from rankzero.sampling.plan import SamplingPlan

@@ -1,8 +1,7 @@
 import pytest
 import yaml
 
-from rankzero.cli.arguments import parse_arguments
-from rankzero.cli.config_file import read_config
+from rankzero.cli.arguments import parse_arguments, read_config
 from running import command_of, fit, refusal_of
 
 FIT = command_of("fit")

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.loggers import Logger
 
-from rankzero.cli.config_file import Origins
+from rankzero.cli.arguments import Origins
 from rankzero.cli.flags import positive_int, save_interval
 from rankzero.cli.parser import RankzeroParser, parsing_error, reader, without_enums
 from rankzero.messages import RequestError

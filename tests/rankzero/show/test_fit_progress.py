@@ -8,8 +8,8 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 
 from rankzero.sampling.plan import SamplingPlan
+from rankzero.show.fit_progress import FitProgress
 from rankzero.show.measurements.throughput import Throughput
-from rankzero.show.progress.fit_progress import FitProgress
 from rankzero.training.callbacks.safe_point import SafePoint
 from rankzero.training.hooks import LoopCallback
 from running import train_in_process
