@@ -10,20 +10,8 @@ from rankzero.cli.flags import Flag, choice, file_path
 from rankzero.messages import Exit, RequestError, print_error, print_line, printable_line, quoted, similar_names
 from rankzero.runs.directory import expanded
 from rankzero.runs.recorded_run import is_run
-from rankzero.show.comparison import (
-    MAX_PANELS,
-    STEPS,
-    X_AXES,
-    ComparedRun,
-    Panel,
-    all_tags,
-    chosen_metrics,
-    differences,
-    panels,
-    print_comparison,
-    read_compared_runs,
-    results,
-)
+from rankzero.show import comparison
+from rankzero.show.comparison import STEPS, X_AXES
 from rankzero.show.run_list import root_flag, unknown_run_error
 
 MAX_RUNS = 8
@@ -39,19 +27,15 @@ def figure(text: str) -> str:
     return text
 
 
+# fmt: off
 COMPARE_FLAGS = (
     Flag("root", "DIR", file_path, "folder of the runs [runs]", "runs", default="runs"),
     Flag("output", "FILE", figure, "write the figure to FILE (.png, .svg or .pdf) [DIR/compare.png]", "compare.svg"),
     Flag("x", "AXIS", choice(*X_AXES), f"draw over {', '.join(X_AXES)} [{STEPS}]", STEPS, default=STEPS),
-    Flag(
-        "metric",
-        "NAME",
-        file_path,
-        "draw only this metric; can be repeated [train loss and validation metrics]",
-        "val/loss",
-        default=(),
-    ),
+    Flag("metric", "NAME", file_path, "draw only this metric; can be repeated [train loss and validation metrics]",
+         "val/loss", default=()),
 )
+# fmt: on
 
 EXAMPLES = (
     "python launch/compare.py first second",
@@ -75,13 +59,13 @@ def _compare(values: Mapping[str, Any], named: Sequence[str]) -> int:
         some = " ".join(quoted(text) for text in named[:MAX_RUNS])
         found = f"{len(paths)} runs; one figure shows at most {MAX_RUNS}"
         raise RequestError("compare", found, f"python launch/compare.py {some}{root_flag(root)}")
-    compared = read_compared_runs(paths)
-    metrics, omitted = (list(values["metric"]), []) if values["metric"] else chosen_metrics(compared)
-    _check_metrics(values["metric"], compared)
-    drawn, notes = panels(compared, metrics, values["x"])
-    rows, unlisted = results(compared)
+    compared = comparison.read_compared_runs(paths)
+    metrics, omitted = (list(values["metric"]), []) if values["metric"] else comparison.chosen_metrics(compared)
+    _check_metrics(values["metric"], comparison.all_tags(compared))
+    drawn, notes = comparison.panels(compared, metrics, values["x"])
+    rows, unlisted = comparison.results(compared)
     labels = [entry.label for entry in compared]
-    print_comparison(labels, differences([entry.config for entry in compared]), rows)
+    comparison.print_comparison(labels, comparison.differences([entry.config for entry in compared]), rows)
     notes = [note for entry in compared for note in entry.notes] + notes
     if len(compared) == 1:
         is_repeated = len(named) > 1
@@ -89,7 +73,8 @@ def _compare(values: Mapping[str, Any], named: Sequence[str]) -> int:
     if unlisted:
         notes.append(f"not in the table: {', '.join(unlisted)}")
     if omitted:
-        notes.append(f"the figure has {MAX_PANELS} panels; --metric NAME draws one of {', '.join(omitted)}")
+        panels = f"the figure has {comparison.MAX_PANELS} panels"
+        notes.append(f"{panels}; --metric NAME draws one of {', '.join(omitted)}")
     if notes:
         print_line("\n".join(["", *(printable_line(note) for note in notes)]))
     if not drawn:
@@ -115,9 +100,8 @@ def _find(text: str, root: Path, requested: Sequence[str]) -> Path:
     raise unknown_run_error(text, text, root, f"python launch/compare.py {' '.join(others)}")
 
 
-def _check_metrics(requested: Sequence[str], compared: Sequence[ComparedRun]) -> None:
+def _check_metrics(requested: Sequence[str], tags: Sequence[str]) -> None:
     """Raises an error for a metric of which no run has a curve."""
-    tags = all_tags(compared)
     for name in requested:
         if name not in tags:
             similar = similar_names(name, tags)
@@ -126,7 +110,7 @@ def _check_metrics(requested: Sequence[str], compared: Sequence[ComparedRun]) ->
             raise RequestError(f"--metric {name}", found, f"--metric {quoted((similar or tags or ['NAME'])[0])}")
 
 
-def _write(path: Path, labels: Sequence[str], drawn: Sequence[Panel], kind: str) -> Exit:
+def _write(path: Path, labels: Sequence[str], drawn: Sequence[comparison.Panel], kind: str) -> Exit:
     """Draws the figure and writes it; returns the exit code."""
     from rankzero.show.comparison_figure import draw, save  # imports matplotlib
 

@@ -135,9 +135,9 @@ def run_split(trainer: Trainer, cli: RankzeroCLI, split: str, checkpoint: Path) 
         RequestError: The module cannot evaluate this split.
     """
     steps = {"val": "validation_step", "test": "test_step"}
-    if not is_overridden(steps[split], cli.model):
-        others = [other for other, step in steps.items() if is_overridden(step, cli.model)]
-        advice = f"--split {others[0]}" if others else f"the same command, after adding {steps[split]} to the class"
+    possible = [other for other, step in steps.items() if is_overridden(step, cli.model)]
+    if split not in possible:
+        advice = f"--split {possible[0]}" if possible else f"the same command, after adding {steps[split]} to the class"
         raise RequestError(f"--split {split}", f"{type(cli.model).__name__} has no {steps[split]}", advice)
     run = trainer.validate if split == "val" else trainer.test
     results = run(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, verbose=False, weights_only=None)

@@ -23,14 +23,7 @@ from torch import Tensor
 from rankzero.checkpoints.atomic_files import replacing, synced
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.lightning_cli import RankzeroCLI
-from rankzero.commands.evaluation import (
-    find_checkpoint,
-    output_path,
-    prepare,
-    title_of,
-    with_stored_configuration,
-    write_result,
-)
+from rankzero.commands import evaluation
 from rankzero.distributed.coordination.session import Session
 from rankzero.distributed.process.quiet import silence_warnings
 from rankzero.distributed.world import World
@@ -129,32 +122,28 @@ def merge(folder: Path, file: Path) -> int:
         RequestError: An output does not have one row for each sample.
     """
     parts = sorted(folder.glob("part-*.pt"))
-    batch_indices, outputs = [], []
+    batch_indices, outputs = [torch.zeros(0, dtype=torch.int64)], []
     for part in parts:
         for samples, output in torch.load(part, mmap=True, weights_only=True):
-            batch_indices.append(np.array(samples, dtype=np.int64))
+            batch_indices.append(torch.tensor(samples, dtype=torch.int64))
             outputs.append(output)
-    indices = np.concatenate(batch_indices) if batch_indices else np.zeros(0, np.int64)
-    rows = np.empty(len(indices), np.int64)  # the row of each sample in the result
-    rows[np.argsort(indices, kind="stable")] = np.arange(len(indices))
-    ends = np.cumsum([len(samples) for samples in batch_indices])
-    batch_rows = [torch.from_numpy(part) for part in np.split(rows, ends[:-1])]
+    indices = torch.cat(batch_indices)
+    rows = torch.empty_like(indices)  # the row of each sample in the result
+    rows[indices.argsort(stable=True)] = torch.arange(len(indices))
+    batch_rows = rows.split([len(samples) for samples in batch_indices[1:]])
     merged = _Merger(folder, len(indices), batch_rows).merge(outputs, "the output") if outputs else None
     with replacing(file) as temporary, synced(temporary) as stream:
         torch.save(merged, stream)
-    _write_table(merged, np.sort(indices), file.with_suffix(".csv"))
+    _write_table(merged, indices.sort().values, file.with_suffix(".csv"))
     for part in [*parts, *folder.glob("*.rows")]:
         part.unlink()
     return len(indices)
 
 
 class _Merger:
-    """Merges the outputs of all batches.
+    """Merges the outputs of all batches, given the rows of the samples of each batch in the result.
 
-    Args:
-        folder: Folder for the files that back memory-mapped tensors.
-        count: Number of samples.
-        batch_rows: For each batch, the rows of its samples in the result.
+    The files that back memory-mapped tensors are in the folder.
     """
 
     def __init__(self, folder: Path, count: int, batch_rows: Sequence[Tensor]) -> None:
@@ -218,7 +207,7 @@ def _description(value: Any) -> str:
     return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, list | tuple | dict) else "")
 
 
-def _write_table(merged: Any, samples: Any, file: Path) -> None:
+def _write_table(merged: Any, samples: Tensor, file: Path) -> None:
     """Writes a CSV file if the predictions are numbers and texts in at most `MAX_COLUMNS` columns."""
     columns = _columns(merged, "")
     if not columns or len(columns) > MAX_COLUMNS or any(len(values) != len(samples) for values in columns.values()):
@@ -228,9 +217,8 @@ def _write_table(merged: Any, samples: Any, file: Path) -> None:
         table = csv.writer(stream)
         table.writerow(["sample", *columns])
         for begin in range(0, len(samples), 4096):
-            parts = [values[begin : begin + 4096] for values in columns.values()]
-            lists = [part.tolist() if isinstance(part, Tensor) else part for part in parts]
-            table.writerows(zip(samples[begin : begin + 4096].tolist(), *lists, strict=True))
+            parts = [values[begin : begin + 4096] for values in (samples, *columns.values())]
+            table.writerows(zip(*(part.tolist() if isinstance(part, Tensor) else part for part in parts), strict=True))
 
 
 def _columns(merged: Any, name: str) -> dict[str, Any] | None:
@@ -264,13 +252,14 @@ def predict(flags: Arguments, world: World) -> int:
     """
     silence_warnings(world.rank)
     if flags.only_prints:
-        RankzeroCLI(with_stored_configuration(flags, find_checkpoint(flags)))  # prints and exits
+        stored = evaluation.with_stored_configuration(flags, evaluation.find_checkpoint(flags))
+        RankzeroCLI(stored)  # prints and exits
     with Session.for_command(flags.requested_world, world) as session, as_user_errors(has_begun=lambda: False):
         coordinator = session.coordinator
-        cli, trainer, checkpoint = prepare(flags, coordinator)
+        cli, trainer, checkpoint = evaluation.prepare(flags, coordinator)
         coordinator.run_on_all_ranks(lambda: read_split(cli, flags.get("split")))
         name = "predictions" if flags.get("split") == "predict" else f"predictions-{flags.get('split')}"
-        folder = output_path(flags, checkpoint, name)
+        folder = evaluation.output_path(flags, checkpoint, name)
         coordinator.run_on_rank_zero(lambda: _prepare_folder(folder))
         callback = KeepPredictions(folder / PARTS_FOLDER, trainer.global_rank, trainer.world_size)
         trainer.callbacks.append(callback)
@@ -290,9 +279,9 @@ def predict(flags: Arguments, world: World) -> int:
                 with suppress(OSError):  # the folder contains other files
                     folder.rmdir()
             raise
-        result = {"run": title_of(checkpoint), "checkpoint": str(checkpoint), "split": flags.get("split")}
+        result = {"run": evaluation.title_of(checkpoint), "checkpoint": str(checkpoint), "split": flags.get("split")}
         result |= {"world_size": trainer.world_size, "samples": samples}
-        coordinator.run_on_rank_zero(lambda: write_result(folder / "predictions.json", result))
+        coordinator.run_on_rank_zero(lambda: evaluation.write_result(folder / "predictions.json", result))
         if coordinator.world.rank == 0:
             terminal.print_predictions(result, folder)
         return Exit.FINISHED

@@ -55,17 +55,10 @@ def recorded_summary(path: Path) -> dict[str, Any]:
     hosts: dict[str, int] = environment.get("hosts") or {"": 1}
     rows = newest_rows(path)
     ended = rows[-1].seconds if rows else recorded.started or time.time()
+    unrecorded: dict[str, Any] = {"epochs": 0, "steps": 0, "samples": 0, "samples_per_second": 0.0, "metrics": {}}
+    unrecorded |= {"max_steps": -1, "ledger": [], "slow_ranks": [], "best": None, "can_validate": False}
     return {
-        "epochs": 0,
-        "steps": 0,
-        "samples": 0,
-        "samples_per_second": 0.0,
-        "metrics": {},
-        "max_steps": -1,
-        "ledger": [],
-        "slow_ranks": [],
-        "best": None,
-        "can_validate": False,
+        **unrecorded,
         **live.summary,
         "run": run.name,
         "status": status.word,

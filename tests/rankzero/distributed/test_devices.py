@@ -251,8 +251,7 @@ def start_command(name):
 @pytest.mark.parametrize("name", ["fit", "preflight", "evaluate", "predict", "script"])
 def test_each_command_selects_its_gpu_before_it_uses_one(script_folder, monkeypatch, name):
     calls = []
-    for module in (evaluation, prediction):
-        monkeypatch.setattr(module, "find_checkpoint", lambda flags: None)
+    monkeypatch.setattr(evaluation, "find_checkpoint", lambda flags: None)
 
     def record(function):
         def call(*arguments, **keywords):
