@@ -264,8 +264,8 @@ class RunProgress(LoopCallback, ProgressBar):
         """Shows the progress of an epoch."""
         raise NotImplementedError
 
-    def show_evaluation(self, trainer: Trainer, batches: int, loader: int) -> None:
-        """Shows the progress of a validation, a test or a prediction."""
+    def show_evaluation(self, trainer: Trainer, batches: int, total: float, text: str) -> None:
+        """Shows the progress of a loader of a validation, a test or a prediction; `text` states it too."""
         raise NotImplementedError
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -292,29 +292,28 @@ class RunProgress(LoopCallback, ProgressBar):
             self._fit.end_validation()
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        if self.enabled:
-            self.show_evaluation(trainer, batch_idx + 1, dataloader_idx)
+        self.show_batches(trainer, batch_idx + 1, dataloader_idx)
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+
+    def show_batches(self, trainer: Trainer, batches: int, loader: int = 0) -> None:
+        """Shows how many batches of a loader are evaluated, as `batch 3/8` or `batch 3/8 of loader 1/2`."""
+        if self.enabled:
+            totals = evaluation_batches(trainer)
+            text = batch_text(batches, totals[loader])
+            text += f" of loader {loader + 1}/{len(totals)}" if len(totals) > 1 else ""
+            self.show_evaluation(trainer, batches, totals[loader], text)
 
 
 def evaluation_label(trainer: Trainer) -> str:
     """Returns what the Trainer evaluates, such as `epoch 3/20 validation` or `test`."""
     if trainer.sanity_checking:
         return "validation before training"
-    labels: dict[TrainerFn | None, str] = {
-        TrainerFn.FITTING: f"{epoch_text(trainer)} validation",
-        TrainerFn.TESTING: "test",
-        TrainerFn.PREDICTING: "prediction",
-    }
+    if trainer.state.fn is TrainerFn.FITTING:
+        return f"{epoch_text(trainer)} validation"
+    labels: dict[TrainerFn | None, str] = {TrainerFn.TESTING: "test", TrainerFn.PREDICTING: "prediction"}
     return labels.get(trainer.state.fn, "validation")
 
 
@@ -325,12 +324,6 @@ def evaluation_batches(trainer: Trainer) -> Sequence[float]:
     if trainer.state.fn is TrainerFn.TESTING:
         return trainer.num_test_batches
     return trainer.num_predict_batches if trainer.state.fn is TrainerFn.PREDICTING else trainer.num_val_batches
-
-
-def batches_text(batches: int, totals: Sequence[float], loader: int) -> str:
-    """Returns how far an evaluation has come, as `batch 3/8` or `batch 3/8 of loader 1/2`."""
-    text = batch_text(batches, totals[loader])
-    return f"{text} of loader {loader + 1}/{len(totals)}" if len(totals) > 1 else text
 
 
 def batch_text(batches: int, total: float) -> str:

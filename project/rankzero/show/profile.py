@@ -105,11 +105,13 @@ OPERATORS = 20
 
 TRACK = "Parts of a step (Rankzero)"
 
-_HEADER_BYTES = 2**20
-"""The trace begins with a header shorter than this."""
+EXPLANATION = """\
+The profiler makes steps slower, most of all those of small operators.
 
-_GZIP_LEVEL = 3
-"""Level 9 takes several times as long, for a file that is a tenth smaller."""
+Units in the tables: us = 0.001 ms, ms, s. Times and calls are totals over all profiled steps.
+Self time is the time of an operator without the operators that it calls.
+ProfilerStep* is a whole step, and Optimizer.step#... often contains its forward and backward pass.
+The self CPU time of these two is time outside of all operators, mostly Python."""
 
 
 def write_trace(path: Path, recording: Recording) -> None:
@@ -130,9 +132,10 @@ def write_trace(path: Path, recording: Recording) -> None:
             uncompressed.open("rb") as source,
             replacing(path, f".{os.getpid()}") as temporary,
             synced(temporary) as file,
-            gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=_GZIP_LEVEL) as compressed,
+            # Level 9 takes several times as long, for a file that is a tenth smaller.
+            gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=3) as compressed,
         ):
-            header = source.read(_HEADER_BYTES)
+            header = source.read(2**20)  # longer than the header of the trace
             base = re.search(rb'"baseTimeNanoseconds": *([0-9]+)', header)
             events = re.search(rb'"traceEvents": *\[', header)
             if base is None or events is None:
@@ -183,19 +186,9 @@ def _summary(recording: Recording) -> str:
             milliseconds[STEP_PHASES.get(part.phase, "other")] += 1e-6 * (part.end - part.begin)
     steps = max(1, len({part.step for part in recording.parts}))
     rows = [f"  {name.replace('_', ' '):<12}{value / steps:12.3f} ms" for name, value in milliseconds.items()]
-    return "\n".join(
-        [
-            f"Mean time of each part of a step on the main thread (torch {torch.__version__}):",
-            *rows,
-            f"  {'total':<12}{sum(milliseconds.values()) / steps:12.3f} ms",
-            "The profiler makes steps slower, most of all those of small operators.",
-            "",
-            "Units in the tables: us = 0.001 ms, ms, s. Times and calls are totals over all profiled steps.",
-            "Self time is the time of an operator without the operators that it calls.",
-            "ProfilerStep* is a whole step, and Optimizer.step#... often contains its forward and backward pass.",
-            "The self CPU time of these two is time outside of all operators, mostly Python.",
-        ]
-    )
+    head = f"Mean time of each part of a step on the main thread (torch {torch.__version__}):"
+    total = f"  {'total':<12}{sum(milliseconds.values()) / steps:12.3f} ms"
+    return "\n".join([head, *rows, total, EXPLANATION])
 
 
 @dataclass(frozen=True)
@@ -221,15 +214,14 @@ class ProfileRequest:
                 return None
             found = "without --profile, no rank is profiled"
             raise RequestError(f"--profile_ranks {ranks}", found, f"--profile 10steps --profile_ranks {ranks}")
-        match = re.fullmatch(r"([0-9]+)steps?(?:@([0-9]+))?", profile)
-        assert match, profile
+        steps, _, after = re.sub("steps?", "", profile).partition("@")
         chosen = range(world_size) if ranks == "all" else sorted({int(rank) for rank in (ranks or "0").split(",")})
         if chosen[-1] >= world_size:
-            found = f"the run has {world_size} processes, ranks 0 to {world_size - 1}"
-            found = found if world_size > 1 else "the run has one process, rank 0"
+            many = f"the run has {world_size} processes, ranks 0 to {world_size - 1}"
+            found = many if world_size > 1 else "the run has one process, rank 0"
             existing = ",".join(str(rank) for rank in chosen if rank < world_size)
             raise RequestError(f"--profile_ranks {ranks}", found, f"--profile_ranks {existing or 'all'}")
-        return cls(int(match[1]), int(match[2]) if match[2] else None, tuple(chosen))
+        return cls(int(steps), int(after) if after else None, tuple(chosen))
 
     def __str__(self) -> str:
         """Returns the flag and its value, as the user would type them."""
@@ -268,19 +260,17 @@ class Profile(LoopCallback):
 
     def on_step_done(self, trainer: Trainer) -> None:
         step = trainer.global_step
-        if step < self._begin_after - 1:
-            return
         if self._first is not None:
             is_over = self._recording is None or self._recording.is_over
             if is_over or step >= self._first + self.request.steps:
                 self._close(trainer)
-            return
-        with self._errors_printed():
-            if self._recording is None:
-                self._recording = Recording(self._activity, trainer.strategy.root_device.type)
-            if step >= self._begin_after:
-                self._first = step
-                self._activity.listen(self._enter)
+        elif step >= self._begin_after - 1:
+            with self._errors_printed():
+                if self._recording is None:
+                    self._recording = Recording(self._activity, trainer.strategy.root_device.type)
+                if step >= self._begin_after:
+                    self._first = step
+                    self._activity.listen(self._enter)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._close(trainer)
@@ -300,8 +290,8 @@ class Profile(LoopCallback):
             if phase == VALIDATION:
                 self._end_reason, self._last = "a validation began", fit_loop_of(self._trainer).epoch_loop.global_step
                 self._stop()
-                return
-            recording.enter(phase)
+            else:
+                recording.enter(phase)
 
     def _stop(self) -> None:
         """Stops the profiler, which keeps what it has recorded."""

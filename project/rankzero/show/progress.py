@@ -17,15 +17,7 @@ from rich.text import Text
 
 from rankzero.distributed.devices import HostCopy
 from rankzero.messages import encodable, print_line, printable_line
-from rankzero.show.fit_progress import (
-    RunProgress,
-    batch_text,
-    batches_text,
-    epoch_text,
-    evaluation_batches,
-    evaluation_label,
-    rate_text,
-)
+from rankzero.show.fit_progress import RunProgress, batch_text, epoch_text, evaluation_label, rate_text
 from rankzero.text import metrics_line, numbers, rough_duration, unique_metrics
 from rankzero.training.metrics.epoch_averages import unread_progress_bar_metrics
 
@@ -80,11 +72,10 @@ class PlainProgress(RunProgress):
         super().on_validation_start(trainer, pl_module)
         self._validation_due_at = self.clock() + self.interval_seconds
 
-    def show_evaluation(self, trainer: Trainer, batches: int, loader: int) -> None:
+    def show_evaluation(self, trainer: Trainer, batches: int, total: float, text: str) -> None:
         """Prints a line of a validation, a test or a prediction if one is due, but none of a short validation."""
         if self._is_due and self.clock() >= self._validation_due_at:
-            label = evaluation_label(trainer) + "," * trainer.sanity_checking
-            print_line(f"{label} {batches_text(batches, evaluation_batches(trainer), loader)}  {self._times()}")
+            print_line(f"{evaluation_label(trainer)}{',' * trainer.sanity_checking} {text}  {self._times()}")
 
     @property
     def _is_due(self) -> bool:
@@ -229,8 +220,7 @@ class BarProgress(RunProgress):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_start(trainer, pl_module)
-        if self.enabled:
-            self.show_evaluation(trainer, 0, 0)
+        self.show_batches(trainer, 0)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)
@@ -258,22 +248,18 @@ class BarProgress(RunProgress):
         self._metrics = self._read_metrics(trainer, reads_late)
         self._shows_evaluation = False
         batches, total = self._batches, trainer.num_training_batches
-        self._draw(
-            [Part(self._epoch, LABEL), Part("", BAR), Part(f"step {trainer.global_step}", STEP)],
-            [Part(batch_text(batches, total), BATCH, TIME_STYLE)],
-            self._fraction(trainer, batches, total),
-        )
+        fraction = fraction_of(batches, total)
+        if fraction is None and trainer.max_steps > 0:  # the length of the epoch is unknown
+            fraction = trainer.global_step / trainer.max_steps
+        first = [Part(self._epoch, LABEL), Part("", BAR), Part(f"step {trainer.global_step}", STEP)]
+        self._draw(first, [Part(batch_text(batches, total), BATCH, TIME_STYLE)], fraction)
 
-    def show_evaluation(self, trainer: Trainer, batches: int, loader: int) -> None:
-        totals = evaluation_batches(trainer)
-        total = totals[loader]
+    def show_evaluation(self, trainer: Trainer, batches: int, total: float, text: str) -> None:
         is_result = batches == total and trainer.state.fn is not TrainerFn.FITTING
-        if self.clock() < self._next_line and not is_result:
-            return
-        self._shows_evaluation = True
-        fraction = batches / total if isfinite(total) and total else None
-        text = batches_text(batches, totals, loader)
-        self._draw([Part(evaluation_label(trainer), LABEL), Part("", BAR), Part(text, STEP)], [], fraction)
+        if self.clock() >= self._next_line or is_result:
+            self._shows_evaluation = True
+            first = [Part(evaluation_label(trainer), LABEL), Part("", BAR), Part(text, STEP)]
+            self._draw(first, [], fraction_of(batches, total))
 
     def _draw(self, first: list[Part], last: list[Part], fraction: float | None) -> None:
         """Draws a line with the metrics between the first and the last parts, then speed and time left."""
@@ -305,17 +291,16 @@ class BarProgress(RunProgress):
             for name, value in metrics.items()
         ]
 
-    def _fraction(self, trainer: Trainer, batches: int, total: float) -> float | None:
-        """Returns the fraction of the epoch, or of `max_steps` if the length of the epoch is unknown."""
-        if isfinite(total) and total:
-            return batches / total
-        return trainer.global_step / trainer.max_steps if trainer.max_steps > 0 else None
+
+def fraction_of(batches: int, total: float) -> float | None:
+    """Returns the filled fraction of the bar; None for an unknown total."""
+    return batches / total if isfinite(total) and total else None
 
 
 def _metric_text(name: str, value: Any) -> str:
     try:
-        text = value if isinstance(value, str) else f"{value:.3f}"
-    except (TypeError, ValueError):
+        text = f"{value:.3f}"
+    except (TypeError, ValueError):  # such as a text
         text = str(value)
     return encodable(printable_line(f"{name}: {text}"))
 

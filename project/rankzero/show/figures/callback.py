@@ -4,6 +4,7 @@ import io
 import math
 import os
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from time import monotonic
 from typing import Any
 
@@ -15,19 +16,11 @@ from PIL import Image
 from rankzero.checkpoints.atomic_files import replacing, synced
 from rankzero.distributed.monitoring.activity import HOOK, VALIDATION, Activity
 from rankzero.runs.directory import RunDirectory
+from rankzero.show.figures import collection as found
 from rankzero.show.figures.class_counts import THRESHOLDS, Curve
-from rankzero.show.figures.collection import (
-    MAX_SAMPLES,
-    Collection,
-    CollectionError,
-    Validation,
-    class_names,
-    find_classes,
-    find_images,
-    tags_of,
-)
-from rankzero.show.measurements.exchange import PREFIX
+from rankzero.show.figures.collection import MAX_SAMPLES, Collection, CollectionError, Validation, class_names, tags_of
 from rankzero.show.measurements.throughput import Throughput
+from rankzero.show.report.curves import PREFIX
 from rankzero.show.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
@@ -90,13 +83,7 @@ class RunFigures(LoopCallback):
             self._collection = Collection(trainer.world_size, trainer.global_rank)
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         if self._collection is not None and dataloader_idx == 0:
             began = monotonic()
@@ -135,12 +122,12 @@ class RunFigures(LoopCallback):
             self.activity.enter(HOOK)
 
     def _draw_inputs(self, trainer: Trainer, batch: Any) -> None:
-        images = find_images(batch)
+        images = found.find_images(batch)
         if images is None:
             return
         from rankzero.show.figures import drawing
 
-        classes = find_classes(batch, len(images))
+        classes = found.find_classes(batch, len(images))
         labels = [] if classes is None else classes[:MAX_SAMPLES].tolist()
         drawing.draw_inputs(self, images[:MAX_SAMPLES].cpu(), labels, class_names(trainer, None))
 
@@ -174,10 +161,13 @@ class RunFigures(LoopCallback):
 
     def publish_curves(self, names: Sequence[str], curves: Sequence[Curve]) -> None:
         """Logs precision-recall curves for TensorBoard's page of that name."""
-        step = self.step
+        if self.logger is None:
+            return
+        settings = {"global_step": self.step, "num_thresholds": THRESHOLDS}
         for tag, curve in zip(tags_of(names), curves, strict=True):
-            if self.logger:
-                self.logger.log_with(_curve_adder(f"pr_curves/{tag}", curve, step))
+            counts = (curve.true_positives, curve.false_positives, curve.true_negatives, curve.false_negatives)
+            arrays = [values.numpy() for values in (*counts, curve.precision, curve.recall)]
+            self.logger.log_with(methodcaller("add_pr_curve_raw", f"pr_curves/{tag}", *arrays, **settings))
 
 
 def _warn(error: Exception) -> None:
@@ -214,9 +204,3 @@ def _image_adder(tag: str, content: bytes, step: int) -> Callable[[Any], object]
     image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=content)
     summary = Summary(value=[Summary.Value(tag=tag, image=image)])
     return lambda writer: writer.file_writer.add_summary(summary, step)
-
-
-def _curve_adder(tag: str, curve: Curve, step: int) -> Callable[[Any], object]:
-    counts = (curve.true_positives, curve.false_positives, curve.true_negatives, curve.false_negatives)
-    arrays = [values.numpy() for values in (*counts, curve.precision, curve.recall)]
-    return lambda writer: writer.add_pr_curve_raw(tag, *arrays, global_step=step, num_thresholds=THRESHOLDS)

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -23,19 +23,12 @@ MAX_DEPTH = 4
 """Number of nested containers of a batch that are searched for tensors."""
 
 
-class Outputs(NamedTuple):
-    """Predictions for a batch, and the targets; `kind` is `CLASSIFICATION` or `REGRESSION`.
+def read_outputs(returned: Any) -> tuple[int, Tensor, Tensor] | None:
+    """Returns the documented outputs of a `validation_step`, or None if it has returned anything else.
 
-    Predictions are float32 logits of shape `(batch, classes)` with int64 targets, or of any shape with float32 targets.
+    They are `CLASSIFICATION` with float32 logits of shape `(batch, classes)` and int64 targets, or `REGRESSION` with
+    float32 predictions and targets of any shape.
     """
-
-    kind: int
-    predictions: Tensor
-    targets: Tensor
-
-
-def read_outputs(returned: Any) -> Outputs | None:
-    """Returns the documented outputs of a `validation_step`, or None if it has returned anything else."""
     if not isinstance(returned, Mapping):
         return None
     found: list[Any] = [returned.get(name) for name in ("logits", "predictions", "targets")]
@@ -44,10 +37,10 @@ def read_outputs(returned: Any) -> Outputs | None:
         return None
     has_logits = isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim == 2
     if has_logits and logits.shape[1] >= 2 and _are_classes(targets) and len(logits) == len(targets):
-        return Outputs(CLASSIFICATION, logits.detach().float(), targets.detach().to(logits.device).long())
+        return CLASSIFICATION, logits.detach().float(), targets.detach().to(logits.device).long()
     has_values = isinstance(predictions, Tensor) and predictions.is_floating_point() and targets.is_floating_point()
     if has_values and predictions.shape == targets.shape:
-        return Outputs(REGRESSION, predictions.detach().float(), targets.detach().to(predictions.device).float())
+        return REGRESSION, predictions.detach().float(), targets.detach().to(predictions.device).float()
     return None
 
 
@@ -237,9 +230,9 @@ class WorstSamples:
 
 def stored_shape(images: Tensor) -> tuple[int, int, int]:
     """Returns channels, height and width of images after `downscaled`."""
-    channels, height, width = images.shape[1:]
-    factor = min(1.0, MAX_PIXELS / max(height, width))
-    return channels, max(1, round(height * factor)), max(1, round(width * factor))
+    channels, *sides = images.shape[1:]
+    height, width = (max(1, round(side * min(1.0, MAX_PIXELS / max(sides)))) for side in sides)
+    return channels, height, width
 
 
 def downscaled(images: Tensor) -> Tensor:

@@ -12,9 +12,6 @@ from rankzero.distributed.monitoring.hangs import ranks_text
 from rankzero.show.report.curves import DATA_WAIT, FIRST_GRADIENT, GRADIENT_NORM, SERIES
 from rankzero.training.strategies import RunStrategy
 
-PREFIX = "rankzero/"
-"""Prefix of the tags in a user's logger, so that they differ from all tags of the user."""
-
 RANK_SERIES = {DATA_WAIT: "world/data_wait_ms", FIRST_GRADIENT: FIRST_GRADIENT}
 """Tag of a value -> tag under which the values of single ranks are logged."""
 

@@ -17,20 +17,11 @@ from torch.optim import Optimizer
 from rankzero.distributed.monitoring.monitor import Monitor
 from rankzero.runs.directory import RunDirectory
 from rankzero.sampling.loader import ManagedLoader
-from rankzero.show.measurements.exchange import (
-    BROKEN_AT,
-    DETAILS_REQUESTED,
-    LOSS_SAMPLES,
-    LOSS_SUM,
-    PREFIX,
-    Exchange,
-    combine,
-    first_broken,
-    values_of_ranks,
-)
+from rankzero.show.measurements import exchange as exchanges
+from rankzero.show.measurements.exchange import BROKEN_AT, DETAILS_REQUESTED, LOSS_SAMPLES, LOSS_SUM, Exchange
 from rankzero.show.measurements.step_time import StepTime
 from rankzero.show.measurements.throughput import FlopCount, Throughput, can_count, peak_flops_per_second
-from rankzero.show.report.curves import EPOCH, FIRST_GRADIENT, GRADIENT_NORM, MFU, SAMPLES, SERIES
+from rankzero.show.report.curves import EPOCH, FIRST_GRADIENT, GRADIENT_NORM, MFU, PREFIX, SAMPLES, SERIES
 from rankzero.show.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.training.callbacks.checkpointing import CheckpointCallback
 from rankzero.training.callbacks.finite_weights import FiniteWeights
@@ -175,13 +166,13 @@ class IntervalMeasurements(LoopCallback):
         interval, self._interval = self._interval, None
         if interval is None:  # not rank zero
             return
-        values = combine(rows)
+        values = exchanges.combine(rows)
         del values[DETAILS_REQUESTED], values[BROKEN_AT]
         loss_sum, samples = values.pop(LOSS_SUM), values.pop(LOSS_SAMPLES)
-        self.weights.check_interval(trainer, interval.step + 1, loss_sum, samples, first_broken(rows))
+        self.weights.check_interval(trainer, interval.step + 1, loss_sum, samples, exchanges.first_broken(rows))
         if interval.has_details:
             if len(rows) > 1:
-                values |= values_of_ranks(rows, list(self.monitor.slow_ranks))
+                values |= exchanges.values_of_ranks(rows, list(self.monitor.slow_ranks))
             del values[FIRST_GRADIENT]
         known = {tag: value for tag, value in values.items() if value == value} | interval.own_values  # without NaN
         # Loss and norm are shown even if they are not numbers.

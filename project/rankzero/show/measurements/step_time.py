@@ -20,18 +20,13 @@ from rankzero.show.tensorboard_logger import DurableTensorBoardLogger
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
 
-WINDOW = 20
-"""Number of measured steps whose median is reported."""
-
-MIN_MEASURED_STEPS = 5
-
 
 class SlowRanks(LoopCallback):
     """Measures a few steps per second, each by a hook on the parameter that receives its gradient first."""
 
     def __init__(self, monitor: Monitor, logger: DurableTensorBoardLogger | None) -> None:
         self.monitor, self.logger = monitor, logger
-        self._seconds: deque[float] = deque(maxlen=WINDOW)
+        self._seconds: deque[float] = deque(maxlen=20)  # measured steps whose median is reported
         self._step: _MeasuredStep | None = None
         self._parameter: Parameter | None = None
         self._logged_count = 0
@@ -40,9 +35,10 @@ class SlowRanks(LoopCallback):
         return not self.monitor.is_single_process
 
     def on_tick(self, trainer: Trainer, batch: Any, batch_idx: int) -> None:
-        if self._step is not None and not self._step.is_complete:
-            return
-        self._finish_step()
+        if self._step is not None:
+            if not self._step.is_complete:
+                return
+            self._finish_step(self._step)
         if self._parameter is None or not self._parameter.requires_grad:
             # The last parameter that had a gradient: in a backward pass, its gradient comes early.
             trainable = [parameter for parameter in trainer.lightning_module.parameters() if parameter.requires_grad]
@@ -64,16 +60,13 @@ class SlowRanks(LoopCallback):
 
     on_validation_start = on_train_epoch_end = on_exception = _cancel_step
 
-    def _finish_step(self) -> None:
-        if self._step is None:
-            return
-        seconds = self._step.seconds
+    def _finish_step(self, step: "_MeasuredStep") -> None:
         self._cancel_step()
-        if seconds is None:
+        if step.seconds is None:
             self._parameter = None  # the parameter may be unused
             return
-        self._seconds.append(seconds)
-        if len(self._seconds) >= MIN_MEASURED_STEPS:
+        self._seconds.append(step.seconds)
+        if len(self._seconds) >= 5:
             self.monitor.activity.first_gradient = median(self._seconds)
 
     def _log(self, trainer: Trainer) -> None:

@@ -30,6 +30,9 @@ GRADIENT_NORM = "weights/gradient_norm"
 MFU = "workload/mfu_percent"
 EPOCH, SAMPLES = "x_axis/epoch", "x_axis/samples"
 
+PREFIX = "rankzero/"
+"""Prefix of the tags in a user's logger, so that they differ from all tags of the user."""
+
 STEP_PARTS = {
     f"wall_time/{name}_ms": Series(title, f"Milliseconds per step: {content}", "mean")
     for name, title, content in (
