@@ -20,7 +20,7 @@ from rankzero.distributed.environments.launch_problems import has_invalid_interf
 from rankzero.distributed.monitoring.hangs import SLOW_FACTOR
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import AnotherRankFailed, Exit, RequestError, print_error
-from rankzero.preflight.check import FAIL, NETWORK_ADVICE, SKIPPED, WARN, Check, Report, error_lines, gather
+from rankzero.preflight.check import FAIL, NETWORK_ADVICE, SKIPPED, WARN, Check, Report, error_lines, failure, gather
 from rankzero.preflight.environment import (
     CLOCK_SECONDS,
     SLOW_IMPORT_SECONDS,
@@ -228,9 +228,8 @@ def _check_network(
 
     _, errors = gather_in_time(coordinator, connect, device, TIMERS.network_check)
     if errors:
-        summary = "the ranks cannot connect to one another"
-        details = error_lines(errors, coordinator.world.hosts)
-        report.add(Check(f"{world.backend} messages", FAIL, summary, details, [NETWORK_ADVICE]))
+        name, summary = f"{world.backend} messages", "the ranks cannot connect to one another"
+        report.add(failure(name, summary, errors, coordinator.world.hosts, NETWORK_ADVICE))
         return False
     limits, model = (options.warn_gbps, options.fail_gbps), type(run.model).__name__
     checks: tuple[Callable[[], Check], ...] = (
@@ -256,8 +255,7 @@ def _check_training(session: Session, run: PlannedRun, report: Report, owns_grou
 
     _, errors = gather(coordinator, build)
     if errors:
-        summary, advice = "the Trainer cannot be built", ["correct the error shown above"]
-        report.add(Check("training steps", FAIL, summary, error_lines(errors, coordinator.world.hosts), advice))
+        report.add(failure("training steps", "the Trainer cannot be built", errors, coordinator.world.hosts))
         return
     _, errors = gather(coordinator, trials[0].prepare_data)
     loaded: list[Any] = []

@@ -23,6 +23,7 @@ CHECK_NAMES = (
 )
 """The names of all checks, in order."""
 
+CORRECT = "correct the error shown above"
 NETWORK_ADVICE = (
     "check the network and the firewall between the hosts shown above; --interface NAME selects another network"
 )
@@ -32,7 +33,7 @@ class Check(NamedTuple):
     """The result of a check, which is the same on all ranks: a summary in one line, and details in further lines.
 
     `name` is one of `CHECK_NAMES`, `status` is `ok`, `warn`, `fail` or `skipped`. `advice` has one line for each
-    problem, `values` the measured values for JSON. If it `blocks`, the later checks of the network cannot run.
+    problem, `values` the measured values for JSON.
     """
 
     name: str
@@ -41,7 +42,11 @@ class Check(NamedTuple):
     details: Sequence[str] = ()
     advice: Sequence[str] = ()
     values: Mapping[str, Any] = {}
-    blocks: bool = False
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the later checks of the network cannot run, because ranks could not perform this one."""
+        return "errors" in self.values
 
     def lines(self) -> list[str]:
         """Returns the check as text: one line, then its details."""
@@ -106,6 +111,13 @@ def error_lines(errors: Mapping[int, str], hosts: Sequence[str]) -> list[str]:
     return [*lines[:MAX_SHOWN_VALUES], *([f"and {others} other errors"] if others > 0 else [])]
 
 
+def failure(
+    name: str, summary: str, errors: Mapping[int, str], hosts: Sequence[str], advice: str = CORRECT, **values: Any
+) -> Check:
+    """Returns a check that ranks could not perform, with the error of each; `values` are further values for JSON."""
+    return Check(name, FAIL, summary, error_lines(errors, hosts), [advice], {**values, "errors": dict(errors)})
+
+
 class Report:
     """The checks of one preflight: a rank that `prints` also writes them to a JSON file, if any, after each check."""
 
@@ -163,12 +175,11 @@ class Report:
         """Writes all checks; those that have not run yet, or cannot, are `skipped`."""
         if not self.prints or self.file is None:
             return
-        checks = [(self.checks.get(name) or self._skipped(name))._asdict() for name in CHECK_NAMES]
         content = {
             "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "fit_to_train": complete and not self.names(FAIL),
             "thresholds": self.thresholds,
-            "checks": [{key: value for key, value in check.items() if key != "blocks"} for check in checks],
+            "checks": [(self.checks.get(name) or self._skipped(name))._asdict() for name in CHECK_NAMES],
         }
         try:
             write_text(self.file, json.dumps(content, indent=2) + "\n")

@@ -25,7 +25,7 @@ from rankzero.distributed.process.system import usable_cores
 from rankzero.distributed.process.user_traceback import is_user_file
 from rankzero.distributed.world import World
 from rankzero.messages import is_in_package
-from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, attempt, check_on_rank_zero, error_lines
+from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN, Check, attempt, check_on_rank_zero, failure
 from rankzero.runs.secrets import HIDDEN, without_secrets
 from rankzero.sampling.fingerprint import differing
 
@@ -259,8 +259,7 @@ def _first_ranks(answers: list[Any]) -> list[list[int]] | None:
 def _compare(hosts: Sequence[str], answers: list[Any], clocks: list[Any], sent: list[Any]) -> Check:
     """Compares all ranks: properties, digests and error of each, two readings of its clock, and what it has sent."""
     if errors := {rank: error for rank, (_, error) in enumerate(answers) if error}:
-        summary, advice = "a rank cannot describe its environment", ["correct the error shown above"]
-        return Check("environment", FAIL, summary, error_lines(errors, hosts), advice)
+        return failure("environment", "a rank cannot describe its environment", errors, hosts)
     properties = [own[0] for own, _ in answers]
     found = differing(properties, hosts)
     details = [f"{name}: {'; '.join(texts)}" for name, texts in found.items()]

@@ -7,6 +7,7 @@ the buffer divided by the time; the bus bandwidth is that multiplied by 2 (n - 1
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -19,7 +20,7 @@ from rankzero.distributed.devices import synchronize
 from rankzero.distributed.process.system import available_memory
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import World
-from rankzero.preflight.check import FAIL, NETWORK_ADVICE, OK, SKIPPED, WARN, Check, error_lines
+from rankzero.preflight.check import FAIL, NETWORK_ADVICE, OK, SKIPPED, WARN, Check, failure
 from rankzero.preflight.gpus import Link, gather_in_time
 
 VALUES = 1024
@@ -29,11 +30,7 @@ CHANGED = "the received data differs from the sent data"
 
 
 def check_message_passing(
-    coordinator: Coordinator,
-    backend: str,
-    group: dist.ProcessGroup,
-    device: torch.device,
-    notify: Callable[[str], None],
+    coordinator: Coordinator, backend: str, group: Any, device: torch.device, notify: Callable[[str], None]
 ) -> Check:
     """Sends data from rank zero to each other rank, one by one, then from each rank to the next. All ranks must call.
 
@@ -79,15 +76,12 @@ def check_message_passing(
         _, errors = gather_in_time(coordinator, send_around, device, TIMERS.network_check)
     round_trips = [round(value, 6) for value in seconds[0] or []]
     if errors:
-        values = {"round_trips": round_trips, "errors": errors}
         summary = "a message did not arrive, or its data changed"
-        return Check(name, FAIL, summary, error_lines(errors, hosts), [NETWORK_ADVICE], values, blocks=True)
+        return failure(name, summary, errors, hosts, NETWORK_ADVICE, round_trips=round_trips)
     slowest = max(range(1, size), key=lambda rank: round_trips[rank - 1])
-    summary = (
-        f"rank 0 exchanged data with each other rank, and each rank with the next; the longest round trip, with rank "
-        f"{slowest} on {hosts[slowest]}, took {1e3 * round_trips[slowest - 1]:.1f} ms"
-    )
-    return Check(name, OK, summary, (), (), {"round_trips": round_trips})
+    duration = f"with rank {slowest} on {hosts[slowest]}, took {1e3 * round_trips[slowest - 1]:.1f} ms"
+    summary = "rank 0 exchanged data with each other rank, and each rank with the next; the longest round trip, "
+    return Check(name, OK, summary + duration, values={"round_trips": round_trips})
 
 
 def _message(number: int, device: torch.device) -> torch.Tensor:
@@ -105,6 +99,11 @@ MAX_REPEATS = 50
 
 MAX_SECONDS = 2.0
 """Once an all-reduce takes longer than this, larger sizes are not measured."""
+
+FASTER_ADVICE = (
+    "--interface NAME selects a faster network; --trainer.accumulate_grad_batches N communicates less often, and a "
+    "compression hook of DistributedDataParallel sends less"
+)
 
 
 def check_collectives(
@@ -128,9 +127,7 @@ def check_collectives(
     if not errors:
         measured, errors = gather_in_time(coordinator, lambda: _measure_all_reduce(world, device), device, seconds)
     if errors:
-        details = error_lines(errors, hosts)
-        values: dict[str, Any] = {"errors": errors}
-        return Check("collectives", FAIL, "a collective failed", details, [NETWORK_ADVICE], values, blocks=True)
+        return failure("collectives", "a collective failed", errors, hosts, NETWORK_ADVICE)
     rows: list[dict[str, float]] = measured[0]
     peak = max(row["bus_gbps"] for row in rows)
     uses_network = world.nodes > 1
@@ -143,26 +140,18 @@ def check_collectives(
     ]
     summary = f"correct on all ranks; all-reduce reaches {peak:.2f} Gbit/s (bus bandwidth)"
     if gradient_bytes:
-        seconds = step_seconds(gradient_bytes, rows)
-        lines.append(
-            f"{model} sends {gradient_bytes / 1e6:,.1f} MB per step: {1e3 * seconds:,.1f} ms at this bandwidth, "
-            "partly during the backward pass"
-        )
+        milliseconds = f"{1e3 * step_seconds(gradient_bytes, rows):,.1f} ms at this bandwidth"
+        sent = f"{model} sends {gradient_bytes / 1e6:,.1f} MB per step"
+        lines.append(f"{sent}: {milliseconds}, partly during the backward pass")
     advice: list[str] = []
     if status != OK:
-        advice = [
-            f"all-reduce is slower than {fail_gbps if status == FAIL else warn_gbps:g} Gbit/s: --interface NAME "
-            "selects a faster network; --trainer.accumulate_grad_batches N communicates less often, and a compression "
-            "hook of DistributedDataParallel sends less"
-        ]
+        limit = fail_gbps if status == FAIL else warn_gbps
+        advice = [f"all-reduce is slower than {limit:g} Gbit/s: {FASTER_ADVICE}"]
     elif link and peak < link.least_gbps:
         status = WARN
-        advice = [
-            f"all-reduce reaches {peak:,.0f} Gbit/s, but the hosts have {link.name}: NCCL_DEBUG=INFO prints which "
-            "connections NCCL uses, and why"
-        ]
-    values = {"all_reduce": rows, "gradient_bytes": gradient_bytes}
-    return Check("collectives", status, summary, lines, advice, values)
+        slow = f"all-reduce reaches {peak:,.0f} Gbit/s, but the hosts have {link.name}"
+        advice = [f"{slow}: NCCL_DEBUG=INFO prints which connections NCCL uses, and why"]
+    return Check("collectives", status, summary, lines, advice, {"all_reduce": rows, "gradient_bytes": gradient_bytes})
 
 
 def step_seconds(gradient_bytes: int, rows: list[dict[str, float]]) -> float:
@@ -274,8 +263,7 @@ def check_links(coordinator: Coordinator, device: torch.device, mode: str, warn_
     seconds = TIMERS.network_check + SECONDS_PER_ROUND * len(rounds)
     measured, errors = gather_in_time(coordinator, measure, device, seconds)
     if errors:
-        details, text = error_lines(errors, hosts), "a pair of ranks could not communicate"
-        return Check("links", FAIL, text, details, [NETWORK_ADVICE], {"errors": errors}, blocks=True)
+        return failure("links", "a pair of ranks could not communicate", errors, hosts, NETWORK_ADVICE)
     gbps = {(int(a), int(b)): value for rows in measured for a, b, value in rows or []}
     uses_network = len(first_ranks) > 1
     slow = slow_links(gbps, max(warn_gbps, fail_gbps))
@@ -295,7 +283,7 @@ def ring_rounds(ends: Sequence[int]) -> list[list[Pair]]:
     """Returns the pairs of neighbors in a ring, in rounds in which each rank occurs once."""
     if len(ends) == 2:
         return [[(ends[0], ends[1])]]
-    pairs = [(ends[index], ends[(index + 1) % len(ends)]) for index in range(len(ends))]
+    pairs = list(pairwise([*ends, ends[0]]))
     last = [pairs.pop()] if len(ends) % 2 else []
     return [group for group in (pairs[::2], pairs[1::2], last) if group]
 

@@ -29,7 +29,7 @@ from rankzero.distributed.devices import synchronize
 from rankzero.distributed.monitoring.hangs import slow_ranks
 from rankzero.distributed.process.system import usable_cores
 from rankzero.distributed.world import World
-from rankzero.preflight.check import FAIL, OK, WARN, Check, error_lines, gather
+from rankzero.preflight.check import CORRECT, FAIL, OK, WARN, Check, error_lines, failure, gather
 from rankzero.sampling import generators
 from rankzero.sampling.fingerprint import differences_between_ranks
 from rankzero.sampling.plan import SamplingPlan
@@ -194,15 +194,11 @@ class _OneRank(SingleDeviceStrategy):
 class _NoLogger(DummyLogger):
     """A logger that discards everything, and names a temporary folder."""
 
+    save_dir = log_dir = property(lambda self: self._folder)
+
     def __init__(self, folder: str) -> None:
         super().__init__()
         self._folder = folder
-
-    @property
-    def save_dir(self) -> str:
-        return self._folder
-
-    log_dir = save_dir
 
 
 class _Repeated:
@@ -266,9 +262,8 @@ SHARED_MEMORY = Path("/dev/shm")
 def check_data(fingerprints: Sequence[Mapping[str, str]], errors: Mapping[int, str], hosts: Sequence[str]) -> Check:
     """Compares the training data of all ranks."""
     if errors:
-        advice = ["correct the error shown above; all hosts need the same data"]
-        summary = "the training data cannot be read"
-        return Check("data", FAIL, summary, error_lines(errors, hosts), advice, {"errors": dict(errors)})
+        remedy = f"{CORRECT}; all hosts need the same data"
+        return failure("data", "the training data cannot be read", errors, hosts, remedy)
     details = differences_between_ranks(fingerprints, hosts)
     values = {"ranks": list(fingerprints)}
     if details:
@@ -320,18 +315,15 @@ def check_steps(coordinator: Coordinator, trial: Trial) -> Check:
         return Check(name, WARN, summary, error_lines(errors, hosts), values={"errors": errors})
     if errors:
         is_memory = any("out of memory" in text.lower() or "OutOfMemory" in text for text in errors.values())
-        remedy = "--batch_size N with a smaller N, or --max_device_batch_size N to accumulate gradients"
-        advice = [remedy if is_memory else "correct the error shown above"]
-        summary = "a step of the model fails"
-        return Check(name, FAIL, summary, error_lines(errors, hosts), advice, {"errors": errors})
+        smaller = "--batch_size N with a smaller N, or --max_device_batch_size N to accumulate gradients"
+        return failure(name, "a step of the model fails", errors, hosts, smaller if is_memory else CORRECT)
     seconds = {rank: result["seconds"] for rank, result in enumerate(results) if result and result["seconds"]}
     if not seconds:
         return Check(name, WARN, "no rank has a sample in the first batch")
     slow, middle = slow_ranks(seconds), median_low(seconds.values())
     details = [
-        f"rank {rank} on {hosts[rank]} takes {1e3 * seconds[rank]:,.1f} ms, "
-        f"{seconds[rank] / middle:.1f} times the median"
-        for rank in slow
+        f"rank {rank} on {hosts[rank]} takes {1e3 * value:,.1f} ms, {value / middle:.1f} times the median"
+        for rank, value in ((rank, seconds[rank]) for rank in slow)
     ]
     alternative = ", or start the job without this host" if len(set(hosts)) > 1 else ""
     advice = [f"look for other programs on {hosts[rank]} (top, nvidia-smi){alternative}" for rank in slow[:4]]
