@@ -96,11 +96,9 @@ def _load(path: str, flag: str = "config") -> dict[str, Any]:
         names = sorted(entry.name for entry in folder.glob("[!.]*") if entry.suffix in SUFFIXES)
         by_stem = {Path(name).stem: name for name in names}  # all names are similar in their suffix
         suggestion = by_stem.get(nearest(file.stem, by_stem) or "")
-        raise RequestError(
-            f"--{flag} {path}",
-            f"there is no such file; {folder.resolve()} contains {', '.join(names) if names else 'no .yaml file'}",
-            f"--{flag} {folder / suggestion}" if suggestion else f"--{flag} FILE, or omit it",
-        )
+        found = f"there is no such file; {folder.resolve()} contains {', '.join(names) or 'no .yaml file'}"
+        instead = f"--{flag} {folder / suggestion}" if suggestion else f"--{flag} FILE, or omit it"
+        raise RequestError(f"--{flag} {path}", found, instead)
     return _parsed(file, f"--{flag} {path}")
 
 

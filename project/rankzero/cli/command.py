@@ -122,8 +122,6 @@ class Command(NamedTuple):
             rest = name[len(name.split(".")[0]) :] if similar[0] in LIGHTNING_KEYS else ""
             instead = f"{dashes}{similar[0]}{rest}{value_text}"
         listing = f"; similar names: {', '.join(dashes + name for name in similar)}" if len(similar) > 1 else ""
-        return RequestError(
-            f"{dashes}{name}{value_text}{source}",
-            f"there is no {'such key' if file else 'flag of that name'}{listing}",
-            instead or f"python launch/{self.name}.py --help",
-        )
+        found = f"there is no {'such key' if file else 'flag of that name'}{listing}"
+        instead = instead or f"python launch/{self.name}.py --help"
+        return RequestError(f"{dashes}{name}{value_text}{source}", found, instead)

@@ -113,11 +113,9 @@ def unknown_flag(name: str, flags: Sequence[Flag], typed: str, value: str, meant
     normalized = typed.lstrip("-").replace("-", "_")
     best = normalized if normalized in by_name else meant or next(iter(similar_names(normalized, by_name)), None)
     value_text = f" {quoted(value)}" if value and not (best and not by_name[best].metavar) else ""
-    return RequestError(
-        f"{typed}{value_text}",
-        f"there is no flag of that name; the flags are {', '.join(f'--{flag.name}' for flag in flags)}",
-        f"--{best}{value_text}" if best else f"python launch/{name}.py --help",
-    )
+    found = f"there is no flag of that name; the flags are {', '.join(f'--{flag.name}' for flag in flags)}"
+    instead = f"--{best}{value_text}" if best else f"python launch/{name}.py --help"
+    return RequestError(f"{typed}{value_text}", found, instead)
 
 
 def help_text(title: str, flags: Sequence[Flag], examples: Sequence[str], actions: Sequence[Sequence[str]] = ()) -> str:

@@ -60,13 +60,8 @@ _SWITCHES = {
 }
 """Flag of another trainer that takes no value -> the flag and value to type."""
 
-_LOGGERS = {
-    "wandb": "WandbLogger",
-    "mlflow": "MLFlowLogger",
-    "comet": "CometLogger",
-    "csv": "CSVLogger --trainer.logger.save_dir runs",
-    "tensorboard": "true",
-}
+_LOGGERS = {"wandb": "WandbLogger", "mlflow": "MLFlowLogger", "comet": "CometLogger", "tensorboard": "true"}
+_LOGGERS["csv"] = "CSVLogger --trainer.logger.save_dir runs"
 """Value of `--logger` in other trainers -> value of `--trainer.logger`."""
 
 

@@ -28,17 +28,14 @@ class RankzeroCLI(LightningCLI):
 
     def __init__(self, flags: Arguments) -> None:
         self.flags = flags
+        description = "--help lists Rankzero's flags; --model.help NAME lists the arguments of a model."
         super().__init__(
             run=False,
             args=list(flags.arguments),
             save_config_callback=None,
             load_from_checkpoint_support=False,
             parser_class=RankzeroParser,
-            parser_kwargs={
-                "description": "--help lists Rankzero's flags; --model.help NAME lists the arguments of a model.",
-                "formatter_class": HelpFormatter,
-                "allow_abbrev": False,
-            },
+            parser_kwargs={"description": description, "formatter_class": HelpFormatter, "allow_abbrev": False},
             trainer_defaults={"log_every_n_steps": 10, "enable_model_summary": False},
             seed_everything_default=0,
         )
@@ -91,11 +88,9 @@ class RankzeroCLI(LightningCLI):
         """Returns the error for a model that is not included and has no training loaders of its own."""
         names, default = self.flags.command.data.__all__, self.flags.command.default_data
         own = _classes_beside(model_class, LightningDataModule)
-        return RequestError(
-            self.flags.origins.request_for("model"),
-            f"no data: {model_class.__name__} has no train_dataloader; choose {', '.join(names)}, or a class path",
-            f"--data {own[0] if own else default}",
-        )
+        lacks = f"no data: {model_class.__name__} has no train_dataloader"
+        found = f"{lacks}; choose {', '.join(names)}, or a class path"
+        return RequestError(self.flags.origins.request_for("model"), found, f"--data {own[0] if own else default}")
 
     def _misfit_error(self, found: str, model: str, argument: str, data: LightningDataModule | None) -> RequestError:
         """Returns the error for an included model that needs an argument that the data module does not have."""

@@ -30,11 +30,8 @@ class RankzeroParser(LightningArgumentParser):
             if isinstance(cause, RequestError):
                 raise cause
             cause = cause.__cause__ or cause.__context__
-        types = {
-            option[2:]: getattr(action, "_typehint", None)
-            for option, action in self._option_string_actions.items()
-            if option.startswith("--")
-        }
+        actions = self._option_string_actions.items()
+        types = {name[2:]: getattr(action, "_typehint", None) for name, action in actions if name.startswith("--")}
         raise parsing_error(message, types, self.origins, ex)
 
 

@@ -12,15 +12,9 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins import AsyncCheckpointIO, CheckpointIO, LayerSync
+from lightning.pytorch.plugins import AsyncCheckpointIO, CheckpointIO, LayerSync, environments
 from lightning.pytorch.plugins import Precision as PrecisionPlugin
-from lightning.pytorch.plugins.environments import (
-    ClusterEnvironment,
-    LightningEnvironment,
-    MPIEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
+from lightning.pytorch.plugins.environments import ClusterEnvironment, LightningEnvironment, SLURMEnvironment
 from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.strategies import Strategy
 
@@ -40,7 +34,7 @@ Precision = (
 )
 # fmt: on
 
-_ENVIRONMENTS = (LightningEnvironment, MPIEnvironment, SLURMEnvironment, TorchElasticEnvironment)
+_DETECTED = (LightningEnvironment, SLURMEnvironment, environments.MPIEnvironment, environments.TorchElasticEnvironment)
 """Cluster environments whose launcher Rankzero detects."""
 
 
@@ -241,7 +235,7 @@ def without_replaced(plugins: Sequence[Any], arguments: dict[str, Any]) -> list[
             arguments["launcher"] = "local"
         if type(plugin) is SLURMEnvironment and not plugin.auto_requeue:
             arguments["requeue"] = "never"
-        if type(plugin) in (*_ENVIRONMENTS, TorchCheckpointIO):
+        if type(plugin) in (*_DETECTED, TorchCheckpointIO):
             continue
         if type(plugin) is AsyncCheckpointIO and type(plugin.checkpoint_io or TorchCheckpointIO()) is TorchCheckpointIO:
             continue

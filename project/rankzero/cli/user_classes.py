@@ -74,11 +74,9 @@ def import_failure(requested: str, error: BaseException | None) -> RequestError 
 
 def hidden_file_error(requested: str, module: str, file: str) -> RequestError:
     """Returns the message for a user's file that one of Rankzero's modules hides."""
-    return RequestError(
-        requested,
-        f"{file} cannot be imported as {module}: Rankzero has a module of that name",
-        f"the same command, after renaming {Path(file).name}, also in the statements that import it",
-    )
+    found = f"{file} cannot be imported as {module}: Rankzero has a module of that name"
+    instead = f"the same command, after renaming {Path(file).name}, also in the statements that import it"
+    return RequestError(requested, found, instead)
 
 
 def missing_class_error(requested: str, flag: str, class_path: str, base: type = object) -> RequestError | None:

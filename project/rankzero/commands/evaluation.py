@@ -46,16 +46,12 @@ def evaluate(flags: Arguments, world: World) -> int:
         return Exit.FINISHED
     with Session.for_command(flags.requested_world, world) as session, as_user_errors(has_begun=lambda: False):
         cli, trainer, checkpoint = prepare(flags, session.coordinator)
-        metrics = run_split(trainer, cli, flags.get("split"), checkpoint)
-        result = {
-            "run": title_of(checkpoint),
-            "checkpoint": str(checkpoint),
-            "split": flags.get("split"),
-            "samples": count_samples(trainer, flags.get("split")),
-            "world_size": trainer.world_size,
-            "metrics": finite_or_none(metrics),
-        }
-        file = output_path(flags, checkpoint, f"evaluate-{flags.get('split')}.json")
+        split = flags.get("split")
+        metrics = run_split(trainer, cli, split, checkpoint)
+        result = {"run": title_of(checkpoint), "checkpoint": str(checkpoint), "split": split}
+        result |= {"samples": count_samples(trainer, split), "world_size": trainer.world_size}
+        result["metrics"] = finite_or_none(metrics)
+        file = output_path(flags, checkpoint, f"evaluate-{split}.json")
         session.coordinator.run_on_rank_zero(lambda: write_result(file, result))
         if trainer.global_rank == 0:
             terminal.print_evaluation({**result, "metrics": metrics}, file)
@@ -98,18 +94,12 @@ def find_checkpoint(flags: Arguments) -> Path:
     if requested == "best":
         if best := run.read("summary.json").get("best"):
             return requested_checkpoint(str(run.path / best))
-        raise RequestError(
-            f"the best checkpoint of run {run.name}",
-            "the run kept no best checkpoint",
-            "--checkpoint last (to keep the best checkpoint of a run: fit.py --keep_best min:val/loss)",
-        )
+        instead = "--checkpoint last (to keep the best checkpoint of a run: fit.py --keep_best min:val/loss)"
+        raise RequestError(f"the best checkpoint of run {run.name}", "the run kept no best checkpoint", instead)
     checkpoint, refused = newest_valid(run.checkpoints)
     if checkpoint is None:
-        raise RequestError(
-            f"to {verb} --name {name}",
-            "\n".join([f"{root / name} has no complete checkpoint", *refused]),
-            "--name ANOTHER-NAME, or --checkpoint PATH",
-        )
+        found = "\n".join([f"{root / name} has no complete checkpoint", *refused])
+        raise RequestError(f"to {verb} --name {name}", found, "--name ANOTHER-NAME, or --checkpoint PATH")
     return checkpoint
 
 

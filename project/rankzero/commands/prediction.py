@@ -90,11 +90,10 @@ def as_plain(output: Any) -> Any:
         return tuple(values) if type(output) is tuple else values
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         return {field.name: as_plain(getattr(output, field.name)) for field in dataclasses.fields(output)}
-    raise RequestError(
-        "to write the results of predict_step",
-        f"it returned a {type(output).__module__}.{type(output).__qualname__}, which runs code when it is loaded",
-        "a predict_step that returns tensors, numbers, strings, or lists, tuples and dicts of these",
-    )
+    kind = f"{type(output).__module__}.{type(output).__qualname__}"
+    found = f"it returned a {kind}, which runs code when it is loaded"
+    instead = "a predict_step that returns tensors, numbers, strings, or lists, tuples and dicts of these"
+    raise RequestError("to write the results of predict_step", found, instead)
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -166,11 +165,9 @@ class _Merger:
             return type(first)(parts)
         if all(isinstance(output, list | tuple) and len(output) == size for output, size in pairs):
             return self._rows(outputs)
-        raise RequestError(
-            "predictions in the order of the samples",
-            f"{name} of predict_step does not have one row per sample: {_description(first)} for {pairs[0][1]} samples",
-            "a predict_step that returns tensors or lists with one row per sample of the batch",
-        )
+        found = f"{name} of predict_step does not have one row per sample: {_description(first)}"
+        instead = "a predict_step that returns tensors or lists with one row per sample of the batch"
+        raise RequestError("predictions in the order of the samples", f"{found} for {pairs[0][1]} samples", instead)
 
     def _tensors(self, outputs: Sequence[Tensor]) -> Any:
         if len({(output.shape[1:], output.dtype) for output in outputs}) > 1:

@@ -182,14 +182,12 @@ class TensorBoardPage(LoopCallback):
             "run/configuration": f"```yaml\n{dump_config(without_secrets(config))}```",
             "run/environment": table_text(environment),
         }
-        hyper_parameters = hyper_parameters_of(config) | {
-            "global_batch_size": self.plan.order.global_batch_size if self.plan.order else None,
-            "processes": trainer.world_size,
-        }
-        known = {name: value for name, value in hyper_parameters.items() if value is not None}
+        hyper_parameters = hyper_parameters_of(config) | {"processes": trainer.world_size}
+        if self.plan.order:
+            hyper_parameters["global_batch_size"] = self.plan.order.global_batch_size
         logger.descriptions = {tag: series.description for tag, series in SERIES.items()} | logger.descriptions
         logger.log_with(lambda writer: writer.add_custom_scalars(LAYOUT))
-        logger.log_with(lambda writer: _add_session(writer, known))
+        logger.log_with(lambda writer: _add_session(writer, hyper_parameters))
         for tag, text in texts.items():
             logger.log_text(tag, text, trainer.global_step)
 
@@ -218,11 +216,8 @@ def attempt_text(attempt: int, step: int, environment: Mapping[str, Any]) -> str
 
 def table_text(values: Mapping[str, Any]) -> str:
     """Returns values as a table in Markdown, with one row per value."""
-    rows = [
-        f"| {name} | {str(value).replace('|', chr(92) + '|')} |"
-        for name, value in values.items()
-        if value is not None and name != "command"
-    ]
+    known = {name: value for name, value in values.items() if value is not None and name != "command"}
+    rows = [f"| {name} | {str(value).replace('|', chr(92) + '|')} |" for name, value in known.items()]
     return "\n".join(["| name | value |", "|---|---|", *rows])
 
 

@@ -75,16 +75,10 @@ def print_list(listed: Sequence[ListedRun], root: Path, omitted: str = "") -> No
     """Prints the table of runs, and notes on them."""
     metrics = {entry.metric for entry in listed if entry.metric is not None}
     common = metrics.pop() if len(metrics) == 1 else None
-    columns = [
-        Column("run", 12),
-        Column("status"),
-        Column("epochs", is_number=True),
-        Column("steps", is_number=True),
-        *([Column(common, 8, is_number=True)] if common else [Column("metric", 6), Column("value", is_number=True)]),
-        Column("samples/s", is_number=True),
-        Column("age", is_number=True),
-        Column("attempt", is_number=True),
-    ]
+    metric = [Column(common, 8, is_number=True)] if common else [Column("metric", 6), Column("value", is_number=True)]
+    counts = [Column(title, is_number=True) for title in ("epochs", "steps")]
+    last = [Column(title, is_number=True) for title in ("samples/s", "age", "attempt")]
+    columns = [Column("run", 12), Column("status"), *counts, *metric, *last]
     now = time.time()
     print_table(columns, [_row(entry, common is not None, now) for entry in listed])
     notes = [f"{entry.run.name}: {entry.status.note}" for entry in listed if entry.status.note]
@@ -106,17 +100,14 @@ def as_json(entry: ListedRun) -> dict[str, Any]:
         "status": entry.status.word,
         "note": entry.status.note,
         "archived": run.is_archived,
-        "epochs": run.summary.get("epochs"),
         "max_epochs": run.max_epochs,
-        **{name: run.summary.get(name) for name in ("steps", "samples", "world_size")},
+        **{name: run.summary.get(name) for name in ("epochs", "steps", "samples", "world_size", "seconds")},
         "metric": None if metric is None else {"name": metric, "value": metrics.get(metric)},
         "metrics": metrics,
         "samples_per_second": speed if speed is not None and math.isfinite(speed) else None,
-        "seconds": run.summary.get("seconds"),
         "started": run.started,
         "attempts": len(run.attempts),
-        "host": run.newest.get("host") or "",
-        "job": run.newest.get("job") or "",
+        **{name: run.newest.get(name) or "" for name in ("host", "job")},
     }
 
 

@@ -141,13 +141,8 @@ class Throughput(LoopCallback):
 
 CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 
-COMPUTE_DTYPES = {
-    "32-true": torch.float32,
-    "64-true": torch.float64,
-    **{f"bf16-{kind}": torch.bfloat16 for kind in ("mixed", "true")},
-    **{f"16-{kind}": torch.float16 for kind in ("mixed", "true")},
-}
-"""Precision -> the dtype of its matrix products."""
+COMPUTE_DTYPES = {"32": torch.float32, "64": torch.float64, "bf16": torch.bfloat16, "16": torch.float16}
+"""Beginning of a precision such as `bf16-mixed` -> the dtype of its matrix products."""
 
 
 class FlopCount:
@@ -220,6 +215,7 @@ def can_count(module: LightningModule) -> bool:
 def peak_flops_per_second(trainer: Trainer) -> float | None:
     """Returns the published peak of this rank's device in the precision of the run; None if Lightning has no figure."""
     try:
-        return get_available_flops(trainer.strategy.root_device, COMPUTE_DTYPES[trainer.precision])
+        dtype = COMPUTE_DTYPES[trainer.precision.partition("-")[0]]
+        return get_available_flops(trainer.strategy.root_device, dtype)
     except Exception:  # an unknown chip or precision
         return None

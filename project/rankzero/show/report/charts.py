@@ -13,8 +13,7 @@ from rankzero.show.report.plot import BRIGHT_COLORS, Scale, Tick
 from rankzero.text import GROUPS, number_text
 
 UNITS = {
-    "samples_per_second": "samples/s",
-    "samples_per_second_per_device": "samples/s",
+    **dict.fromkeys(("samples_per_second", "samples_per_second_per_device"), "samples/s"),
     "teraflops_per_second": "TFLOP/s",
     "percent": "%",
     "gib": "GiB",
@@ -161,28 +160,17 @@ def _line_chart(quantity: str, group: Mapping[str, Curve], x: Scale) -> Chart:
         notes.append(f"{len(group) - len(shown):,} more in TensorBoard")
     series = SERIES.get(quantity) or SERIES.get(f"train/{quantity}")
     title = series.title if series else quantity
-    unit_text = unit or "no unit"
-    return Chart(
-        title,
-        f"{unit_text}, logarithmic scale" if y.is_log else unit_text,
-        y.ticks(),
-        [
-            _line(name if len(group) > 1 or title == quantity else "", curve, color, x, y)
-            for (name, curve), color in zip(shown.items(), BRIGHT_COLORS, strict=False)
-        ],
-        notes=notes,
-    )
+    unit_text = (unit or "no unit") + ", logarithmic scale" * y.is_log
+    names = shown if len(group) > 1 or title == quantity else [""]
+    lines = [_line(*line, x, y) for line in zip(names, shown.values(), BRIGHT_COLORS, strict=False)]
+    return Chart(title, unit_text, y.ticks(), lines, notes=notes)
 
 
 def _line(name: str, curve: Curve, color: str, x: Scale, y: Scale) -> Line:
     kept = plot.reduced(curve.values)
-    return Line(
-        name,
-        color,
-        plot.paths([curve.steps[index] for index in kept], [curve.values[index] for index in kept], x, y),
-        len(kept) <= 40,
-        *map(number_text, (curve.values[-1], curve.low, curve.high)),
-    )
+    paths = plot.paths([curve.steps[index] for index in kept], [curve.values[index] for index in kept], x, y)
+    last, low, high = map(number_text, (curve.values[-1], curve.low, curve.high))
+    return Line(name, color, paths, len(kept) <= 40, last, low, high)
 
 
 def _step_time(curves: Mapping[str, Curve], x: Scale) -> Chart | None:
