@@ -60,8 +60,9 @@ def read_config(
                 except RequestError as error:
                     example, end = error.instead.removeprefix(f"--{flag.name} "), f", in --config {path}"
                     raise RequestError(f"{name}: {value}{end}", error.found, f"{name}: {example}{end}") from None
+    content_by_key = flattened(translated) | {name: translated.get(name) for name in ("model", "data")}
     keys = [*(flag.lightning_key or flag.name for flag in command.flags), "model", "data"]
-    values = {key: value for key in keys if (value := _get(translated, key)) is not None}
+    values = {key: value for key in keys if (value := content_by_key.get(key)) is not None}
     return path if translated == content else yaml.safe_dump(translated, sort_keys=False), translated, values
 
 
@@ -127,12 +128,6 @@ def _put(content: dict[str, Any], key: str, value: Any) -> None:
         content[section] = {**(content.get(section) or {}), name: value}
     else:
         content[name] = value
-
-
-def _get(content: dict[str, Any], key: str) -> Any:
-    section, _, name = key.rpartition(".")
-    container = content.get(section) if section else content
-    return container.get(name) if isinstance(container, dict) else None
 
 
 class Origins(NamedTuple):

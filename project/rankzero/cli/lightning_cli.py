@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import sys
 from pydoc import locate
 from typing import Any
 
@@ -14,7 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.parser import HelpFormatter, RankzeroParser, reader, without_enums
 from rankzero.cli.script_arguments import TRAINER_FLAGS
-from rankzero.cli.user_classes import missing_requirement_error
+from rankzero.cli.user_classes import classes_defined_in, missing_requirement_error
 from rankzero.messages import RequestError
 from rankzero.runs.stored_config import SINGLE_START_ARGUMENTS, Config, flattened, without_objects
 from rankzero.training.lightning_inside import add_configure_optimizers
@@ -143,6 +142,4 @@ class RankzeroCLI(LightningCLI):
 
 def _classes_beside(one: type, base: type) -> list[str]:
     """Returns the class paths of the subclasses of `base` that the module of another class defines."""
-    classes = [value for value in vars(sys.modules[one.__module__]).values() if isinstance(value, type)]
-    own = [found for found in classes if issubclass(found, base) and found.__module__ == one.__module__]
-    return [f"{found.__module__}.{found.__name__}" for found in own]
+    return [f"{one.__module__}.{name}" for name in classes_defined_in(one.__module__, base)]

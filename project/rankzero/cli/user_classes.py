@@ -91,12 +91,17 @@ def missing_class_error(requested: str, flag: str, class_path: str, base: type =
         similar = nearest(name, sys.modules[module].__all__)
         found = f"{module} has no class {name}; a class in your own folder {module} needs the name of its file"
         return RequestError(requested, found, f"--{flag} {similar or f'{module}.FILE.{name}'}")
-    classes = [one for one in vars(sys.modules[module]).values() if isinstance(one, type) and one.__module__ == module]
-    names = [one.__name__ for one in classes if one.__name__[0] != "_" and issubclass(one, base)]
+    names = [name for name in classes_defined_in(module, base) if name[0] != "_"]
     defined = few(names, 12) or f"no {base.__name__}"
     best = nearest(name, names) or next(iter(names), None)
     instead = f"--{flag} {module}.{best}" if best else f"the class path of a {base.__name__}"
     return RequestError(requested, f"{module} has no class {name}; it defines {defined}", instead)
+
+
+def classes_defined_in(module: str, base: type) -> list[str]:
+    """Returns the names of the subclasses of `base` that an imported module defines."""
+    classes = [one for one in vars(sys.modules[module]).values() if isinstance(one, type) and one.__module__ == module]
+    return [one.__name__ for one in classes if issubclass(one, base)]
 
 
 def missing_requirement_error(error: ValueError, config: Mapping[str, Any], origins: "Origins") -> RequestError | None:

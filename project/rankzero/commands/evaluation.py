@@ -25,9 +25,6 @@ from rankzero.show.run_list import unknown_run_error
 from rankzero.text import finite_or_none
 from rankzero.trainer import Trainer
 
-REUSED_SECTIONS = ("model", "data", "seed_everything")
-"""Sections of the stored configuration that an evaluation reuses."""
-
 
 def evaluate(flags: Arguments, world: World) -> int:
     """Evaluates a checkpoint, with each sample once, and returns the exit code. All ranks must call.
@@ -110,7 +107,8 @@ def with_stored_configuration(flags: Arguments, checkpoint: Path) -> Arguments:
     config = config_in(read_manifest(checkpoint))
     # A dict, as in `--data '{"class_path": ...}'`, replaces the stored section; a class path is merged into it.
     replaced = {name for name in ("model", "data") for token in flags.arguments if token.startswith(f"--{name}={{")}
-    reused = {key: config[key] for key in REUSED_SECTIONS if config.get(key) is not None and key not in replaced}
+    sections = [key for key in ("model", "data", "seed_everything") if key not in replaced]
+    reused = {key: config[key] for key in sections if config.get(key) is not None}
     arguments = ["--config=" + dump_config(reused), *flags.arguments]
     name = f"the configuration stored in {checkpoint}"
     origins = flags.origins._replace(sources=[(name, reused), *flags.origins.sources], stored_source=name)

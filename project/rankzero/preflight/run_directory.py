@@ -15,7 +15,6 @@ from rankzero.runs.directory import expanded
 from rankzero.runs.rank_log import SHARED_FOLDER_ADVICE, wait_until_visible
 
 SLOW_FSYNC_SECONDS = 1.0
-PROBE_BYTES = 1 << 20
 
 
 def check_run_directory(coordinator: Coordinator, root: Path, checkpoint_bytes: int, keep: int) -> Check:
@@ -78,7 +77,7 @@ def _probe(folder: Path, rank: int) -> dict[str, Any]:
     """Writes a file to the disk; returns the seconds and the free space."""
     file = folder / f"rank-{rank}"
     with file.open("wb") as stream:
-        stream.write(bytes(PROBE_BYTES))
+        stream.write(bytes(1 << 20))
         stream.flush()
         started = time.perf_counter()
         os.fsync(stream.fileno())

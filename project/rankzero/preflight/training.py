@@ -253,9 +253,6 @@ def _peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-_NO_GROUP = "process group has not been initialized"
-"""Part of torch's message for a collective without a process group."""
-
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -310,7 +307,8 @@ def check_steps(coordinator: Coordinator, trial: Trial) -> Check:
     """Trains a few steps on every rank, without communication. All ranks must call."""
     name, hosts = "training steps", coordinator.world.hosts
     results, errors = gather(coordinator, trial.train)
-    if errors and all(_NO_GROUP in text for text in errors.values()):
+    # torch's message for a collective without a process group
+    if errors and all("process group has not been initialized" in text for text in errors.values()):
         summary = "not tried, because the model communicates by itself"
         return Check(name, WARN, summary, error_lines(errors, hosts), values={"errors": errors})
     if errors:

@@ -89,8 +89,6 @@ MAX_POINTS = 400
 """Number of points of a drawn curve; of a longer one, means of equally many values are drawn."""
 
 TRAIN_LOSS = "train loss"
-_LOSS_TAGS = ("train/mean_loss", "train/loss")
-"""Rankzero logs the loss over all ranks under the second name, and under the first if the model uses the second."""
 
 
 class Line(NamedTuple):
@@ -131,7 +129,8 @@ def chosen_metrics(compared: Sequence[ComparedRun]) -> tuple[list[str], list[str
 
 def loss_tag(curves: Mapping[str, Curve]) -> str | None:
     """Returns the tag of a run's loss on training data; None without one."""
-    for tag in _LOSS_TAGS:
+    # Rankzero logs the loss over all ranks under the second name, and under the first if the model uses the second.
+    for tag in ("train/mean_loss", "train/loss"):
         if tag in curves:
             return tag
     candidates = [tag for tag in curves if is_training_loss(tag) and not is_measurement(tag)]
@@ -140,27 +139,24 @@ def loss_tag(curves: Mapping[str, Curve]) -> str | None:
 
 def panels(compared: Sequence[ComparedRun], metrics: Sequence[str], kind: str) -> tuple[list[Panel], list[str]]:
     """Returns the panels, and notes about curves that are missing."""
-    notes = []
-    found = []
+    notes, found = [], []
     for metric in metrics:
         lines, averaged = [], 1
         for number, entry in enumerate(compared):
-            tag = loss_tag(entry.curves) if metric == TRAIN_LOSS else metric
+            tag, label = loss_tag(entry.curves) if metric == TRAIN_LOSS else metric, entry.label
             curve = entry.curves.get(tag or "")
             if not entry.curves:
                 continue
             if curve is None:
-                notes.append(f"{entry.label}: has no curve of {metric}")
+                notes.append(f"{label}: has no curve of {metric}")
                 continue
             if curve.not_finite:
-                notes.append(
-                    f"{entry.label}: {curve.not_finite:,} of {curve.count:,} values of {metric} are not finite"
-                )
+                notes.append(f"{label}: {curve.not_finite:,} of {curve.count:,} values of {metric} are not finite")
             size = -(-len(curve.values) // MAX_POINTS)
             averaged = max(averaged, size)
             positions = entry.positions(curve, kind)
             if not any(map(math.isfinite, positions)):
-                notes.append(f"{entry.label}: {metric} was logged without {kind}; --x steps draws it")
+                notes.append(f"{label}: {metric} was logged without {kind}; --x steps draws it")
                 continue
             lines.append(Line(number, means(positions, size), means(curve.values, size)))
         if lines:
@@ -241,11 +237,8 @@ MAX_METRICS = 20
 
 def results(compared: Sequence[ComparedRun]) -> tuple[list[Result], list[str]]:
     """Returns the results of runs, and the names of metrics that are left out."""
-    runs = [entry.run for entry in compared]
-    rows = [
-        Result("status", [entry.status.word for entry in compared]),
-        Result("epochs", [_epochs(run) for run in runs]),
-    ]
+    runs, words = [entry.run for entry in compared], [entry.status.word for entry in compared]
+    rows = [Result("status", words), Result("epochs", [_epochs(run) for run in runs])]
     for name, key in (("steps", "steps"), ("samples", "samples"), ("processes", "world_size")):
         counts = [run.summary.get(key) for run in runs]
         rows.append(Result(name, [MISSING if count is None else f"{count:,}" for count in counts]))
@@ -282,37 +275,29 @@ _MAX_LABEL, _MIN_VALUE = 24, 13
 
 def print_comparison(labels: Sequence[str], settings: Sequence[Result] | None, rows: Sequence[Result]) -> None:
     """Prints the settings in which runs differ, and their results. Runs that do not fit have further tables."""
-    setting_rows = [_row(setting, has_best=False) for setting in settings or ()]
-    if setting_rows:
-        _print_blocks("setting", labels, setting_rows, is_number=False)
+    if settings:
+        _print_blocks("setting", labels, settings, is_number=False)
     elif settings is not None:
         print_line("all settings are equal\n")
-    has_best = any(row.best for row in rows)
-    _print_blocks("result", labels, [_row(row, has_best) for row in rows], is_number=True)
-    if has_best:
+    _print_blocks("result", labels, rows, is_number=True)
+    if any(row.best for row in rows):
         print_line("* best value of all runs")
 
 
-def _print_blocks(title: str, labels: Sequence[str], rows: Sequence[Row], is_number: bool) -> None:
-    label_width = min(_MAX_LABEL, max(cell_len(text) for text in [title, *(row.cells[0] for row in rows)]))
+def _print_blocks(title: str, labels: Sequence[str], rows: Sequence[Result], is_number: bool) -> None:
+    label_width = min(_MAX_LABEL, max(cell_len(text) for text in [title, *(row.name for row in rows)]))
     room = max(_MIN_VALUE, available_width() - label_width)
     count = min(len(labels), max(1, room // (_MIN_VALUE + 2)))
     names = distinct(labels, max(_MIN_VALUE, room // count - 2))
     for begin in range(0, len(labels), count):
         block = range(begin, min(begin + count, len(labels)))
         columns = [Column(title, label_width), *(Column(names[index], _MIN_VALUE, is_number) for index in block)]
-        cells = [
-            Row(
-                [row.cells[0], *(row.cells[index + 1] for index in block)],
-                styles={index - begin + 1: row.styles[index + 1] for index in block if index + 1 in row.styles},
-            )
-            for row in rows
-        ]
-        print_table(columns, cells)
+        has_best = any(row.best for row in rows)
+        print_table(columns, [_row(row, block, has_best) for row in rows])
         print_line("")
 
 
-def _row(row: Result, has_best: bool) -> Row:
-    marks = ["*" if index in row.best else " " * has_best for index in range(len(row.values))]
-    cells = [row.name, *(value + mark for value, mark in zip(row.values, marks, strict=True))]
-    return Row(cells, styles={index + 1: "bold green" for index in row.best})
+def _row(row: Result, block: Sequence[int], has_best: bool) -> Row:
+    cells = [row.values[index] + ("*" if index in row.best else " " * has_best) for index in block]
+    styles = {place: "bold green" for place, index in enumerate(block, 1) if index in row.best}
+    return Row([row.name, *cells], styles=styles)

@@ -19,13 +19,8 @@ from rankzero.text import compact, direction, distinct, shortened
 
 STYLES = ("-", "--", "-.", ":", "--", "-.", ":", "-")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-MAX_MARKED_POINTS = 40
-MAX_LABEL = 44
 
 _X_LABELS = {STEPS: "optimizer steps", SAMPLES: "training samples of all processes", EPOCHS: "epochs"}
-_LOG_SCALE_RATIO = 100.0
-"""Ratio of the largest to the smallest loss from which the vertical axis is logarithmic."""
-
 _PANEL_INCHES = (5.2, 3.6)
 _LETTER_INCHES, _LEGEND_ROW_INCHES = 0.085, 0.23
 
@@ -35,7 +30,7 @@ def draw(labels: Sequence[str], panels: Sequence[Panel], kind: str) -> Figure:
     columns = 1 if len(panels) == 1 else 2 if len(panels) in (2, 4) else 3
     rows = -(-len(panels) // columns)
     drawn = sorted({line.number for panel in panels for line in panel.lines})
-    texts = distinct([labels[number] for number in drawn], MAX_LABEL)
+    texts = distinct([labels[number] for number in drawn], width=44)
     width = max(6.4, columns * _PANEL_INCHES[0])
     legend_columns = min(len(texts), max(1, int(width / (0.8 + _LETTER_INCHES * max(map(len, texts))))))
     height = rows * _PANEL_INCHES[1] + 0.2 + _LEGEND_ROW_INCHES * -(-len(texts) // legend_columns)
@@ -70,7 +65,7 @@ def _draw_panel(axes: Axes, panel: Panel, scale: float) -> None:
     values = [value for line in panel.lines for value in line.y if math.isfinite(value)]
     if not values:
         axes.text(0.5, 0.5, "no finite values", transform=axes.transAxes, ha="center", va="center")
-    elif direction(panel.title) == "min" and min(values) > 0 and max(values) > _LOG_SCALE_RATIO * min(values):
+    elif direction(panel.title) == "min" and min(values) > 0 and max(values) > 100 * min(values):
         axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda number, _: f"{number:g}" if abs(number) < 1e4 else compact(number))
     axes.grid(True, color="#dddddd", linewidth=0.6)
@@ -80,13 +75,9 @@ def _draw_panel(axes: Axes, panel: Panel, scale: float) -> None:
 
 def _appearance(number: int, points: int) -> dict[str, Any]:
     """Returns color, style and marker of a run, each different from those of its neighbors."""
-    return {
-        "color": COLORS[number % len(COLORS)],
-        "linestyle": STYLES[number % len(STYLES)],
-        "linewidth": 1.6,
-        "marker": MARKERS[number % len(MARKERS)] if points <= MAX_MARKED_POINTS else None,
-        "markersize": 4,
-    }
+    color, style, marker = (choices[number % len(choices)] for choices in (COLORS, STYLES, MARKERS))
+    shown_marker = marker if points <= 40 else None
+    return {"color": color, "linestyle": style, "linewidth": 1.6, "marker": shown_marker, "markersize": 4}
 
 
 def _add_legend(figure: Figure, texts: Sequence[str], numbers: Sequence[int], columns: int) -> None:

@@ -222,11 +222,10 @@ class DurableTensorBoardLogger(TensorBoardLogger):
             return
         writer = self.experiment.file_writer
         for row in self._queued:
-            values = [
-                Summary.Value(tag=name, simple_value=number, metadata=self._new_metadata(name))
-                for name, number in row.values.items()
-            ]
-            writer.add_event(Event(summary=Summary(value=values)), row.step, row.seconds)
+            summary = Summary()
+            for name, number in row.values.items():
+                summary.value.add(tag=name, simple_value=number, metadata=self._new_metadata(name))
+            writer.add_event(Event(summary=summary), row.step, row.seconds)
         writer.flush()
         self._queued.clear()
         if self._purge_here is not None and self._purge_file is None:

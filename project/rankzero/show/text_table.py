@@ -47,25 +47,20 @@ def print_table(columns: Sequence[Column], rows: Sequence[Row]) -> None:
         header = Text(shortened(column.title, width), style="bold")
         table.add_column(header, justify="right" if column.is_number else "left", width=width, no_wrap=True)
     for row in rows:
-        texts = [
-            Text(shortened(cell, width), style=row.styles.get(index, ""))
-            for index, (cell, width) in enumerate(zip(row.cells, widths, strict=True))
-        ]
+        texts = [Text(shortened(cell, width)) for cell, width in zip(row.cells, widths, strict=True)]
+        for index, style in row.styles.items():
+            texts[index].style = style
         table.add_row(*texts, style=row.style)
     print_line(rendered(table, has_colors=True))
 
 
 def column_widths(columns: Sequence[Column], rows: Sequence[Row], total_width: int) -> tuple[list[int], int]:
     """Returns the width of each column, and the columns between two of them."""
-    widths = [
-        max([cell_len(column.title), *(cell_len(row.cells[index]) for row in rows)])
-        for index, column in enumerate(columns)
-    ]
+    texts = zip([column.title for column in columns], *(row.cells for row in rows), strict=True)
+    widths = [max(map(cell_len, column_texts)) for column_texts in texts]
     gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= total_width else 1
     excess = sum(widths) + gap * (len(widths) - 1) - total_width
-    minima = [
-        width if column.minimum is None else column.minimum for column, width in zip(columns, widths, strict=True)
-    ]
+    minima = [width if one.minimum is None else one.minimum for one, width in zip(columns, widths, strict=True)]
     while excess > 0 and (reducible := [index for index, minimum in enumerate(minima) if widths[index] > minimum]):
         widths[max(reducible, key=lambda index: widths[index])] -= 1
         excess -= 1

@@ -20,8 +20,6 @@ STYLES = ("-", "--", ":")
 COLOR_MAP = "Blues"
 """Color map of one hue whose lightness decreases steadily, so that it can be read with any color vision."""
 
-DOTS_PER_INCH = 110
-
 
 def png(figure: Figure) -> bytes:
     """Returns the figure as a PNG file; texts are shown as they are, also `$` of class names."""
@@ -30,7 +28,7 @@ def png(figure: Figure) -> bytes:
         text.set_parse_math(False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # a name may be in any script
-        figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, bbox_inches="tight", facecolor="white")
+        figure.savefig(buffer, format="png", dpi=110, bbox_inches="tight", facecolor="white")
     return buffer.getvalue()
 
 
@@ -43,9 +41,6 @@ MAX_NAME = 22
 
 _MAX_COUNTED = 20
 """Largest number of classes for which the confusion matrix shows counts."""
-
-_DARK = 0.5
-"""Fraction from which the color map is dark, so that text on it is white."""
 
 
 def draw_confusion(matrix: Tensor, names: Sequence[str]) -> Figure:
@@ -69,7 +64,7 @@ def draw_confusion(matrix: Tensor, names: Sequence[str]) -> Figure:
     axes.set_title(f"Confusion matrix{which}\n{int(matrix.sum()):,} validation samples", fontsize=11)
     if count <= _MAX_COUNTED:
         for row, column in torch.nonzero(part).tolist():
-            color = "white" if fractions[row, column] > _DARK else "black"
+            color = "white" if fractions[row, column] > 0.5 else "black"  # the color map is dark from 0.5 on
             number = f"{int(part[row, column]):,}"
             text_size = 9 if len(number) <= 5 else 7
             axes.text(column, row, number, ha="center", va="center", color=color, fontsize=text_size)

@@ -25,8 +25,6 @@ from rankzero.show.report.curves import read_curves
 from rankzero.show.report.plot import HEIGHT, WIDTH
 from rankzero.text import duration, nan_for_none, number_text, unique_metrics
 
-_NAME_FLAGS = ("--name", "--run", "--run_name")
-
 
 class NextCommand(NamedTuple):
     """A command for the user."""
@@ -77,7 +75,7 @@ def _resume(
         return NextCommand(f"{purpose}: {same_command}")
     if environment.get("is_script"):
         purpose += f": {same_command}"
-    elif not any(token.partition("=")[0] in _NAME_FLAGS for token in tokens):
+    elif not any(token.partition("=")[0] in ("--name", "--run", "--run_name") for token in tokens):
         tokens += ["--name", run.name]
     if any(HIDDEN in token for token in tokens):
         purpose += f", with the secret values in place of {HIDDEN}"
@@ -208,6 +206,7 @@ def _checkpoints(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict
         except ValueError:
             continue
         relative_path = str(path.relative_to(run.path))
+        marks = {"newest": summary.get("checkpoint"), "best": summary.get("best")}
         metrics = manifest["rankzero"].get("metrics")
         yield {
             "path": relative_path,
@@ -215,9 +214,7 @@ def _checkpoints(run: RunDirectory, summary: Mapping[str, Any]) -> Iterator[dict
             "epoch": manifest["epoch"],
             "bytes": sum(file["bytes"] for file in manifest["files"].values()),
             "metrics": _metric_texts(metrics if isinstance(metrics, dict) else {}),
-            "marks": [
-                mark for mark, key in (("newest", "checkpoint"), ("best", "best")) if summary.get(key) == relative_path
-            ],
+            "marks": [mark for mark, marked in marks.items() if marked == relative_path],
         }
 
 
