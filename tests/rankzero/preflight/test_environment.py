@@ -12,19 +12,9 @@ import torch
 import data_modules  # noqa: F401  # part of the compared code
 import lightning_modules  # noqa: F401
 import rankzero
+from rankzero.preflight import environment
 from rankzero.preflight.check import FAIL, OK, SKIPPED, WARN
-from rankzero.preflight.environment import (
-    check_environment,
-    check_imports,
-    check_launcher,
-    check_processes,
-    clock_differences,
-    combined,
-    describe_environment,
-    digests,
-    rankzero_code,
-    user_code,
-)
+from rankzero.preflight.environment import check_launcher, clock_differences, combined
 from running import world_of
 
 
@@ -36,7 +26,9 @@ def run_checks(coordinator):
             if rank == 1:
                 patch.setenv("GLOO_SOCKET_IFNAME", interface)
             of_launcher.append(check_launcher(coordinator, world_of("cpu", size=2)))
-    of_imports = [check_imports(coordinator, seconds and seconds * (rank + 1)) for seconds in (5.0, 15.0, None)]
+    of_imports = [
+        environment.check_imports(coordinator, seconds and seconds * (rank + 1)) for seconds in (5.0, 15.0, None)
+    ]
     return of_launcher, of_imports
 
 
@@ -51,7 +43,7 @@ def test_a_setting_of_one_rank_and_the_slowest_import_are_named_on_all_ranks(on_
 
 
 def run_check_processes(coordinator, seconds):
-    return check_processes(coordinator, world_of("cpu", size=coordinator.world.size), seconds)
+    return environment.check_processes(coordinator, world_of("cpu", size=coordinator.world.size), seconds)
 
 
 def test_all_processes_are_listed(on_ranks):
@@ -64,7 +56,7 @@ def test_all_processes_are_listed(on_ranks):
 
 
 def test_rankzeros_code_covers_all_its_files():
-    code = rankzero_code()
+    code = environment.rankzero_code()
     assert "rankzero/trainer.py" in code and "rankzero/preflight/environment.py" in code
     assert len(code) == len(list(Path(rankzero.__file__).parent.rglob("*.py")))
 
@@ -75,11 +67,11 @@ def test_the_users_code_covers_imported_modules_outside_of_libraries(tmp_path, m
     add_module(monkeypatch, "my_model", own)
     add_module(monkeypatch, "__main__", f"{sysconfig.get_path('scripts')}/rankzero")
     add_module(monkeypatch, "my_extension", "/home/me/my_extension.cpython-311-x86_64-linux-gnu.so")
-    before = user_code()
+    before = environment.user_code()
     assert {"my_model", "lightning_modules", "data_modules"} <= set(before)
     assert not {"torch", "json", "rankzero", "builtins", "__main__", "my_extension"} & set(before)
     own.write_text("x = 2\n")
-    assert user_code()["my_model"] != before["my_model"]
+    assert environment.user_code()["my_model"] != before["my_model"]
 
 
 def test_a_lazy_module_is_not_loaded_and_an_entry_that_only_looks_like_a_module_has_no_source(tmp_path, monkeypatch):
@@ -93,14 +85,14 @@ def test_a_lazy_module_is_not_loaded_and_an_entry_that_only_looks_like_a_module_
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setitem(sys.modules, "lazy", module)
-    assert "lazy" in user_code()
+    assert "lazy" in environment.user_code()
     monkeypatch.setitem(sys.modules, "library", Library())
-    assert isinstance(Library(), type(sys)) and "library" not in user_code()
+    assert isinstance(Library(), type(sys)) and "library" not in environment.user_code()
 
 
 def test_a_combined_digest_depends_on_names_and_contents_and_not_on_their_order(tmp_path):
     assert combined({"a": "1", "b": "2"}) == combined({"b": "2", "a": "1"}) != combined({"a": "2", "b": "1"})
-    assert digests({"missing": tmp_path / "missing.py", "folder": tmp_path}) == {}  # cannot be read
+    assert environment.digests({"missing": tmp_path / "missing.py", "folder": tmp_path}) == {}  # cannot be read
 
 
 CONFIG = {"model.width": 8, "model.token": "a", "data.folder": "/data", "trainer.max_epochs": 3, "trainer.logger": True}
@@ -119,7 +111,7 @@ def compare(coordinator, folder):
                 change(patch)
             settings = CONFIG | (change if isinstance(change, dict) and is_second else {})
             weights = {"layer.weight": change[0] if isinstance(change, tuple) and is_second else "float32 [4, 3]"}
-            checks.append(check_environment(coordinator, world_of("cpu", size=2), settings, weights))
+            checks.append(environment.check_environment(coordinator, world_of("cpu", size=2), settings, weights))
     return checks
 
 
@@ -180,5 +172,5 @@ def test_a_gpu_is_described_with_the_version_of_its_driver(tmp_path, monkeypatch
     gpu = types.SimpleNamespace(name="H100", total_memory=80 * 2**30)
     monkeypatch.setattr("rankzero.preflight.environment.NVIDIA_DRIVER_VERSION", file)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
-    found = describe_environment(world_of("cuda", size=2))
+    found = environment.describe_environment(world_of("cuda", size=2))
     assert (found["GPU"], found["driver"]) == ("H100, 80 GiB", driver)

@@ -8,17 +8,7 @@ import torch.distributed as dist
 
 from rankzero.preflight import network
 from rankzero.preflight.check import FAIL, OK, WARN
-from rankzero.preflight.network import (
-    SIZES,
-    _slow_hosts,
-    all_rounds,
-    check_collectives,
-    check_links,
-    check_message_passing,
-    ring_rounds,
-    slow_links,
-    step_seconds,
-)
+from rankzero.preflight.network import check_collectives, check_message_passing
 
 
 def exchange(coordinator):
@@ -48,8 +38,8 @@ ROWS = [{"bytes": 1 << 20, "seconds": 0.01}, {"bytes": 1 << 26, "seconds": 0.5}]
 
 def test_the_time_of_a_step_is_interpolated_between_the_measured_sizes():
     for count, seconds in ((1 << 20, 0.01), (1 << 27, 1.0), (1000, 0.01), ((1 << 19) + (1 << 25), 0.255)):
-        assert step_seconds(count, ROWS) == pytest.approx(seconds)
-    assert SIZES[0] == 1 << 10 and SIZES[-1] == 1 << 28
+        assert network.step_seconds(count, ROWS) == pytest.approx(seconds)
+    assert network.SIZES[0] == 1 << 10 and network.SIZES[-1] == 1 << 28
 
 
 def measure(coordinator, cases):
@@ -115,17 +105,17 @@ def ranks_of(rounds):
 
 def test_all_rounds_contain_each_pair_once_and_a_ring_connects_each_host_with_the_next():
     for count in (2, 3, 4, 5, 8):
-        assert ranks_of(all_rounds(range(count))) == list(combinations(range(count), 2))
+        assert ranks_of(network.all_rounds(range(count))) == list(combinations(range(count), 2))
     for ends, pairs in (([0, 4], 1), ([0, 4, 8], 3), ([0, 4, 8, 12], 4), (range(7), 7)):
-        assert len(ranks_of(ring_rounds(list(ends)))) == pairs
+        assert len(ranks_of(network.ring_rounds(list(ends)))) == pairs
 
 
 def test_links_below_the_threshold_or_half_of_the_median_are_slow_and_a_host_with_only_slow_links_is_named():
-    assert slow_links({(0, 1): 10.0, (1, 2): 10.0, (2, 3): 3.0, (3, 0): 0.1}, 1.0) == [(3, 0), (2, 3)]
-    assert slow_links({(0, 1): 0.1}, 1.0) == [(0, 1)]
-    assert slow_links({(0, 1): 2.0, (1, 2): 1.5}, 1.0) == []
-    assert _slow_hosts([(0, 1), (0, 2)], {(0, 1): 0.1, (0, 2): 0.1, (1, 2): 10.0}, ["n1", "n2", "n3"]) == ["n1"]
-    assert _slow_hosts([(0, 1)], {(0, 1): 0.1}, ["n1", "n2"]) == []
+    assert network.slow_links({(0, 1): 10.0, (1, 2): 10.0, (2, 3): 3.0, (3, 0): 0.1}, 1.0) == [(3, 0), (2, 3)]
+    assert network.slow_links({(0, 1): 0.1}, 1.0) == [(0, 1)]
+    assert network.slow_links({(0, 1): 2.0, (1, 2): 1.5}, 1.0) == []
+    assert network._slow_hosts([(0, 1), (0, 2)], {(0, 1): 0.1, (0, 2): 0.1, (1, 2): 10.0}, ["n1", "n2", "n3"]) == ["n1"]
+    assert network._slow_hosts([(0, 1)], {(0, 1): 0.1}, ["n1", "n2"]) == []
 
 
 def measure_links(coordinator, cases):
@@ -136,7 +126,7 @@ def measure_links(coordinator, cases):
         coordinator.world.peers = {
             rank: peer._replace(host=f"n{nodes[rank]}", node_rank=nodes[rank]) for rank, peer in peers.items()
         }
-        checks.append(check_links(coordinator, torch.device("cpu"), mode, warn_gbps, fail_gbps))
+        checks.append(network.check_links(coordinator, torch.device("cpu"), mode, warn_gbps, fail_gbps))
     return checks
 
 

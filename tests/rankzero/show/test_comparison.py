@@ -6,26 +6,8 @@ from matplotlib.colors import to_hex
 
 from rankzero.runs.metrics_file import Row, append_rows
 from rankzero.runs.recorded_run import RecordedRun, Status
-from rankzero.show.comparison import (
-    EPOCHS,
-    MAX_METRICS,
-    MAX_PANELS,
-    MAX_POINTS,
-    SAMPLES,
-    TRAIN_LOSS,
-    ComparedRun,
-    Line,
-    Panel,
-    Result,
-    best,
-    chosen_metrics,
-    differences,
-    means,
-    panels,
-    print_comparison,
-    results,
-    training_seconds,
-)
+from rankzero.show import comparison
+from rankzero.show.comparison import EPOCHS, MAX_PANELS, SAMPLES, TRAIN_LOSS, ComparedRun, Panel, Result, best
 from rankzero.show.comparison_figure import STYLES, draw, save
 from rankzero.show.report.curves import Curve, read_curves
 from rankzero.show.report.plot import COLORS
@@ -33,7 +15,7 @@ from rankzero.text import distinct
 
 
 def panel(title, runs, values=(3.0, 2.0, 1.0)):
-    return Panel(title, [Line(number, [0.0, 100.0, 200.0], list(values)) for number in range(runs)])
+    return Panel(title, [comparison.Line(number, [0.0, 100.0, 200.0], list(values)) for number in range(runs)])
 
 
 def legend_texts(figure):
@@ -50,15 +32,15 @@ def test_each_panel_has_a_line_of_another_style_per_run_and_the_legend_lists_onl
     assert [to_hex(line.get_color()).upper() for line in figure.axes[0].lines] == list(COLORS)
     assert [line.get_linestyle() for line in figure.axes[0].lines] == list(STYLES)
     assert all(STYLES[index] != STYLES[index + 1] for index in range(7))
-    figure = draw(["a", "b"], [Panel("val/loss", [Line(1, [0.0], [1.0])])], "steps")
+    figure = draw(["a", "b"], [Panel("val/loss", [comparison.Line(1, [0.0], [1.0])])], "steps")
     assert legend_texts(figure) == ["b"]
     assert figure.axes[0].lines[0].get_color() == figure.legends[0].get_lines()[0].get_color() == COLORS[1]
 
 
-@pytest.mark.parametrize(("runs", "panels"), [(1, 1), (8, 6)])
-def test_nothing_is_cut_off_and_the_legend_covers_no_panel(runs, panels):
+@pytest.mark.parametrize(("runs", "titles"), [(1, 1), (8, 6)])
+def test_nothing_is_cut_off_and_the_legend_covers_no_panel(runs, titles):
     labels = [f"resnet50-imagenet-lr0.1-weight-decay-1e-4-mixup-cosine-warmup-seed{number}" for number in range(runs)]
-    titles = [f"val/a_rather_long_metric_{number}_accuracy" for number in range(panels)]
+    titles = [f"val/a_rather_long_metric_{number}_accuracy" for number in range(titles)]
     figure = draw(labels, [panel(title, runs) for title in titles], "steps")
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
@@ -74,7 +56,7 @@ def test_losses_have_a_logarithmic_axis_and_time_a_readable_unit():
     figure = draw(["a"], [panel("val/loss", 1, (10, 1, 0.01)), panel("val/accuracy", 1, (0.001, 0.1, 1.0))], "steps")
     assert [axes.get_yscale() for axes in figure.axes] == ["log", "linear"]
     for seconds, unit, last in ((500.0, "s", 500), (6000.0, "min", 100), (36000.0, "h", 10)):
-        figure = draw(["a"], [Panel("val/loss", [Line(0, [0.0, seconds], [1.0, 2.0])])], "seconds")
+        figure = draw(["a"], [Panel("val/loss", [comparison.Line(0, [0.0, seconds], [1.0, 2.0])])], "seconds")
         assert figure.axes[0].get_xlabel() == f"time in attempts ({unit})"
         assert figure.axes[0].lines[0].get_xdata()[-1] == last
 
@@ -105,33 +87,33 @@ def run_of(tmp_path, label="a", kept_best=None, **tags):
 def test_train_loss_and_validation_metrics_are_drawn_that_of_keep_best_first_then_common_ones(tmp_path):
     first = run_of(tmp_path, train__loss=[1], val__loss=[1], val__accuracy=[1], val_f1=[1], x_axis__samples=[1])
     second = run_of(tmp_path, train__loss=[1], val__loss=[1], val__accuracy=[1], train__lr=[1], learning=[1])
-    assert chosen_metrics([first, second]) == ([TRAIN_LOSS, "val/accuracy", "val/loss", "val_f1"], [])
+    assert comparison.chosen_metrics([first, second]) == ([TRAIN_LOSS, "val/accuracy", "val/loss", "val_f1"], [])
     kept = run_of(tmp_path, kept_best="min:val/loss", val__loss=[1], val__accuracy=[1])
-    assert chosen_metrics([kept])[0] == ["val/loss", "val/accuracy"]
-    assert chosen_metrics([run_of(tmp_path, reward=[1], x_axis__epoch=[1])])[0] == ["reward"]
-    assert chosen_metrics([run_of(tmp_path)]) == ([], [])
+    assert comparison.chosen_metrics([kept])[0] == ["val/loss", "val/accuracy"]
+    assert comparison.chosen_metrics([run_of(tmp_path, reward=[1], x_axis__epoch=[1])])[0] == ["reward"]
+    assert comparison.chosen_metrics([run_of(tmp_path)]) == ([], [])
     many = run_of(tmp_path, train__loss=[1], **{f"val__m{number}": [1] for number in range(MAX_PANELS)})
-    assert chosen_metrics([many])[1] == [f"val/m{MAX_PANELS - 1}"]
+    assert comparison.chosen_metrics([many])[1] == [f"val/m{MAX_PANELS - 1}"]
 
 
 def test_missing_and_not_finite_curves_are_drawn_as_far_as_possible_and_noted(tmp_path):
     whole = run_of(tmp_path, "a", val__loss=[1, 2])
     broken = run_of(tmp_path, "b", val__loss=[1, math.nan], val__acc=[1])
-    drawn, notes = panels([whole, broken, run_of(tmp_path, "empty")], ["val/loss", "val/acc"], "steps")
+    drawn, notes = comparison.panels([whole, broken, run_of(tmp_path, "empty")], ["val/loss", "val/acc"], "steps")
     assert [[line.number for line in panel.lines] for panel in drawn] == [[0, 1], [1]]
     assert notes == ["b: 1 of 2 values of val/loss are not finite", "a: has no curve of val/acc"]
 
 
 def test_long_curves_are_drawn_as_means_of_finite_values_at_the_steps_samples_or_epochs_of_their_rows(tmp_path):
-    (panel,), _ = panels([run_of(tmp_path, loss=[1.0, 3.0] * MAX_POINTS)], [TRAIN_LOSS], "steps")
-    assert panel.averaged == 2 and panel.lines[0].y == [2.0] * MAX_POINTS
+    (panel,), _ = comparison.panels([run_of(tmp_path, loss=[1.0, 3.0] * comparison.MAX_POINTS)], [TRAIN_LOSS], "steps")
+    assert panel.averaged == 2 and panel.lines[0].y == [2.0] * comparison.MAX_POINTS
     assert panel.lines[0].x[:2] == [0.5, 2.5]
-    assert means([1, math.nan, 3, math.inf, 5], 3) == [1.0, 4.0]
-    assert math.isnan(means([math.nan], 2)[0]) and means([], 2) == []
+    assert comparison.means([1, math.nan, 3, math.inf, 5], 3) == [1.0, 4.0]
+    assert math.isnan(comparison.means([math.nan], 2)[0]) and comparison.means([], 2) == []
     append_rows(tmp_path, [Row(9, 0.0, {"loss": 1.0}, 0.5, 320), Row(19, 0.0, {"loss": 0.5})], durably=False)
     run = ComparedRun("a", RecordedRun(tmp_path), Status("finished"), {}, read_curves(tmp_path))
     for kind, first in {SAMPLES: 320, EPOCHS: 0.5}.items():
-        (panel,), notes = panels([run], [TRAIN_LOSS], kind)
+        (panel,), notes = comparison.panels([run], [TRAIN_LOSS], kind)
         assert panel.lines[0].x[0] == first and math.isnan(panel.lines[0].x[1]) and not notes
 
 
@@ -146,7 +128,7 @@ def test_rows_have_the_values_and_best_runs_of_all(tmp_path):
     first = {"epochs": 2, "max_epochs": 4, "steps": 1000, "metrics": {"val/loss": 0.5, "train/loss": 0.1}}
     metrics = {"val/loss": math.nan, "extra": 1.0}
     second = {"epochs": 4, "max_epochs": 4, "samples": 7, "metrics": metrics, "seconds": 70}
-    rows = {row.name: row for row in results(compared(tmp_path, first, second))[0]}
+    rows = {row.name: row for row in comparison.results(compared(tmp_path, first, second))[0]}
     assert best([1.0, 2.0, 2.0, None], "max") == {1, 2} and best([1.0, 2.0], None) == best([1.0, 1.0], "max") == set()
     assert rows["epochs"].values == ["2 of 4", "4"] and rows["steps"].values == ["1,000", "-"]
     assert rows["val/loss"].values == ["0.5", "not finite"] and rows["val/loss"].best == frozenset()
@@ -157,16 +139,16 @@ def test_rows_have_the_values_and_best_runs_of_all(tmp_path):
 
 def test_keep_best_overrides_the_direction_of_a_name_and_of_very_many_metrics_those_on_validation_data_remain(tmp_path):
     runs = [{"metrics": {"val/error_score": value}} for value in (1.0, 2.0)]
-    rows, _ = results(compared(tmp_path, *runs, config="keep_best: max:val/error_score"))
+    rows, _ = comparison.results(compared(tmp_path, *runs, config="keep_best: max:val/error_score"))
     (row,) = [row for row in rows if row.name == "val/error_score"]
     assert row.best == {1}
-    metrics = {f"m{number:02}": 1.0 for number in range(MAX_METRICS)} | {"val/loss": 1.0}
-    rows, omitted = results(compared(tmp_path, {"metrics": metrics}))
-    assert "val/loss" in {row.name for row in rows} and omitted == [f"m{MAX_METRICS - 1}"]
+    metrics = {f"m{number:02}": 1.0 for number in range(comparison.MAX_METRICS)} | {"val/loss": 1.0}
+    rows, omitted = comparison.results(compared(tmp_path, {"metrics": metrics}))
+    assert "val/loss" in {row.name for row in rows} and omitted == [f"m{comparison.MAX_METRICS - 1}"]
 
 
 def as_dict(*configs):
-    return {difference.name: difference.values for difference in differences(configs)}
+    return {difference.name: difference.values for difference in comparison.differences(configs)}
 
 
 def test_only_settings_that_differ_are_returned_and_null_equals_absent_but_false_and_zero_do_not():
@@ -175,13 +157,13 @@ def test_only_settings_that_differ_are_returned_and_null_equals_absent_but_false
     assert as_dict(first, second) == {"model.width": ["8", "16"]}
     assert as_dict(first, first, second) == {"model.width": ["8", "8", "16"]}
     for name in ("name", "root", "resume", "launcher", "node_rank"):
-        assert differences([{name: "a"}, {name: "b"}]) == []
-    assert differences([{"trainer": {"root": "a"}}, {"trainer": {"root": "b"}}]) == []
-    assert differences([{"a": None, "b": 1}, {"b": 1}]) == []
+        assert comparison.differences([{name: "a"}, {name: "b"}]) == []
+    assert comparison.differences([{"trainer": {"root": "a"}}, {"trainer": {"root": "b"}}]) == []
+    assert comparison.differences([{"a": None, "b": 1}, {"b": 1}]) == []
     values = [{"a": None, "b": 1}, {"a": False, "b": 1}, {"a": 0, "b": 1}, {"b": 1}]
     assert as_dict(*values) == {"a": ["null", "false", "0", "-"]}
     assert as_dict({"seed": 1}, {}, {"seed": 2}) == {"seed": ["1", "-", "2"]}
-    assert differences([{"seed": 1}, {}]) is None  # an unknown configuration is no difference
+    assert comparison.differences([{"seed": 1}, {}]) is None  # an unknown configuration is no difference
 
 
 def test_classes_settings_that_only_one_has_and_items_of_nested_lists_are_differences():
@@ -203,7 +185,7 @@ def test_tables_fit_the_terminal_and_shorten_no_number(capsys, monkeypatch, runs
     labels = [f"resnet50-imagenet-with-a-long-name-seed{number}" for number in range(runs)]
     settings = [Result("model.optimizer.a_very_long_name.lr", [f"0.{number}" * 20 for number in range(runs)])]
     samples = [f"{number + 1:,}" for number in range(123_456_789, 123_456_789 + runs)]
-    print_comparison(labels, settings, [Result("samples", samples, frozenset({runs - 1}))])
+    comparison.print_comparison(labels, settings, [Result("samples", samples, frozenset({runs - 1}))])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     assert all(any(sample in line for line in lines) for sample in samples)
@@ -215,9 +197,9 @@ def test_equal_settings_are_said_and_unknown_ones_are_not_and_names_equal_when_s
     capsys, monkeypatch
 ):
     monkeypatch.setenv("COLUMNS", "80")
-    print_comparison(["a", "b"], [], [Result("steps", ["1", "2"])])
+    comparison.print_comparison(["a", "b"], [], [Result("steps", ["1", "2"])])
     assert "all settings are equal" in capsys.readouterr().out
-    print_comparison(["a", "b"], None, [Result("steps", ["1", "2"])])
+    comparison.print_comparison(["a", "b"], None, [Result("steps", ["1", "2"])])
     assert "settings" not in capsys.readouterr().out
     names = ["resnet-lr0.1-seed1", "resnet-lr0.3-seed1"]
     assert distinct(names, 20) == names
@@ -237,4 +219,4 @@ def test_equal_settings_are_said_and_unknown_ones_are_not_and_names_equal_when_s
 )
 def test_seconds_leave_out_the_time_between_attempts(starts, times, seconds):
     loss = Curve(list(range(1, len(times) + 1)), times, [1.0] * len(times))
-    assert training_seconds(starts, {"loss": loss}, times) == seconds
+    assert comparison.training_seconds(starts, {"loss": loss}, times) == seconds

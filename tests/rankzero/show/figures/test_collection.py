@@ -14,18 +14,7 @@ from torchmetrics.classification import (
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.show.figures import collection
 from rankzero.show.figures.class_counts import IGNORED_TARGET, THRESHOLDS, ClassCounts
-from rankzero.show.figures.collection import (
-    MAX_PAIRS,
-    Collection,
-    CollectionError,
-    PairSelection,
-    WorstSamples,
-    downscaled,
-    find_classes,
-    find_images,
-    read_outputs,
-    stored_shape,
-)
+from rankzero.show.figures.collection import Collection, CollectionError, PairSelection, WorstSamples
 from rankzero.training.ddp import DataParallel
 from rankzero.training.strategies import OneProcess
 
@@ -177,9 +166,9 @@ def test_a_loss_that_is_not_a_number_is_the_largest_and_ignored_samples_are_not_
 
 def test_large_images_are_downscaled_on_a_cpu_only_those_with_larger_losses_than_the_kept_ones(monkeypatch):
     images = torch.rand(2, 3, 480, 320)
-    assert stored_shape(images) == (3, 96, 64) == tuple(downscaled(images).shape[1:])
-    torch.testing.assert_close(downscaled(images).mean(), images.mean())
-    assert tuple(downscaled(torch.zeros(1, 1, 5000, 2, dtype=torch.uint8)).shape) == (1, 1, 96, 1)
+    assert collection.stored_shape(images) == (3, 96, 64) == tuple(collection.downscaled(images).shape[1:])
+    torch.testing.assert_close(collection.downscaled(images).mean(), images.mean())
+    assert tuple(collection.downscaled(torch.zeros(1, 1, 5000, 2, dtype=torch.uint8)).shape) == (1, 1, 96, 1)
     counts, downscale = [], collection.downscaled
     monkeypatch.setattr(collection, "downscaled", lambda images: counts.append(len(images)) or downscale(images))
     worst = WorstSamples()
@@ -201,7 +190,7 @@ def test_many_pairs_are_selected_evenly_without_the_global_generator_and_each_ra
     for part in torch.arange(100_000.0).split(7_001):
         selection.add(part, part)
     pairs = selection.gather(OneProcess(SamplingPlan(), device="cpu"))
-    assert len(pairs.true) == MAX_PAIRS == len(set(pairs.true.tolist())) and pairs.total == 100_000
+    assert len(pairs.true) == collection.MAX_PAIRS == len(set(pairs.true.tolist())) and pairs.total == 100_000
     assert abs(float(pairs.true.mean()) - 50_000) < 3_000
     assert torch.equal(torch.get_rng_state(), state)
     assert PairSelection(8, 3).limit == 250 and PairSelection(3, 0).limit == 667
@@ -220,19 +209,19 @@ SCORES, LABELS = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])
     ],
 )
 def test_other_outputs_are_ignored(returned):
-    assert read_outputs(returned) is None
+    assert collection.read_outputs(returned) is None
 
 
 def test_images_are_found_in_nested_batches_and_classes_by_their_length_and_other_tensors_are_no_images():
     images = torch.rand(4, 3, 5, 5)
     for batch in (images, (images, LABELS), {"meta": "a", "data": [images]}):
-        assert torch.equal(find_images(batch), images)
-    assert torch.equal(find_classes({"x": torch.rand(4), "y": LABELS}, 4), LABELS)
-    assert find_classes((torch.rand(4, 2), torch.rand(4)), 4) is None
+        assert torch.equal(collection.find_images(batch), images)
+    assert torch.equal(collection.find_classes({"x": torch.rand(4), "y": LABELS}, 4), LABELS)
+    assert collection.find_classes((torch.rand(4, 2), torch.rand(4)), 4) is None
     for shape in ((4, 3), (4, 2, 5, 5), (4, 3, 5, 5, 5), (0, 3, 5, 5)):
-        assert find_images((torch.rand(shape), LABELS)) is None
-    assert find_images(torch.zeros(4, 3, 5, 5, dtype=torch.int64)) is None
-    assert find_images(torch.rand(4, 1, 5, 5), 8) is None  # the outputs have another number
+        assert collection.find_images((torch.rand(shape), LABELS)) is None
+    assert collection.find_images(torch.zeros(4, 3, 5, 5, dtype=torch.int64)) is None
+    assert collection.find_images(torch.rand(4, 1, 5, 5), 8) is None  # the outputs have another number
 
 
 def test_outputs_are_counted_on_their_gpu():

@@ -10,18 +10,8 @@ from torch.utils.data import DataLoader
 
 from rankzero.sampling.batch_sampler import ElasticBatchSampler
 from rankzero.sampling.plan import SamplingPlan
-from rankzero.show.measurements.exchange import (
-    ALWAYS_EXCHANGED,
-    DETAILS_REQUESTED,
-    EXCHANGED,
-    LOSS_SUM,
-    MAX_RANKS,
-    RANK_SERIES,
-    Exchange,
-    combine,
-    first_broken,
-    values_of_ranks,
-)
+from rankzero.show.measurements import exchange as exchanges
+from rankzero.show.measurements.exchange import ALWAYS_EXCHANGED, DETAILS_REQUESTED, EXCHANGED, LOSS_SUM, Exchange
 from rankzero.show.measurements.interval_measurements import prepared_batches
 from rankzero.show.measurements.throughput import Throughput
 from rankzero.show.report.curves import DATA_WAIT, FIRST_GRADIENT, GRADIENT_NORM, SERIES
@@ -35,21 +25,21 @@ def row(**values):
 
 
 def test_values_of_the_ranks_that_have_one_are_summed_averaged_or_the_largest_is_taken():
-    combined = combine([row(wait=1.0, norm=3.0, loss=5.0), row(wait=2.0, norm=4.0, loss=6.0)])
+    combined = exchanges.combine([row(wait=1.0, norm=3.0, loss=5.0), row(wait=2.0, norm=4.0, loss=6.0)])
     assert (combined[DATA_WAIT], combined[GRADIENT_NORM], combined[LOSS_SUM]) == (1.5, 4.0, 11.0)
-    combined = combine([row(wait=1.0, loss=0.0), row(loss=0.0)])
+    combined = exchanges.combine([row(wait=1.0, loss=0.0), row(loss=0.0)])
     assert combined[DATA_WAIT] == 1.0 and isnan(combined[GRADIENT_NORM])
-    assert isnan(combine([row(loss=nan), row(loss=6.0)])[LOSS_SUM])  # a sum is a number only if all parts are
-    assert list(combine([row(norm=2.0, loss=1.0)[: len(ALWAYS_EXCHANGED)]])) == list(ALWAYS_EXCHANGED)
+    assert isnan(exchanges.combine([row(loss=nan), row(loss=6.0)])[LOSS_SUM])  # a sum is a number only if all parts are
+    assert list(exchanges.combine([row(norm=2.0, loss=1.0)[: len(ALWAYS_EXCHANGED)]])) == list(ALWAYS_EXCHANGED)
 
 
 def test_each_rank_or_each_of_the_slowest_has_a_series_and_slow_ranks_are_marked():
-    values = values_of_ranks([row(wait=1.0, gradient=10.0), row(wait=2.0, gradient=30.0)], slow_ranks=[1])
+    values = exchanges.values_of_ranks([row(wait=1.0, gradient=10.0), row(wait=2.0, gradient=30.0)], slow_ranks=[1])
     waits = {"world/data_wait_ms/rank_000": 1.0, "world/data_wait_ms/rank_001": 2.0}
     gradients = {"rank_000": 10.0, "rank_001": 30.0, "slow_rank_001": 30.0}
     assert values == waits | {f"{FIRST_GRADIENT}/{name}": value for name, value in gradients.items()}
-    values = values_of_ranks([row(wait=float(rank)) for rank in range(100)], slow_ranks=[])
-    assert list(values) == [f"world/data_wait_ms/rank_{rank:03d}" for rank in range(100 - MAX_RANKS, 100)]
+    values = exchanges.values_of_ranks([row(wait=float(rank)) for rank in range(100)], slow_ranks=[])
+    assert list(values) == [f"world/data_wait_ms/rank_{rank:03d}" for rank in range(100 - exchanges.MAX_RANKS, 100)]
 
 
 def test_every_logged_series_is_documented_and_has_a_description_with_its_unit():
@@ -60,7 +50,9 @@ def test_every_logged_series_is_documented_and_has_a_description_with_its_unit()
             assert described.description and units.get(unit, "") in described.description, tag
     text = (REPOSITORY / "docs/tensorboard.md").read_text()
     documented = set(re.findall(r"`((?:train|wall_time|weights|workload|world|x_axis)/\w+)", text))
-    assert documented - {"train/mean_loss"} == {tag for tag in SERIES if "/" in tag} | set(RANK_SERIES.values())
+    assert documented - {"train/mean_loss"} == {tag for tag in SERIES if "/" in tag} | set(
+        exchanges.RANK_SERIES.values()
+    )
 
 
 def test_samples_of_a_managed_order_are_counted_and_the_next_attempt_continues_the_count():
@@ -179,4 +171,4 @@ def test_rank_zero_requests_details_one_exchange_ahead(world_size):
 )
 def test_the_step_and_the_ranks_of_the_first_loss_that_is_not_finite_are_named(sums, steps, text):
     rows = [[own_sum, 32.0, step, 0.0, nan] for own_sum, step in zip(sums, steps, strict=True)]
-    assert first_broken(rows) == text
+    assert exchanges.first_broken(rows) == text

@@ -4,15 +4,7 @@ import pytest
 import torch
 
 from rankzero.distributed.monitoring import activity as activity_module
-from rankzero.distributed.monitoring.activity import (
-    BACKWARD,
-    CHECKPOINT,
-    FORWARD,
-    HOOK,
-    OPTIMIZER,
-    VALIDATION,
-    Activity,
-)
+from rankzero.distributed.monitoring.activity import BACKWARD, CHECKPOINT, FORWARD, HOOK, OPTIMIZER, Activity
 from rankzero.show.measurements import step_time as step_time_module
 from rankzero.show.measurements.step_time import MAX_EVENTS, StepTime
 
@@ -51,7 +43,7 @@ def test_parts_of_a_step_are_means_over_the_steps_of_the_interval_without_valida
     activity, trainer, step_time = measured()
     for factor in (1, 3):
         take_step(activity, clock, trainer, **{name: factor * duration for name, duration in PARTS.items()})
-    for phase in (VALIDATION, CHECKPOINT, HOOK):
+    for phase in (activity_module.VALIDATION, CHECKPOINT, HOOK):
         activity.enter(phase)
         clock.now += 7
     times = step_time.take()
