@@ -13,8 +13,15 @@ from lightning.pytorch.callbacks import Callback, Checkpoint
 
 from rankzero.checkpoints.checkpoint_io import DirectoryCheckpointIO
 from rankzero.checkpoints.manifest import Retention
-from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, read_arguments, refuses_wrong_arguments
-from rankzero.cli.trainer_arguments import TrainerArguments, without_replaced
+from rankzero.cli.trainer_arguments import (
+    TRAINER_FLAGS,
+    TrainerArguments,
+    as_arguments,
+    as_list,
+    read_arguments,
+    refuses_wrong_arguments,
+    without_replaced,
+)
 from rankzero.distributed.coordination.session import Session
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world

@@ -12,7 +12,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from rankzero.cli.arguments import Arguments
 from rankzero.cli.parser import HelpFormatter, RankzeroParser, reader, without_enums
-from rankzero.cli.script_arguments import TRAINER_FLAGS
+from rankzero.cli.trainer_arguments import TRAINER_FLAGS
 from rankzero.cli.user_classes import classes_defined_in, missing_requirement_error
 from rankzero.messages import RequestError
 from rankzero.runs.stored_config import SINGLE_START_ARGUMENTS, Config, flattened, without_objects

@@ -12,8 +12,7 @@ from lightning.pytorch.plugins import AsyncCheckpointIO, DoublePrecision, TorchC
 from lightning.pytorch.plugins.environments import KubeflowEnvironment, LightningEnvironment, SLURMEnvironment
 
 from rankzero import Trainer
-from rankzero.cli.script_arguments import TRAINER_FLAGS, as_arguments, as_list, read_arguments
-from rankzero.cli.trainer_arguments import without_replaced
+from rankzero.cli.trainer_arguments import TRAINER_FLAGS, as_arguments, as_list, read_arguments, without_replaced
 from running import refusal_of
 
 

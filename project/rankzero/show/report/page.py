@@ -20,9 +20,8 @@ from rankzero.runs.directory import RunDirectory
 from rankzero.runs.recorded_run import read_run
 from rankzero.runs.secrets import HIDDEN, command_without_secrets, launch_line, without_secrets
 from rankzero.runs.stored_config import flattened, read_config
-from rankzero.show.report.charts import charts_of
+from rankzero.show.report.charts import HEIGHT, WIDTH, charts_of
 from rankzero.show.report.curves import read_curves
-from rankzero.show.report.plot import HEIGHT, WIDTH
 from rankzero.text import duration, nan_for_none, number_text, unique_metrics
 
 

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 import recorded
-from rankzero.cli.script_arguments import as_arguments
+from rankzero.cli.trainer_arguments import as_arguments
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.environments.validate import processes_to_start

@@ -2,10 +2,17 @@ import math
 
 import pytest
 
-from rankzero.show.report import plot
-from rankzero.show.report.charts import MAX_CHARTS, MAX_LINES, charts_of
+from rankzero.show.report.charts import (
+    MAX_CHARTS,
+    MAX_LINES,
+    Scale,
+    charts_of,
+    mapped_ticks,
+    reduced,
+    step_scale,
+    value_scale,
+)
 from rankzero.show.report.curves import STEP_PARTS, Curve
-from rankzero.show.report.plot import Scale, mapped_ticks, step_scale, value_scale
 
 
 def curve(*values, every=10):
@@ -137,9 +144,9 @@ def test_values_with_a_unit_and_early_steps_begin_at_zero_and_a_wide_range_of_lo
 def test_a_reduced_curve_keeps_first_last_extreme_and_missing_values():
     values = [math.sin(index / 1000) for index in range(100_000)]
     values[31_234], values[77_777], values[50_000] = 9.0, -9.0, math.nan
-    kept = plot.reduced(values)
+    kept = reduced(values)
     assert {0, 31_234, 50_000, 77_777, 99_999} <= set(kept) and len(kept) < 1100 and kept == sorted(set(kept))
-    assert plot.reduced([1.0] * 1000) == list(range(1000))
+    assert reduced([1.0] * 1000) == list(range(1000))
 
 
 def test_ticks_of_samples_lie_at_the_steps_that_have_used_them():
