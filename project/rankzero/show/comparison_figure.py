@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 
 from rankzero.checkpoints.atomic_files import replacing
 from rankzero.show.comparison import EPOCHS, SAMPLES, SECONDS, STEPS, Panel
-from rankzero.show.report.charts import COLORS
+from rankzero.show.report.curves import COLORS
 from rankzero.text import compact, direction, distinct, shortened
 
 STYLES = ("-", "--", "-.", ":", "--", "-.", ":", "-")

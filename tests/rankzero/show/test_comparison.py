@@ -9,8 +9,7 @@ from rankzero.runs.recorded_run import RecordedRun, Status
 from rankzero.show import comparison
 from rankzero.show.comparison import EPOCHS, MAX_PANELS, SAMPLES, TRAIN_LOSS, ComparedRun, Panel, Result, best
 from rankzero.show.comparison_figure import STYLES, draw, save
-from rankzero.show.report.charts import COLORS
-from rankzero.show.report.curves import Curve, read_curves
+from rankzero.show.report.curves import COLORS, Curve, read_curves
 from rankzero.text import distinct
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from rankzero.show.figures.callback import RunFigures
 from rankzero.show.figures.class_counts import Curve
 from rankzero.show.figures.collection import Pairs, Validation, WorstSample, downscaled
-from rankzero.show.report.charts import BRIGHT_COLORS
+from rankzero.show.report.curves import BRIGHT_COLORS
 from rankzero.text import distinct, shortened
 
 STYLES = ("-", "--", ":")

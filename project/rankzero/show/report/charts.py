@@ -10,14 +10,8 @@ from operator import itemgetter
 from statistics import fmean, median
 from typing import NamedTuple
 
-from rankzero.show.report.curves import EPOCH, SAMPLES, SERIES, STEP_PARTS, Curve
+from rankzero.show.report.curves import BRIGHT_COLORS, EPOCH, SAMPLES, SERIES, STEP_PARTS, Curve
 from rankzero.text import GROUPS, number_text
-
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#F0E442")
-"""The palette of Okabe and Ito, which color-blind people can distinguish; yellow, the faintest on white, comes last."""
-
-BRIGHT_COLORS = COLORS[:6]
-"""The palette without black, the color of texts, and without yellow."""
 
 WIDTH, HEIGHT = 1000, 400
 """Size of the coordinate system of a chart; the page stretches it to the width of the screen."""
