@@ -38,8 +38,8 @@ def evaluate(flags: Arguments, world: World) -> int:
         RankzeroCLI(with_stored_configuration(flags, checkpoint))  # prints and exits
     if flags.get("export"):
         if not world.rank:  # on rank zero only and without communication
-            file = expanded(flags.get("export"))
-            print_line(f"rankzero: {export_weights(checkpoint, file, flags.get('trust_checkpoint') == 'yes')}")
+            is_trusted, file = flags.get("trust_checkpoint") == "yes", expanded(flags.get("export"))
+            print_line(f"rankzero: {export_weights(checkpoint, file, is_trusted)}")
         return Exit.FINISHED
     with Session.for_command(flags.requested_world, world) as session, as_user_errors(has_begun=lambda: False):
         cli, trainer, checkpoint = prepare(flags, session.coordinator)

@@ -51,10 +51,9 @@ def check_launcher(coordinator: Coordinator, world: World) -> Check:
 
     def check(ranks: list[dict[str, Any]]) -> Check:
         ranks_with: dict[str, list[int]] = {}
-        for rank, values in enumerate(ranks):
-            for found in values["problems"]:
-                ranks_with.setdefault(found["problem"], []).append(rank)
-        problems = [found for values in ranks for found in values["problems"]]
+        problems = [{**found, "rank": rank} for rank, values in enumerate(ranks) for found in values["problems"]]
+        for found in problems:
+            ranks_with.setdefault(found["problem"], []).append(found["rank"])
         details = [f"{problem}: {describe_ranks(affected, hosts)}" for problem, affected in ranks_with.items()]
         status = FAIL if any(found["ends_run"] for found in problems) else WARN if problems else OK
         threads = sorted({values["threads"] for values in ranks})
@@ -81,10 +80,8 @@ def check_processes(coordinator: Coordinator, world: World, seconds: float | Non
         {"rank": member.rank, "host": member.host, "local_rank": member.local_rank, "device": device, "pid": member.pid}
         for member, device in zip(coordinator.world.peers.values(), devices, strict=True)
     ]
-    lines = [
-        f"rank {row['rank']} on {row['host']}, local rank {row['local_rank']}, {row['device']}, process {row['pid']}"
-        for row in rows[:MAX_LISTED]
-    ]
+    text = "rank {rank} on {host}, local rank {local_rank}, {device}, process {pid}"
+    lines = [text.format(**row) for row in rows[:MAX_LISTED]]
     lines += [f"and {len(rows) - MAX_LISTED} more"] * (len(rows) > MAX_LISTED)
     count, hosts = len(rows), len(set(coordinator.world.hosts))
     summary = f"all {count} processes on {hosts} host{'s' * (hosts > 1)} have connected"

@@ -46,10 +46,8 @@ def check_gpus(coordinator: Coordinator, world: World) -> tuple[Check, Link | No
     """Checks memory errors, slowdowns and foreign processes; returns the link between the GPUs. All ranks must call."""
     if world.accelerator != "cuda":
         return Check("GPUs", SKIPPED, f"the run uses {world.accelerator}"), None
-    own: dict[str, Any] = {
-        "uuid": str(torch.cuda.get_device_properties(world.index).uuid),
-        "reserved": torch.cuda.memory_reserved(world.index) >> 20,
-    }
+    uuid = str(torch.cuda.get_device_properties(world.index).uuid)
+    own: dict[str, Any] = {"uuid": uuid, "reserved": torch.cuda.memory_reserved(world.index) >> 20}
     if coordinator.world.local_rank == 0 or torch.cuda.device_count() == 1:  # others may be hidden
         own |= {"gpus": query_gpus(), "nvlink": nvlink_gbps(), "infiniband": infiniband_gbps()}
     links: list[Link | None] = []

@@ -62,11 +62,8 @@ def check_message_passing(
     def send_around() -> None:
         received = torch.zeros(VALUES, device=device)
         previous = (rank - 1) % size
-        operations = [
-            dist.P2POp(dist.isend, _message(rank, device), (rank + 1) % size, group),
-            dist.P2POp(dist.irecv, received, previous, group),
-        ]
-        for work in dist.batch_isend_irecv(operations):
+        to_next = dist.P2POp(dist.isend, _message(rank, device), (rank + 1) % size, group)
+        for work in dist.batch_isend_irecv([to_next, dist.P2POp(dist.irecv, received, previous, group)]):
             work.wait()
         if not torch.equal(received, _message(previous, device)):
             raise ValueError(CHANGED)

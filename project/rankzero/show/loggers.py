@@ -152,7 +152,7 @@ LAYOUT = {
 """Group -> chart -> kind of chart and patterns of the tags that it contains, for TensorBoard's custom scalars."""
 
 HYPER_PARAMETERS = ("model", "data", "seed_everything", "global_batch_size", "fast")
-TRAINER_HYPER_PARAMETERS = ("precision", "max_epochs", "max_steps", "accumulate_grad_batches", "gradient_clip_val")
+OF_TRAINER = ("precision", "max_epochs", "max_steps", "accumulate_grad_batches", "gradient_clip_val")
 
 
 class TensorBoardPage(LoopCallback):
@@ -225,12 +225,9 @@ def hyper_parameters_of(config: Config) -> dict[str, bool | int | float | str]:
     """Returns the settings that may change the result of training, by their names in the configuration."""
     chosen = {name: config[name] for name in HYPER_PARAMETERS if name in config}
     trainer_settings = config.get("trainer") or {}
-    chosen |= {name: trainer_settings[name] for name in TRAINER_HYPER_PARAMETERS if name in trainer_settings}
-    return {
-        name: value if isinstance(value, bool | int | float) else str(value)
-        for name, value in flattened(without_secrets(chosen)).items()
-        if value not in (None, HIDDEN)
-    }
+    chosen |= {name: trainer_settings[name] for name in OF_TRAINER if name in trainer_settings}
+    known = {name: value for name, value in flattened(without_secrets(chosen)).items() if value not in (None, HIDDEN)}
+    return {name: value if isinstance(value, bool | int | float) else str(value) for name, value in known.items()}
 
 
 def _steps_on_curves(trainer: Trainer) -> int:

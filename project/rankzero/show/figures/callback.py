@@ -140,7 +140,7 @@ class RunFigures(LoopCallback):
     @property
     def step(self) -> int:
         """The step at which Lightning logs values now."""
-        return int(self._trainer.fit_loop.epoch_loop.steps_done)  # type: ignore[attr-defined]
+        return fit_loop_of(self._trainer).epoch_loop.steps_done
 
     def publish(self, name: str, content: bytes) -> None:
         """Writes a figure to `figures/<name>.png`, and logs it as `visuals/<name>`."""
