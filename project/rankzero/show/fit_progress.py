@@ -294,11 +294,11 @@ class RunProgress(LoopCallback, ProgressBar):
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self.show_batches(trainer, batch_idx + 1, dataloader_idx)
+        self.show_loader(trainer, batch_idx + 1, dataloader_idx)
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
-    def show_batches(self, trainer: Trainer, batches: int, loader: int = 0) -> None:
+    def show_loader(self, trainer: Trainer, batches: int, loader: int = 0) -> None:
         """Shows how many batches of a loader are evaluated, as `batch 3/8` or `batch 3/8 of loader 1/2`."""
         if self.enabled:
             totals = evaluation_batches(trainer)

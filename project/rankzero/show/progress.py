@@ -220,7 +220,7 @@ class BarProgress(RunProgress):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_start(trainer, pl_module)
-        self.show_batches(trainer, 0)
+        self.show_loader(trainer, 0)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_validation_end(trainer, pl_module)

@@ -16,7 +16,7 @@ from PIL import Image
 from rankzero.checkpoints.atomic_files import replacing, synced
 from rankzero.distributed.monitoring.activity import HOOK, VALIDATION, Activity
 from rankzero.runs.directory import RunDirectory
-from rankzero.show.figures import collection as found
+from rankzero.show.figures import collection
 from rankzero.show.figures.class_counts import THRESHOLDS, Curve
 from rankzero.show.figures.collection import MAX_SAMPLES, Collection, CollectionError, Validation, class_names, tags_of
 from rankzero.show.measurements.throughput import Throughput
@@ -92,11 +92,11 @@ class RunFigures(LoopCallback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draws the outputs of all ranks, if this validation is drawn. All ranks must call."""
-        collection, self._collection = self._collection, None
-        if collection is None:
+        collected, self._collection = self._collection, None
+        if collected is None:
             return
         try:
-            validation = collection.exchange(strategy_of(trainer))
+            validation = collected.exchange(strategy_of(trainer))
         except CollectionError as error:
             self._is_enabled = False
             _warn(error)
@@ -122,12 +122,12 @@ class RunFigures(LoopCallback):
             self.activity.enter(HOOK)
 
     def _draw_inputs(self, trainer: Trainer, batch: Any) -> None:
-        images = found.find_images(batch)
+        images = collection.find_images(batch)
         if images is None:
             return
         from rankzero.show.figures import drawing
 
-        classes = found.find_classes(batch, len(images))
+        classes = collection.find_classes(batch, len(images))
         labels = [] if classes is None else classes[:MAX_SAMPLES].tolist()
         drawing.draw_inputs(self, images[:MAX_SAMPLES].cpu(), labels, class_names(trainer, None))
 
