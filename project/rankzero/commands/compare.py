@@ -27,15 +27,14 @@ def figure(text: str) -> str:
     return text
 
 
-# fmt: off
+METRIC_HELP = "draw only this metric; can be repeated [train loss and validation metrics]"
+
 COMPARE_FLAGS = (
     Flag("root", "DIR", file_path, "folder of the runs [runs]", "runs", default="runs"),
     Flag("output", "FILE", figure, "write the figure to FILE (.png, .svg or .pdf) [DIR/compare.png]", "compare.svg"),
     Flag("x", "AXIS", choice(*X_AXES), f"draw over {', '.join(X_AXES)} [{STEPS}]", STEPS, default=STEPS),
-    Flag("metric", "NAME", file_path, "draw only this metric; can be repeated [train loss and validation metrics]",
-         "val/loss", default=()),
+    Flag("metric", "NAME", file_path, METRIC_HELP, "val/loss", default=()),
 )
-# fmt: on
 
 EXAMPLES = (
     "python launch/compare.py first second",
