@@ -27,10 +27,11 @@ from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
 from rankzero.distributed.scheduler.job import attempt_deadline
 from rankzero.distributed.torch_inside import missing, set_compile_cache
-from rankzero.messages import Stopped, is_quiet, print_notice, set_quiet, set_spelling
+from rankzero.messages import RequestError, Stopped, is_quiet, print_notice, set_quiet, set_spelling
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.resume import RunOptions
+from rankzero.runs.secrets import prose_without_secrets
 from rankzero.runs.stored_config import CONSTANTS, Config, as_json, describe_config, flattened
 from rankzero.runs.summary import metrics_of
 from rankzero.sampling.generators import draw_seed, global_seed
@@ -350,7 +351,10 @@ class Trainer(TrainerArguments):
 
 def _agree_on_run(session: Session, arguments: dict[str, Any], lightning: dict[str, Any]) -> RunDirectory:
     """Returns the directory of the run, below `os.devnull` if a script's run writes no files. All ranks must call."""
-    name, root = arguments["name"], arguments["root"]
+    name, root, mirror = arguments["name"], arguments["root"], prose_without_secrets(arguments["mirror"] or "")
+    if mirror and not name:
+        found = "no --name: an automatic name may stand for another run on another disk"
+        raise RequestError(f"--mirror {mirror}", found, f"--name NAME --mirror {mirror}")
     if session.is_script:
         has_outputs = lightning.get("logger") is not False or lightning.get("enable_checkpointing") is not False
         if lightning.get("barebones") or lightning.get("fast_dev_run") or not (has_outputs or arguments["profile"]):

@@ -145,6 +145,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         self._snapshots = Snapshots()
         self._writer: threading.Thread | None = None
         self._held: tuple[dict[str, Any], Path] | None = None
+        self._after_save: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -154,6 +155,10 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
         vars(self).update(state)
+
+    def call_after_saves(self, function: Callable[[], None]) -> None:
+        """Calls a function after each save in `folder` and after `on_committed`, in the writer thread."""
+        self._after_save = function
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
         if "://" in str(path):
@@ -233,6 +238,8 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
                 self.last_seconds = time.monotonic() - started
                 if self.on_committed is not None:
                     self.on_committed(path)
+                if self._after_save is not None:
+                    self._after_save()
         except Exception as error:
             if self.on_error is None:
                 raise  # the thread prints a traceback

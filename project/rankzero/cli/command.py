@@ -27,8 +27,7 @@ OTHER_ROWS = {
     "Launching": {"--explain": "print the detected launcher and the variables that show it; start nothing"},
     "Advanced": {
         "--config FILE": "read flags from a YAML file; --print_config prints one",
-        "--model.X --data.X --trainer.X": "set any argument of the model, the data module or the Trainer",
-        "--help_all": "list the arguments of the Trainer; --model.help NAME lists those of a model",
+        "--model.X --data.X --trainer.X": "set any argument of these; --help_all and --model.help NAME list them",
     },
 }
 """Title of a group in the help -> options that are not in the table of flags, with their descriptions."""

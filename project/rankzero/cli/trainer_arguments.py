@@ -192,6 +192,7 @@ class TrainerArguments(pl.Trainer):
         *,
         name: str | None = None,
         root: str | Path = "runs",
+        mirror: str | None = None,
         resume: str | Path = "auto",
         save_every: str | int = 1,
         keep: int = 3,
@@ -274,6 +275,7 @@ class TrainerArguments(pl.Trainer):
         Args:
             name: Name of the run; None adds the job id or the next free number to the script's name.
             root: Directory that contains all runs.
+            mirror: URL of a folder, such as `s3://bucket/runs`, to copy the run to; an empty disk resumes from it.
             resume: `auto` resumes the run, `never` archives and restarts it, a path is a checkpoint to resume from.
             save_every: Epochs (5), steps ("200steps") or time ("15min") between checkpoints.
             keep: Number of newest checkpoints to keep.

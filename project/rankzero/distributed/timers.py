@@ -93,6 +93,10 @@ class Timers:
     """A scheduler's program has this long; without its controller, squeue takes half a minute (Slurm 22.05)."""
     scheduler_pause = 3.0
     """Pause between two queries of a scheduler; after a rerun, qstat may omit `stime` once (OpenPBS 23.06)."""
+    mirror = 600.0
+    """The end of an attempt waits this long for the last copy to its mirror."""
+    mirror_error = 60.0
+    """Longest pause before a failed copy to a mirror is repeated; the end of an attempt repeats it this long."""
     optional = 2.0
     """git, or the scheduler of a run in a list, has this long; the output does without a later answer."""
     message = 60.0

@@ -41,6 +41,7 @@ from rankzero.messages import (
 )
 from rankzero.runs.directory import RunDirectory, choose_run
 from rankzero.runs.lock import RunLock
+from rankzero.runs.mirror import Mirror
 from rankzero.runs.rank_log import RankLog
 from rankzero.runs.resume import RunOptions, choose_resume_point, run_on_rank_zero, unfinished_before
 from rankzero.runs.stored_config import Config
@@ -144,6 +145,9 @@ class Attempt:
         self._connect()
         run.continue_in_process()
         self._lock = RunLock(launch, notify=self._print_on_rank_zero, received_signal=lambda: SIGNALS.received)
+        self._mirror: Mirror | None = None
+        if options.mirror and run.is_kept:
+            self._coordinator.run_on_all_ranks(self._open_mirror, "opening the mirror")
         choose = partial(choose_resume_point, run, options, config, trainer, launch, self._lock)
         self.resume_plan = run_on_rank_zero(trainer.strategy, self.world.rank, choose)
         vars(run).update(vars(self.resume_plan.run))  # rank zero has broadcast them
@@ -153,6 +157,7 @@ class Attempt:
         checkpoint_io.trusted_sha256 = self.resume_plan.trusted_sha256
         if self.already_finished:
             checkpoint_io.verified = None
+            self._finish_mirror(None)
             self._lock.release()
             check_seed(plan, order_in(self.resume_plan.manifest).get("seed"), run.name)
         self._rank_log = RankLog(run, self.world.rank)
@@ -161,6 +166,18 @@ class Attempt:
             self._print_on_rank_zero(notice, requires_no_action=True)
         for note in self.resume_plan.notes:
             self._print_on_rank_zero(note)
+
+    def _open_mirror(self) -> None:
+        """Locks the run and downloads what this disk lacks of it, on rank zero."""
+        if self.world.rank != 0:
+            return
+        self._lock.acquire(self.run.path)
+        try:
+            self._mirror = Mirror(str(self.options.mirror), self.run)
+            self._mirror.restore(self.options, self.launch)
+        except BaseException:
+            self._lock.release()
+            raise
 
     def _connect(self) -> None:
         """Connects all ranks, while the monitor watches: a connection of NCCL may wait for 30 minutes."""
@@ -264,6 +281,10 @@ class Attempt:
             if self.run.is_new and (earlier := unfinished_before(self.run)):
                 print_notice(f"run {earlier} is not finished; the same command with --name {earlier} resumes it")
             self.run.write_environment(describe_environment(self._session))
+        if self._mirror:
+            cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).call_after_saves(self._mirror.copy)
+            if self.checkpoint:
+                self._mirror.copy()
         self.outcome.has_started = True
         return self
 
@@ -284,6 +305,12 @@ class Attempt:
             # Last, because reading the curves of a long run takes a while: a scheduler may kill this process meanwhile,
             # and the next attempt may begin. It replaces the report at its own end.
             self._display.show_result(summary)
+            self._finish_mirror(error)
+
+    def _finish_mirror(self, error: BaseException | None) -> None:
+        """Waits for the last copy to the mirror; briefly after a failure, which ends the processes of all ranks."""
+        if self._mirror:
+            self._mirror.finish(TIMERS.leave if isinstance(error, Exception) and self.world.size > 1 else TIMERS.mirror)
 
     def _end(self, error: BaseException | None) -> dict[str, Any] | None:
         """Writes what the next attempt needs and requests that attempt; returns the summary if there is a result."""
@@ -315,6 +342,7 @@ class Attempt:
             return self._summarize("finished" if error is None else "failed", reason)
         objection = objection_to_next_attempt(self.run, error, self.options.max_attempts, self.outcome.has_trained)
         summary = self._summarize("stopped", reason, another_attempt=not objection)
+        self._finish_mirror(error)  # first, because the scheduler ends the job
         if self.options.requeue != "never" and (line := request_next_attempt(self.run, self.launch, objection)):
             print_error(line)
         return summary
@@ -335,6 +363,7 @@ class Attempt:
             self._lock.release()
             if not is_taken_over:  # last, because this process may be terminated while it reads long curves
                 self._display.show_result(summary)
+                self._finish_mirror(RuntimeError(cause))
 
     def _record_hang(self, description: str) -> None:
         """Writes a hang and the stacks of this process to the log; the run may end later, or continue."""

@@ -53,6 +53,7 @@ class RunOptions:
     """Options for resuming and requeuing a run: the Trainer's arguments of the same names."""
 
     resume: str = "auto"
+    mirror: str | None = None
     accept_changed: tuple[str, ...] = ()
     trust_checkpoint: bool = False
     keep_best: str | None = None
@@ -121,7 +122,8 @@ def choose_resume_point(
     """
     run.check_writable()
     try:
-        if run.title is None and run.is_kept:  # otherwise `_choose_resume_point` creates a new directory
+        # With a mirror, the run is locked already; an unnamed run gets a new directory in `_choose_resume_point`.
+        if run.title is None and run.is_kept and not options.mirror:
             lock.acquire(run.path)
         plan = _choose_resume_point(run, options, config, trainer, launch)
         if run.title is not None:
@@ -141,8 +143,11 @@ def _choose_resume_point(
     if run.part > 1 and resume != "auto" and not is_in_this_process and checkpoints_in(run.checkpoints, run.part):
         plan.notes.append(f"{resume} was the start of part {run.part} of run {run.name}, which resumes")
         resume = "auto"
-    is_restart = launch.restarts and launch.job_id and run.newest_attempt.get("job") == launch.job_id
-    if resume != "auto" and is_restart and (resume == "never" or newest_valid(run.checkpoints)[0]):
+    if (
+        resume != "auto"
+        and is_restart(launch, run.newest_attempt)
+        and (resume == "never" or newest_valid(run.checkpoints)[0])
+    ):
         plan.notes.append(f"--resume {resume} applied to the first start of job {launch.job_id}; the run resumes")
         resume = "auto"
     if resume == "never":
@@ -188,6 +193,11 @@ def _choose_resume_point(
         archive_newer(plan)
         run.begin_attempt(dump_config(config), launch.job_id, plan.step if plan.checkpoint else trainer.global_step)
     return plan
+
+
+def is_restart(launch: Launch, newest_attempt: Mapping[str, Any]) -> bool:
+    """Returns whether the scheduler has restarted the job that began the newest attempt at a run."""
+    return bool(launch.restarts and launch.job_id and newest_attempt.get("job") == launch.job_id)
 
 
 def read_description(checkpoint: Path | str, trusted: bool = False) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def flattened(content: Any, prefix: str = "") -> dict[str, Any]:
 
 
 SINGLE_START_ARGUMENTS = (
-    *("name", "resume", "accept_changed", "trust_checkpoint", "preflight"),
+    *("name", "mirror", "resume", "accept_changed", "trust_checkpoint", "preflight"),
     *("node_rank", "master_addr", "master_port", "interface", "auth", "quiet"),
 )
 """Arguments that apply to one start only and are not stored for other runs."""
