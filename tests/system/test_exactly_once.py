@@ -95,6 +95,41 @@ def test_an_epoch_resumed_at_world_sizes_1_2_3_2_1_uses_every_sample_once(user_f
     assert resumed["metrics"] == pytest.approx(uninterrupted["metrics"], abs=1e-5)
 
 
+KILL_WHEN_MIRRORED = """
+import os, signal, time
+from pathlib import Path
+from lightning.pytorch import Callback
+
+class KillWhenMirrored(Callback):
+    def on_train_batch_end(self, trainer, *arguments):
+        if trainer.global_rank == 0 and trainer.global_step == 20:
+            while not list(Path("mirror/x/checkpoints").glob("step-0000001*/manifest.json")):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_run_resumes_from_its_mirror_on_an_empty_disk_and_uses_every_sample_once(user_folder):
+    arguments = (*CLASSES, "--data.count", "637", "--global_batch_size", "16", "--epochs", "1", "--data.noise", "0.1")
+    arguments += ("--save_every", "3steps")
+    fit_on_ranks(*arguments, "--run", "whole", folder=user_folder, world=2)
+    expected_samples = recorded_samples(user_folder)
+    delete_records(user_folder)
+    shutil.move(user_folder / "runs", user_folder / "before")
+    (user_folder / "killing.py").write_text(KILL_WHEN_MIRRORED)
+    arguments += ("--run", "x", "--mirror", f"file://{user_folder}/mirror")
+    kill = ("--trainer.callbacks", "killing.KillWhenMirrored")
+    assert fit_on_ranks(*arguments, *kill, folder=user_folder, world=2, code=None)[0] == -9
+    drop_unsaved_records(user_folder, "../mirror/x")
+    shutil.rmtree(user_folder / "runs")
+    fit_on_ranks(*arguments, folder=user_folder, world=2)
+    assert "downloading step-0000001" in outputs(user_folder)[0]
+    assert recorded_samples(user_folder) == expected_samples
+    assert sorted(chain(*(chain(*ranks.values()) for ranks in expected_samples.values()))) == list(range(637))
+    shutil.move(user_folder / "before/whole", user_folder / "runs/whole")
+    check_equals_uninterrupted(user_folder, "x")
+
+
 def delete_records(folder: Path) -> None:
     """Deletes what the user classes have recorded."""
     for file in folder.glob("noted-*"):
@@ -119,8 +154,8 @@ def kill_and_resume(folder: Path, *arguments: str, step: int, world: int = 1) ->
 
 def drop_unsaved_records(folder: Path, run: str) -> None:
     """Deletes the records of steps after the newest checkpoint, which the next attempt repeats."""
-    saved = sorted((folder / "runs" / run / "checkpoints").glob("step-*"))
-    step = int(saved[-1].name.removeprefix("step-")) if saved else 0
+    saved = sorted((folder / "runs" / run / "checkpoints").glob("step-*/manifest.json"))
+    step = int(saved[-1].parent.name.removeprefix("step-")) if saved else 0
     for file in folder.glob("noted-*.jsonl"):
         lines = [line for line in file.read_text().splitlines() if json.loads(line)[2] < step]
         file.write_text("".join(f"{line}\n" for line in lines))

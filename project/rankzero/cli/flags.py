@@ -248,7 +248,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     "Files": (
         Flag("root", "DIR", file_path, "keep runs in DIR [runs]", "runs", ALL, default="runs"),
         Flag("mirror", "URL", file_path,
-             "copy the run to a folder at URL (s3://...), and resume from there on an empty disk [none]",
+             "copy the run to URL (s3://...), and resume from there on an empty disk [none]",
              "s3://bucket/runs", FIT),
         Flag("output", "FILE", file_path, "write the metrics as JSON to FILE [in the run directory]", "metrics.json",
              EVALUATE),

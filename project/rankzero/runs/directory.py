@@ -326,7 +326,7 @@ def choose_run(root: str, name: str | None, title: str, job_id: str | None) -> R
     """
     if "://" in root:
         found = "a run is stored in a folder, and this is a URL"
-        raise RequestError(f"runs in {root}", found, "--root FOLDER; a ModelCheckpoint of yours may write to a URL")
+        raise RequestError(f"runs in {root}", found, "--root FOLDER; --mirror URL copies the run to a URL")
     folder = expanded(root)
     try:
         if not (name or job_id):

@@ -48,7 +48,7 @@ def test_the_help_of_each_command_shows_exactly_its_flags(name):
     lines = command.help().splitlines()
     assert lines[0] == f"python launch/{name}.py: {command.purpose} (defaults are in brackets)"
     printed_options = [line.split()[0].removeprefix("--") for line in lines if line.startswith("  --")]
-    other_options = {"model", "data", "explain", "config", "model.X", "help_all"}
+    other_options = {"model", "data", "explain", "config", "model.X"}
     assert sorted(printed_options) == sorted({flag.name for flag in command.flags} | other_options)
     titles = [number for number, line in enumerate(lines) if line.endswith(":") and not line.startswith(" ")]
     assert all(lines[number + 1].startswith("  --") for number in titles)

@@ -122,6 +122,13 @@ def test_a_finished_attempt_leaves_summary_log_and_no_lock_and_the_next_attempt_
     assert read("summary.json")["attempts"] == 2
 
 
+def test_a_stopped_attempt_is_in_its_mirror_before_the_job_is_requeued(attempt, monkeypatch):
+    found, mirror = [], Path("mirror/x")
+    monkeypatch.setattr(attempt_module, "request_next_attempt", lambda *_: found.extend(mirror.rglob("*.json")))
+    stop(attempt(mirror="mirror"), lambda: save(5))
+    assert {mirror / "summary.json", mirror / "checkpoints/step-00000005/manifest.json"} <= {*found}
+
+
 @pytest.mark.parametrize(("level", "propagate"), [(logging.NOTSET, True), (logging.ERROR, False)])
 def test_an_attempt_restores_the_users_logging_settings_at_its_end(attempt, monkeypatch, level, propagate):
     logger, texts = logging.getLogger("rankzero"), io.StringIO()
