@@ -8,12 +8,12 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from checkpoint_files import names, save
+from checkpoint_files import content, names, save
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import known_implementations
 
 from rankzero.checkpoints.manifest import verify
-from rankzero.checkpoints.write import remove_directory
+from rankzero.checkpoints.write import remove_directory, write_directory
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.timers import TIMERS
 from rankzero.runs.directory import RunDirectory
@@ -264,6 +264,22 @@ def test_a_disk_with_an_older_checkpoint_downloads_the_newer_one_and_other_disks
     shutil.rmtree("runs")
     shutil.move("older", "runs")
     assert names(restored(url).checkpoints) == ["step-00000003", "step-00000006"]
+
+
+def test_each_part_of_a_run_downloads_its_own_newest_checkpoint_and_leaves_later_parts_in_the_mirror(memory):
+    run = begin(3)
+    run.part = 2
+    write_directory(content(6), run.checkpoint(6))
+    Mirror(memory, run).finish(LIMIT)
+    shutil.rmtree("runs")
+    run = RunDirectory(Path("runs/x"))
+    for part, newest in ((1, "step-00000003"), (2, "part-2-step-00000006")):
+        run.part = part
+        mirror = Mirror(memory, run)
+        mirror.restore(RunOptions(), Launch())
+        mirror.finish(LIMIT)  # of a part that is already finished
+        assert newest in names(run.checkpoints) and len(names(run.checkpoints)) == part
+        assert "checkpoints/part-2-step-00000006/manifest.json" in files(memory)
 
 
 def test_another_run_of_the_same_name_is_refused(url):
