@@ -2,8 +2,8 @@
 
 MPI's variables state ranks, but not the host of rank zero. The first known of these is used: --master_addr or
 MASTER_ADDR; this machine, if all processes run on it; the first host of the scheduler's job; the host of mpirun.
-Open MPI states mpirun's host in a variable, hydra on the command line of its proxy. Rank zero refuses an address
-that belongs to another machine.
+Open MPI states mpirun's host in a variable (version 5: as a part of PMIX_NAMESPACE), hydra on the command line of its
+proxy. Rank zero refuses an address that belongs to another machine.
 """
 
 import os
@@ -81,20 +81,22 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
 def runs_within_step(variables: Variables) -> bool:
     """Returns whether a Slurm step around this process also contains mpirun.
 
-    On other machines the result is False: mpirun's daemons run in a Slurm step that mpirun itself created.
+    On other machines the result is False: mpirun's daemons run in a Slurm step that mpirun itself created. In Open MPI
+    5, mpirun is daemon 0 of its namespace.
     """
     uri = variables.find("OMPI_MCA_orte_hnp_uri")
-    return uri is not None and uri == variables.find("OMPI_MCA_orte_local_daemon_uri")
+    is_daemon_of_version_5 = "@0.0;" in (variables.find("PMIX_SERVER_URI2") or "")
+    return is_daemon_of_version_5 or (uri is not None and uri == variables.find("OMPI_MCA_orte_local_daemon_uri"))
 
 
 def _mpirun_id_and_host(variables: Variables) -> tuple[str, str | None]:
     """Returns a unique id of this mpirun, and the address of its host (comma-separated if there are several)."""
     names = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID")
     namespace = next(filter(None, map(variables.find, names)), None)
-    uri = variables.find("OMPI_MCA_orte_hnp_uri") or variables.find("PRTE_MCA_prte_hnp_uri") or ""
-    addresses = re.search(r"tcp://([^:;]+):\d+", uri)
+    uri = variables.find("OMPI_MCA_orte_hnp_uri") or ""
     if namespace:
-        return f"mpi {namespace} {uri}", addresses[1] if addresses else None
+        host = re.search(r"tcp://([^:;]+):\d+", uri) or re.match(r"prte\w*-(.+)-\d+@", namespace)
+        return f"mpi {namespace} {uri}", host[1] if host else None
     for arguments in ancestor_commands():
         command = " ".join(arguments)
         control = re.search(r"--control-port (\S+):(\d+)", command)
@@ -106,13 +108,13 @@ def _mpirun_id_and_host(variables: Variables) -> tuple[str, str | None]:
 
 def _scheduler_host(variables: Variables) -> str | None:
     """Returns the first host of the job of Slurm, PBS, LSF or Azure Batch; None if unknown."""
-    nodes = slurm.expand_hosts(variables.find("SLURM_JOB_NODELIST") or "") or pbs.node_file(variables)
-    if rank_file := variables.find("LSB_DJOB_RANKFILE"):
-        with suppress(OSError, UnicodeError):
-            first = int("JSM_NAMESPACE_RANK" in variables)  # with jsrun, the first line is the node of the job script
-            nodes = Path(rank_file).read_text().split()[first:]
+    lsf_hosts = (variables.find("LSB_HOSTS") or "").split() or (variables.find("LSB_MCPU_HOSTS") or "").split()[::2]
+    with suppress(KeyError, OSError, UnicodeError):
+        lsf_hosts = Path(variables.text("LSB_DJOB_RANKFILE")).read_text().split()
+    lsf_hosts = lsf_hosts[int("JSM_NAMESPACE_RANK" in variables) :]  # with jsrun, the first is the job script's node
     azure_host = (variables.find("AZ_BATCH_MASTER_NODE") or "").partition(":")[0]
-    return next(iter(nodes), azure_host or None)
+    hosts = slurm.expand_hosts(variables.find("SLURM_JOB_NODELIST") or "") or pbs.node_file(variables) or lsf_hosts
+    return next(iter(hosts), azure_host or None)
 
 
 def _job_id(variables: Variables) -> str | None:

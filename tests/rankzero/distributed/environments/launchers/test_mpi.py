@@ -3,7 +3,7 @@ import pytest
 import recorded
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import mpi
-from recorded import HYDRA, JSRUN, PALS
+from recorded import HYDRA, JSRUN, OPEN_MPI_5, PALS
 
 OPEN_MPI = recorded.OPEN_MPI | {  # as set by mpirun 4.1.4 on the second of two hosts
     "OMPI_COMM_WORLD_RANK": "3",
@@ -28,6 +28,12 @@ def test_open_mpis_variables_are_read_and_processes_on_one_machine_rendezvous_on
     assert read(OPEN_MPI | {"PMIX_NAMESPACE": "2774990850"}).port != launch.port  # another mpirun
     launch = read(OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
     assert launch.address == "127.0.0.1" and launch.num_nodes == 1 and launch.node_rank == 0
+
+
+def test_open_mpi_5_states_mpiruns_host_in_its_namespace():
+    launch = read(OPEN_MPI_5 | {"OMPI_COMM_WORLD_SIZE": "4"})
+    assert (launch.rank, launch.world_size, launch.local_world_size, launch.address) == (1, 4, 2, "node-7")
+    assert read(OPEN_MPI_5).address == "127.0.0.1"
 
 
 def test_the_variables_of_hydra_and_intel_mpi_and_their_proxy_are_read(monkeypatch):
@@ -60,6 +66,9 @@ def test_jsrun_and_pals_take_hosts_and_size_from_the_files_of_their_schedulers(t
     assert (launch.rank, launch.local_rank, launch.world_size, launch.address, launch.job_id) == (3, 1, 4, "h4", "7")
     launch = read(OPEN_MPI | {"LSB_DJOB_RANKFILE": str(hosts), "LSB_JOBID": "7", "LSB_JOBINDEX": "3"})
     assert (launch.address, launch.job_id) == ("batch5", "7-3")
+    for slots in ({"LSB_HOSTS": "batch5 h4 h4 h5"}, {"LSB_MCPU_HOSTS": "batch5 1 h4 2 h5 1"}):
+        assert read(JSRUN | slots).address == "h4"
+        assert read(OPEN_MPI | slots).address == "batch5"
     launch = read(PALS | {"PBS_NODEFILE": str(hosts)})  # with PMIx, PALS states no world size
     assert (launch.rank, launch.local_rank, launch.world_size, launch.address) == (3, 1, 6, "batch5")
     assert read(PALS | {"PBS_NODEFILE": str(hosts)}, nodes=2, devices=2).world_size == 4
