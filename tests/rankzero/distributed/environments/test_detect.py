@@ -7,13 +7,28 @@ from rankzero.cli.trainer_arguments import as_arguments
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.environments.validate import processes_to_start
-from recorded import ENV, FLUX, JSRUN, KUBEFLOW, LOCAL, OPEN_MPI, PALS, PBS_SCRIPT, PBS_TASK, SBATCH, STEP, TORCHRUN
+from recorded import (
+    ENV,
+    FLUX,
+    JSRUN,
+    KUBEFLOW,
+    LOCAL,
+    OPEN_MPI,
+    OPEN_MPI_5,
+    PALS,
+    PBS_SCRIPT,
+    PBS_TASK,
+    SBATCH,
+    STEP,
+    TORCHRUN,
+)
 from running import refusal_of
 
 TWO_TASKS = STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
 DAEMONS = {"OMPI_MCA_orte_hnp_uri": "1.0;tcp://a:1", "OMPI_MCA_orte_local_daemon_uri": "1.1;tcp://b:1"}
 STANDALONE = TORCHRUN | {"GROUP_WORLD_SIZE": "1", "GROUP_RANK": "0"}
 STANDALONE["TORCHELASTIC_RUN_ID"] = "221830f4-58ef-4bbe-9de5-a47d32b1b98b"
+INDEXED_JOB = {"JOB_COMPLETION_INDEX": "1", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
 SALLOC = {"SLURM_JOB_ID": "12", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}
 
 
@@ -41,6 +56,7 @@ def test_each_launcher_is_detected_by_its_own_variables(variables, launcher):
         *[(TWO_TASKS, TORCHRUN, "torchrun"), (STEP, LOCAL, "local"), (SBATCH, TORCHRUN, "torchrun")],
         *[(SBATCH, ENV, "env"), (SBATCH, OPEN_MPI, "mpi"), (PBS_SCRIPT, OPEN_MPI, "mpi")],
         (TWO_TASKS, OPEN_MPI | DAEMONS, "mpi"),  # the Slurm step of mpirun's daemons is no outer launcher
+        (TWO_TASKS, OPEN_MPI_5 | {"PMIX_SERVER_URI2": "prterun-a-9@0.1;tcp4://127.0.0.1:5"}, "mpi"),
         (SALLOC, {"SLURM_STEP_ID": "4294967290"}, "local"),  # the shell of salloc
         (SALLOC, {"SLURM_STEP_ID": "4294967291"}, "local"),  # the batch script
         (STEP, {"PMI_RANK": "2", "PMI_SIZE": "4", "PMIX_RANK": "2"}, "slurm"),
@@ -60,6 +76,7 @@ def test_the_most_specific_launcher_takes_precedence(outer, inner, launcher):
         (STEP | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}, STANDALONE),
         (OPEN_MPI, TORCHRUN),
         (STEP, OPEN_MPI | {"OMPI_MCA_orte_hnp_uri": "x", "OMPI_MCA_orte_local_daemon_uri": "x"}),
+        (STEP, OPEN_MPI_5),
     ],
 )
 def test_a_launcher_in_each_of_several_tasks_is_refused(outer, inner):
@@ -74,6 +91,7 @@ def test_a_launcher_in_each_of_several_tasks_is_refused(outer, inner):
         (KUBEFLOW | {"PET_NPROC_PER_NODE": "gpu"}, {"devices": 3}, (3, 2, 3)),
         (KUBEFLOW | {"PET_NPROC_PER_NODE": "gpu", "PET_NNODES": "2:2"}, {"devices": 3}, (3, 2, 3)),
         (ENV, {"nodes": 2, "devices": 4}, (4, 2, 4)),
+        (INDEXED_JOB, {"nodes": 2, "devices": 4}, (4, 2, 4)),
     ],
 )
 def test_a_container_on_each_machine_starts_the_processes_of_its_machine(variables, requested, shape):
@@ -86,6 +104,9 @@ def test_a_container_on_each_machine_starts_the_processes_of_its_machine(variabl
 def test_containers_that_contradict_the_request_or_change_their_number_are_refused():
     assert refusal(KUBEFLOW, nodes=3).args == ("--nodes 3", "PET_NNODES=2 machines", "--nodes 2, or omit it")
     assert "torchrun" in refusal(KUBEFLOW | {"PET_NNODES": "1:4"}).instead
+    assert refusal({"JOB_COMPLETION_INDEX": "1"}, nodes=2).found == "--master_addr is not set"
+    assert detect(environ=INDEXED_JOB).world_size == 1  # each index is a separate run
+    assert detect(RequestedWorld(nodes=2), environ=ENV | INDEXED_JOB).launcher == "env"
 
 
 def test_a_batch_script_for_several_tasks_without_srun_is_refused():

@@ -42,7 +42,7 @@ def one_per_machine(variables: Variables, requested: RequestedWorld) -> Requeste
 
     Kubeflow describes the machines in `PET_*`, the variables of torchrun's flags. Other platforms set WORLD_SIZE to the
     number of machines and RANK to the index of this machine; they are recognized if `--devices` requests several
-    processes on each machine.
+    processes on each machine. A Kubernetes Indexed Job states only JOB_COMPLETION_INDEX, the index of this machine.
 
     Raises:
         RequestError: The variables contradict the request, or the number of machines may change.
@@ -57,6 +57,8 @@ def one_per_machine(variables: Variables, requested: RequestedWorld) -> Requeste
             devices = devices or variables.find_number("PET_NPROC_PER_NODE")
     elif "RANK" in variables and (devices or 1) > 1 and requested.nodes == variables.find_number("WORLD_SIZE"):
         names = ("WORLD_SIZE", "RANK")
+    elif "RANK" not in variables and "JOB_COMPLETION_INDEX" in variables and (requested.nodes or 1) > 1:
+        return requested._replace(node_rank=variables.number("JOB_COMPLETION_INDEX"))
     else:
         return None
     found = f"{names[0]}={variables.text(names[0])}"
@@ -89,7 +91,8 @@ def manual_launch(variables: Variables, requested: RequestedWorld) -> Launch:
     address, port = rendezvous_endpoint(variables, requested, "127.0.0.1", "by hand")
     devices = requested.devices or 1
     recorded = variables.recorded
-    evidence = " ".join(f"{name}={recorded[name]}" for name in recorded if name.endswith(("_NNODES", "RANK", "SIZE")))
+    names = [name for name in recorded if name.endswith(("_NNODES", "RANK", "SIZE", "_INDEX"))]
+    evidence = " ".join(f"{name}={recorded[name]}" for name in names)
     return Launch(
         evidence=evidence or f"--nodes {requested.nodes} --node_rank {requested.node_rank}; {Launch().evidence}",
         rank=requested.node_rank * devices,
