@@ -27,7 +27,7 @@ from rankzero.distributed.rendezvous.errors import (
     wrong_address_error,
     wrong_listener_error,
 )
-from rankzero.distributed.rendezvous.listening import listen_for_ranks, reject_clients
+from rankzero.distributed.rendezvous.listening import listen_for_ranks, reject_clients, resolve_address
 from rankzero.distributed.rendezvous.ranks import read_view, world_of_rank_zero
 from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.distributed.stop_and_failure.leader import Link, NodeLeader
@@ -109,7 +109,7 @@ class RankZeroSearch:
     def _ask_rank_zero(self, leader: NodeLeader | None = None) -> tuple[Message, LineConnection]:
         """Connects to rank zero, with retries; returns its answer, with its address as `ip`, and the connection."""
         launch = self.launch
-        ips, started = network.resolve(launch.address), time.monotonic()
+        ips, started = resolve_address(launch, self.deadline), time.monotonic()
         first_host = launch.hosts[0] if launch.hosts and launch.hosts[0] != launch.address else None
         progress, silent_since = Progress(self.timeout), None
         while True:
@@ -256,7 +256,7 @@ def rendezvous(
             network.address_of(interface)
         may_listen = launch.rank == 0 or (launch.rank is None and launch.node_rank == 0)
         if may_listen and listener is None:
-            listener = listen_for_ranks(launch, interface, key)
+            listener = listen_for_ranks(launch, interface, key, deadline)
         if listener is None:
             # If this process has found the port in use, rank zero is on this machine, where it has the same key.
             requires_key = requires_key or key.is_explicit or (may_listen and key.secret is not None)

@@ -7,28 +7,51 @@ import selectors
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
+from rankzero.distributed.process.stop_signals import SIGNALS
 from rankzero.distributed.rendezvous.errors import wrong_address_error
 from rankzero.distributed.rendezvous.server import RendezvousServer
-from rankzero.distributed.timers import TIMERS
+from rankzero.distributed.timers import TIMERS, Progress
 from rankzero.distributed.world import Peer
 from rankzero.messages import RequestError
 
 
-def listen_for_ranks(launch: Launch, interface: str | None, key: Key) -> socket.socket | None:
+def resolve_address(launch: Launch, deadline: float) -> list[str]:
+    """Returns the IP addresses of the rendezvous. Retries until `deadline`, in seconds of `time.monotonic`.
+
+    The name of a Kubernetes pod resolves only once the pod runs. Hosts that a scheduler lists are running already.
+
+    Raises:
+        RequestError: The name does not resolve.
+    """
+    progress = Progress(deadline - time.monotonic())
+    while True:
+        try:
+            return network.resolve(launch.address)
+        except RequestError as error:
+            if launch.hosts or time.monotonic() > deadline:
+                raise
+            if launch.local_rank in (0, None):
+                progress.print_if_due(partial(getattr, error, "found"))
+            SIGNALS.check_stop_request()
+            time.sleep(TIMERS.slow_poll)
+
+
+def listen_for_ranks(launch: Launch, interface: str | None, key: Key, deadline: float) -> socket.socket | None:
     """Returns rank zero's socket; None if the port is in use, for example by a process of this world.
 
-    If the result is None, the caller connects to the port instead.
+    If the result is None, the caller connects to the port instead. `deadline` is that of `resolve_address`.
 
     Raises:
         RequestError: The address is not this machine's, or this process may not listen on the port.
     """
     if launch.listening_fd is not None:
         return socket.socket(fileno=launch.listening_fd)
-    ips = network.resolve(launch.address)
+    ips = resolve_address(launch, deadline)
     own_addresses = [ip for ip in ips if network.is_local_address(ip)]
     try:
         listener = network.listen(listening_address(launch, own_addresses, interface), launch.port)

@@ -1,4 +1,5 @@
 import contextlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
 
@@ -7,8 +8,14 @@ import pytest
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.listening import listen_for_ranks, listening_address, reject_clients
+from rankzero.distributed.rendezvous.listening import (
+    listen_for_ranks,
+    listening_address,
+    reject_clients,
+    resolve_address,
+)
 from rankzero.distributed.rendezvous.server import RendezvousServer
+from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer
 from rankzero.messages import RequestError
 from running import refusal_of, reserved_port
@@ -20,7 +27,7 @@ SEVERAL = {"num_nodes": 2, "local_world_size": 1}
 
 def listen(port, **fields):
     place = {"launcher": "env", "world_size": 2, "local_world_size": 2, "port": port}
-    return listen_for_ranks(Launch(**{**place, **fields}), None, KEY)
+    return listen_for_ranks(Launch(**{**place, **fields}), None, KEY, deadline=0)
 
 
 def test_rank_zero_listens_on_the_rendezvous_address_or_an_inherited_socket():
@@ -36,6 +43,21 @@ def test_a_port_without_permission_to_listen_is_refused(monkeypatch):
     monkeypatch.setattr(network, "listen", Mock(side_effect=PermissionError(13, "Permission denied")))
     error = refusal_of(listen, 80)
     assert "port 80" in error.asked and error.found == "Permission denied"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_name_is_resolved_again_until_the_deadline_unless_a_scheduler_lists_the_hosts(monkeypatch, capsys, rank):
+    unresolved = RequestError("asked", "'a' does not resolve", "instead")
+    resolve = Mock(side_effect=[unresolved, unresolved, ["10.0.0.1"], unresolved, unresolved])
+    monkeypatch.setattr(network, "resolve", resolve)
+    monkeypatch.setattr(TIMERS, "slow_poll", 0.01)
+    monkeypatch.setattr(TIMERS, "progress", 0.0)
+    launch, deadline = Launch(launcher="env", world_size=2, local_rank=rank, address="a"), time.monotonic() + 60
+    assert resolve_address(launch, deadline) == ["10.0.0.1"]
+    printed = capsys.readouterr().err
+    assert ("'a' does not resolve; giving up in 60 s" in printed) == (rank == 0)
+    assert refusal_of(resolve_address, launch, 0) is unresolved
+    assert refusal_of(resolve_address, launch._replace(hosts=("a", "b")), deadline) is unresolved
 
 
 @pytest.mark.parametrize("hosts", [(), ("a", "b")])
