@@ -66,10 +66,10 @@ def start(
         set_quiet(flags.get("quiet") == "yes")
         if command.stops_at_safe_point:
             Stopped.exit_code = flags.get("stopped_exit_code")
-        if flags.explain:
-            return explain(flags)
         requested = flags.requested_world
         launch = detect(requested)
+        if flags.explain:
+            return explain(flags, launch)
         check_world(requested, launch)
         if flags.only_prints:
             extend_packages()

@@ -1,26 +1,29 @@
 import os
+from contextlib import nullcontext
 
 import pytest
 
 from rankzero.cli.arguments import parse_arguments
 from rankzero.commands.explain import explain
+from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.validate import PROCESSES_PER_CORE
-from rankzero.messages import Exit
+from rankzero.messages import Exit, RequestError
 from recorded import OPEN_MPI, STEP, TORCHRUN
 from running import command_of
 
 
 @pytest.fixture
 def explain_rows(monkeypatch, capsys):
-    """Returns a function that explains a command line and returns the printed rows by label."""
+    """Returns a function that explains a command line, expects a refusal or none, and returns the rows by label."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
 
-    def run(*arguments, **variables):
-        with monkeypatch.context() as patch:
+    def run(*arguments, refusal=None, **variables):
+        with monkeypatch.context() as patch, pytest.raises(RequestError, match=refusal) if refusal else nullcontext():
             for name, value in variables.items():
                 patch.setenv(name, value)
-            assert explain(parse_arguments(command_of("fit"), arguments)) == Exit.FINISHED
+            flags = parse_arguments(command_of("fit"), arguments)
+            assert explain(flags, detect(flags.requested_world)) == Exit.FINISHED
         rows = {}
         for line in capsys.readouterr().out.splitlines():
             label, _, text = line.partition(":")
@@ -38,7 +41,7 @@ def test_explain_describes_local_processes_that_share_the_cores(explain_rows):
     one = "one process, or one per GPU of this machine"
     for devices, work, each in ((None, one, ""), (1, one, ""), (3, "3 processes on this machine", "each ")):
         rows = explain_rows(*(["--devices", str(devices)] if devices else []))
-        assert rows["would start"] == [work]
+        assert (rows["world"], rows["would start"]) == ([f"1 node x {devices or 1} process{'es' * bool(each)}"], [work])
         threads = f"{max(1, len(os.sched_getaffinity(0)) // (devices or 1))} {each}("
         assert rows["threads"][0].startswith(threads) or "quota" in rows["threads"][0]
 
@@ -81,17 +84,13 @@ def test_nodes_threads_and_backend_given_by_the_user_are_shown(explain_rows):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variables", "found", "detected"),
+    ("arguments", "variables", "found"),
     [
-        ("--nodes 2", {}, "one process on one machine; no launcher's variables are set", False),
-        ("--launcher mpi", {}, "none of its variables is set, so this process was not started by mpi", False),
-        ("", {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, "no task has been started (SLURM_JOB_ID=1", False),
-        (f"--devices {PROCESSES_PER_CORE * (os.cpu_count() or 1) + 1}", {}, "cores on this machine", True),
-        ("--devices 3", {**STEP, **RANK_ZERO_OF_SLURM}, "slurm started 2 nodes x 2 processes", True),
+        (f"--devices {PROCESSES_PER_CORE * (os.cpu_count() or 1) + 1}", {}, "cores on this machine"),
+        ("--devices 3", {**STEP, **RANK_ZERO_OF_SLURM}, "slurm started 2 nodes x 2 processes"),
+        ("--interface none", {}, "no network interface of that name"),
     ],
 )
-def test_a_refusal_is_shown_below_the_launcher_if_one_was_detected(explain_rows, arguments, variables, found, detected):
-    rows = explain_rows(*arguments.split(), **variables)
-    assert rows["would start"] == ["nothing"] and found in " ".join(rows)
-    assert ("launcher" in rows) == detected and (list(rows)[:2] == ["launcher", "world"]) == detected
-    assert not detected or any(label.startswith("found") and found in label for label in rows)
+def test_the_refusal_of_a_start_follows_the_explanation(explain_rows, arguments, variables, found):
+    rows = explain_rows(*arguments.split(), refusal=found, **variables)
+    assert list(rows)[:2] == ["launcher", "world"] and rows["would start"] == ["nothing"]

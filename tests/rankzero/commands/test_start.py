@@ -146,10 +146,11 @@ def test_a_wrong_request_or_explain_prints_one_message_and_does_not_start_the_wo
         "--devices 1000000": "cores on this machine",
         "--launcher slurm": "was not started by slurm",
     }.items():
-        assert start(command_of("evaluate"), pytest.fail, arguments.split()) == 2
-        printed = capsys.readouterr()
-        assert printed.err.startswith("rankzero: cannot start\n  asked  ") and message in printed.err
-        assert not printed.out
+        for explained in ([], ["--explain"]):
+            assert start(command_of("evaluate"), pytest.fail, [*arguments.split(), *explained]) == 2
+            printed = capsys.readouterr()
+            assert printed.err.startswith("rankzero: cannot start\n  asked  ") and message in printed.err
+            assert not printed.out or explained
     assert start(command_of("evaluate"), pytest.fail, ["--explain", "--devices", "1"]) == 0
     assert "would start: one process" in capsys.readouterr().out
 

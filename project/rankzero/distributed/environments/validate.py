@@ -77,7 +77,7 @@ def check_world(requested: RequestedWorld, launch: Launch) -> None:
     if not launch.externally_created or launch.elastic:
         return
     nodes, devices, counts = requested.nodes, requested.devices, launch.processes_per_node
-    has_wrong_nodes = nodes is not None and launch.num_nodes not in (None, nodes)
+    has_wrong_nodes = nodes is not None and (launch.num_nodes not in (None, nodes) or nodes > launch.world_size)
     has_wrong_devices = False
     if devices and counts:
         has_wrong_devices = any(count != devices for count in counts)

@@ -40,7 +40,7 @@ def test_requests_that_do_not_contradict_the_launcher_are_accepted(launch, argum
     [
         *[(TORCHRUN, ("--devices", "3")), (TORCHRUN, ("--devices", "4")), (TORCHRUN, ("--nodes", "1"))],
         *[(TORCHRUN, ("--trainer.devices", "4")), (UNEVEN, ("--devices", "2")), (UNEVEN, ("--nodes", "3"))],
-        *[(MPI, ("--nodes", "2", "--devices", "4")), (MPI, ("--devices", "3"))],
+        *[(MPI, ("--nodes", "2", "--devices", "4")), (MPI, ("--devices", "3")), (MPI, ("--nodes", "5"))],
     ],
 )
 def test_requests_that_contradict_the_launcher_are_refused(launch, arguments):
