@@ -21,7 +21,6 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     if size > 1 and not requested.port:
         variables.number("MASTER_PORT")  # required: without a job id, no port can be derived
     address, port = rendezvous_endpoint(variables, requested, "127.0.0.1" if size == 1 else None, "env")
-    node_rank = variables.find_number("GROUP_RANK")
     return Launch(
         evidence=f"RANK={rank} WORLD_SIZE={size}",
         rank=rank,
@@ -29,7 +28,7 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
         world_size=size,
         local_world_size=local_size,
         num_nodes=1 if is_single_machine else variables.find_number("GROUP_WORLD_SIZE"),
-        node_rank=0 if is_single_machine else node_rank,
+        node_rank=0 if is_single_machine else variables.find_number("GROUP_RANK"),
         address=address,
         port=port,
         world_id=f"env {port}",
