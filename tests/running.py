@@ -60,6 +60,7 @@ REQUIREMENTS = {
     "ssh": ("sshd", "make system-tools"),
     "chromium": ("chromium", "make system-tools"),
     "buildah": ("buildah", "make image-tools"),
+    "flux": ("flux", "configure && make install, in the source of flux-core"),
     "fashion-mnist": ("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz", "make system-tools"),
 }
 """Part that a machine may lack -> a program or file that proves its presence, and the command that installs it."""

@@ -12,6 +12,7 @@ from rankzero.jobs.follow import LogReader, follow, is_finished, run_result
 from rankzero.jobs.job_request import job_request, read_site
 from rankzero.jobs.options import FORMS, QUEUING, help_text, parse
 from rankzero.jobs.record import Record, array_indices, member_records, read_record, recorded_jobs
+from rankzero.jobs.schedulers.kubernetes import log_command
 from rankzero.jobs.script import log_path, render, script_path
 from rankzero.jobs.submission import job_state, resubmit, stop, submit
 from rankzero.jobs.validation import check_fit_arguments, check_syntax, check_with_fit, program
@@ -58,6 +59,8 @@ def _submit(command_line: CommandLine) -> int:
     if "dry_run" in command_line.values:
         print_text(text)
         return Exit.FINISHED
+    if "follow" in command_line.values:
+        _require_log(request.scheduler, request.name, "--follow")
     reader = LogReader(root, request.name, request.array is not None)
     record = submit(request, text, folder)
     _report(record, root)
@@ -109,6 +112,8 @@ def _act(action: str, command_line: CommandLine) -> int:
     root = working_folder() / (given.get("root") or read_site(given.get("site")).get("root", "runs"))
     if (record := read_record(root, names[0])) is None:
         raise _unknown_run(action, names[0], root)
+    if action == "log" or "follow" in given:
+        _require_log(record.scheduler, record.name, action)
     if action == "log":
         reader = LogReader(root, record.name, record.array is not None, skip=False)
         print_text(reader.read() or f"{record.name}: job {record.id} has no output yet\n")
@@ -129,8 +134,15 @@ def _act(action: str, command_line: CommandLine) -> int:
     elif action == "stop":
         print_line(f"{line}; nothing to stop")
     else:
-        print_line(f"{line}; {run_result(root, record, state)}" if state.is_active is False else line)
+        has_result = state.is_active is False and (record.scheduler != "kubernetes" or (root / record.name).is_dir())
+        print_line(f"{line}; {run_result(root, record, state)}" if has_result else line)
     return Exit.FAILED if state.is_active is None and action == "status" else Exit.FINISHED
+
+
+def _require_log(scheduler: str, name: str, asked: str) -> None:
+    """Raises an error if the output of a job is not in a file."""
+    if scheduler == "kubernetes":
+        raise RequestError(f"{asked} of run {name}", "Kubernetes keeps the output of the pods", log_command(name))
 
 
 def _unknown_run(action: str, name: str, root: Path) -> RequestError:
@@ -172,13 +184,15 @@ def _report(record: Record, root: Path) -> None:
     form = f", {record.form}" if record.form else ""
     log = log_path(root, record.name) if record.array is None else root / f"{record.name}.job-INDEX.log"
     rows = {
-        "script": shlex.quote(str(script_path(root, record.name))),
+        "script": shlex.quote(str(script_path(root, record.name, record.scheduler))),
         "log": shlex.quote(str(log)),
         "watch": _command("log", record, root) + " --follow",
         "state": _command("status", record, root),
         "stop": _command("stop", record, root),
         "resume": _command("resume", record, root),
     }
+    if record.scheduler == "kubernetes":
+        rows = {key: text for key, text in rows.items() if key != "log"} | {"watch": log_command(record.name)}
     lines = [f"rankzero: submitted run {record.name} as job {record.id} ({record.scheduler}{form})"]
     print_line("\n".join([*lines, *(f"  {label:<7} {text}" for label, text in rows.items())]))
 

@@ -12,12 +12,25 @@ import yaml
 
 from rankzero.cli.command_line import CommandLine
 from rankzero.distributed.connections.key import config_folder
-from rankzero.jobs.options import FLAGS, FORMS, JOB_FLAGS, LISTS, QUEUING, JobRequest, accepted_flags, host_value
+from rankzero.jobs.options import (
+    DIRECTIVES,
+    FLAGS,
+    FORMS,
+    IN_CONTAINERS,
+    JOB_FLAGS,
+    LISTS,
+    QUEUING,
+    JobRequest,
+    accepted_flags,
+    host_value,
+)
 from rankzero.messages import RequestError, nearest
 
 _SET_BY_SCRIPT = {
     "slurm": r"\s*#SBATCH\b.*?\s(-[NaJc]|--(?:nodes|ntasks-per-node|array|job-name|cpus-per-task)\b)",
     "pbs": r"\s*#PBS\b.*?\s(-[JN]|-l\s*['\"]?(?:[^\s]*,)?(?:select|nodes|place)\b)",
+    "lsf": r"\s*#BSUB\b.*?\s(-(?:J|n[0-9]*|nnodes|Q)\b)",
+    "flux": r"\s*#flux:.*?\s(-[Nnc]|--(?:nodes|nslots|cores-per-slot|job-name|output)\b)",
 }
 """Scheduler -> options that contradict the arguments that the script passes to `fit`."""
 
@@ -37,8 +50,7 @@ def job_request(command_line: CommandLine) -> JobRequest:
     if scheduler is None:
         names = ", ".join(FORMS)
         raise RequestError("a job without --scheduler", f"the schedulers are {names}", "--scheduler slurm")
-    if scheduler == "pbs":
-        _check_pbs({**site, **given})
+    _check_values(scheduler, {**site, **given})
     if "name" not in given:
         found = "status, log, stop and resume find a job by its name"
         raise RequestError("a job without --name", found, "--name my-run")
@@ -47,7 +59,7 @@ def job_request(command_line: CommandLine) -> JobRequest:
     if "venv" in given:
         site.pop("image", None)
     image = given.get("image") or site.get("image")
-    if scheduler in ("docker", "apptainer") and image is None:
+    if scheduler in IN_CONTAINERS and image is None:
         raise RequestError(f"--scheduler {scheduler}", "the container image is missing", "--image IMAGE")
     accepted = accepted_flags(scheduler, image is not None)
     _refuse_ignored(given, accepted, scheduler)
@@ -73,18 +85,29 @@ def _refuse_ignored(given: Mapping[str, Any], accepted: Sequence[str], scheduler
             instead = "leave --gpus_per_device out; CUDA_VISIBLE_DEVICES= hides all GPUs"
         else:
             found = f"{scheduler} has no such option"
-            instead = "--extra LINE, with an option of the scheduler" if scheduler in QUEUING else f"leave --{name} out"
+            instead = _instead_of(name, scheduler)
         raise RequestError(f"--{name} with --scheduler {scheduler}", found, instead)
+
+
+def _instead_of(name: str, scheduler: str) -> str:
+    """Returns what to type instead of a flag that a scheduler does not have."""
+    if name == "array" and scheduler in QUEUING:
+        return "one job per member, such as --name my-run-0 and --name my-run-1"
+    if scheduler == "kubernetes":
+        return f"leave --{name} out; with --dry_run, a line can be added to the file by hand"
+    is_left_out = name == "volume" or scheduler not in QUEUING
+    return f"leave --{name} out" if is_left_out else "--extra LINE, with an option of the scheduler"
 
 
 def _check_extra(lines: Sequence[str], scheduler: str) -> None:
     """Raises an error for a line of `--extra` that the scheduler ignores, or that contradicts the script."""
     for line in lines:
-        other = {"slurm": "#PBS", "pbs": "#SBATCH"}.get(scheduler, "#")
-        if line.lstrip().startswith(other):
+        own = DIRECTIVES[scheduler]
+        other = next((text for text in DIRECTIVES.values() if text != own and line.lstrip().startswith(text)), None)
+        if other is not None:
             found = f"{scheduler} ignores a line that begins with {other}"
-            example = "'#SBATCH --qos=high'" if scheduler == "slurm" else "'#PBS -m n'"
-            raise RequestError(f"--extra {shlex.quote(line)}", found, f"--extra {example}")
+            example = {"slurm": "--qos=high", "pbs": "-m n", "lsf": "-x"}.get(scheduler, "--exclusive")
+            raise RequestError(f"--extra {shlex.quote(line)}", found, f"--extra '{own} {example}'")
         if match := re.match(_SET_BY_SCRIPT[scheduler], line):
             raise RequestError(
                 f"--extra {shlex.quote(line)}",
@@ -105,9 +128,16 @@ def _form(scheduler: str, given: str | None, of_site: str | None) -> str | None:
     return given or (of_site if of_site in forms else next(iter(forms), None))
 
 
-def _check_pbs(values: Mapping[str, Any]) -> None:
-    """Raises an error for values that only Slurm accepts."""
-    array, constraint = values.get("array"), values.get("constraint")
+def _check_values(scheduler: str, values: Mapping[str, Any]) -> None:
+    """Raises an error for values that a scheduler does not accept."""
+    array, constraint, name = values.get("array"), values.get("constraint"), values.get("name", "")
+    if scheduler == "kubernetes" and name and not re.fullmatch(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?", name):
+        found = "a TrainJob has a name of at most 50 lower-case letters, digits and -, and begins with a letter"
+        raise RequestError(f"--name {name}", found, "--name my-run")
+    if scheduler == "lsf" and array and re.search(r"(?<![0-9])0+(?![0-9])", array.partition("%")[0]):
+        raise RequestError(f"--array {array}", "the indices of LSF begin at 1", "--array 1-4")
+    if scheduler != "pbs":
+        return
     if array and not re.fullmatch(r"[0-9]+-[0-9]+(:[0-9]+)?", array):
         raise RequestError(f"--array {array}", "PBS accepts a range with an optional step", "--array 0-3")
     if constraint and not re.fullmatch(r"[^=\s:]+=[^=:]+(:[^=\s:]+=[^=:]+)*", constraint):

@@ -28,6 +28,9 @@ from rankzero.messages import RequestError, quoted
 FORMS: dict[str, tuple[str, ...]] = {
     "slurm": ("srun", "torchrun"),
     "pbs": ("pbsdsh", "torchrun", "mpirun"),
+    "lsf": ("mpirun", "jsrun"),
+    "flux": (),
+    "kubernetes": (),
     "mpirun": ("openmpi", "mpich"),
     "ssh": (),
     "docker": (),
@@ -36,9 +39,14 @@ FORMS: dict[str, tuple[str, ...]] = {
 }
 """Scheduler -> its forms, the programs that start the processes, with the default first."""
 
-QUEUING = ("slurm", "pbs")
+QUEUING = ("slurm", "pbs", "lsf", "flux", "kubernetes")
 """Schedulers with a queue. All others start a job at once, on this machine or from it."""
 
+DIRECTIVES = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB", "flux": "#flux:"}
+"""Scheduler -> what begins a line of the script that is an option of the scheduler."""
+
+IN_CONTAINERS = ("docker", "apptainer", "kubernetes")
+"""Schedulers that need `--image`."""
 
 command_lines = text_matching(NOT_BLANK, "one or more lines of text")
 host_value = text_matching(r"(?a)(\w[\w.-]*@)?\w[\w.-]*", "a list of host names, separated by commas")
@@ -60,8 +68,8 @@ def one_line(text: str) -> str:
 
 
 def script_line(text: str) -> str:
-    """Reads a line that is inserted unchanged; an option without `#SBATCH` or `#PBS` would be run as a command."""
-    if re.match(r"\s*(-|SBATCH|PBS)", command_lines(text)):
+    """Reads a line that is inserted unchanged; an option without `#SBATCH` or the like would be run as a command."""
+    if re.match(r"\s*(-|SBATCH|PBS|BSUB|flux:)", command_lines(text)):
         raise ValueError("a whole line of the script, such as '#SBATCH --qos=high'")
     return text
 
@@ -100,7 +108,7 @@ def gpus_value(text: str) -> int:
 JOB_FLAGS = (
     Flag("scheduler", "NAME", choice(*FORMS), f"what starts the job: {', '.join(FORMS)}", "slurm"),
     Flag("form", "NAME", choice(*dict.fromkeys(form for forms in FORMS.values() for form in forms)),
-         "program that starts the processes [slurm: srun; pbs: pbsdsh; mpirun: openmpi]", "torchrun"),
+         "program that starts the processes [slurm: srun; pbs: pbsdsh; lsf: mpirun; mpirun: openmpi]", "torchrun"),
     Flag("name", "NAME", run_name, "name of the run, and of the job", "my-run", aliases=NAME_ALIASES),
     Flag("root", "DIR", path_value, "folder of the runs; the script is written to it [runs]", "runs"),
     Flag("nodes", "N", positive_int, "number of machines [1]", "2"),
@@ -110,8 +118,8 @@ JOB_FLAGS = (
     Flag("memory", "SIZE", memory_value, "memory per machine: 64G [the scheduler's default]", "64G"),
     Flag("time", "TIME", parse_duration, "time limit: 02:00:00, 90min, 90 (minutes) [the scheduler's default]",
          "02:00:00"),
-    Flag("partition", "NAME", one_line, "partition (Slurm) or queue (PBS); also --queue", "gpu", aliases=("queue",)),
-    Flag("account", "NAME", one_line, "account (Slurm) or project (PBS) to charge", "my-project"),
+    Flag("partition", "NAME", one_line, "partition (Slurm) or queue; also --queue", "gpu", aliases=("queue",)),
+    Flag("account", "NAME", one_line, "account, project or bank to charge", "my-project"),
     Flag("constraint", "TEXT", one_line, "required features of the machines (PBS: name=value)", "gpu_type=a100"),
     Flag("exclude", "HOSTS", one_line, "machines not to use (Slurm)", "n7"),
     Flag("mail", "ADDRESS", one_line, "send mail to ADDRESS about the end of the job", "me@example.org"),
@@ -124,6 +132,8 @@ JOB_FLAGS = (
     Flag("venv", "DIR", path_value, "virtual environment whose Python runs [that of submit]", ".venv"),
     Flag("image", "IMAGE", lambda text: path_value(one_line(text)), "container image in which to train",
          "rankzero.sif"),
+    Flag("volume", "CLAIM", text_matching(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", "the name of a claim in lower case"),
+         "volume claim with the runs and the data (Kubernetes) [work]", "work"),
     Flag("hosts", "HOSTS", comma_list(host_value), "machines, separated by commas; the first has rank zero", "n1,n2",
          default=()),
     Flag("hostfile", "FILE", path_value, "file of machines for mpirun, instead of --hosts", "hosts.txt"),
@@ -211,6 +221,7 @@ class JobRequest:
     setup: tuple[str, ...] = ()
     venv: str | None = None
     image: str | None = None
+    volume: str = "work"
     hosts: tuple[str, ...] = ()
     hostfile: str | None = None
     extra: tuple[str, ...] = ()
@@ -221,6 +232,9 @@ _QUEUE_ONLY = ("partition", "account", "constraint", "mail", "array", "dependenc
 _NOT_ACCEPTED = {
     "slurm": ("hosts", "hostfile"),
     "pbs": ("hosts", "hostfile", "exclude"),
+    "lsf": ("hosts", "hostfile", "exclude"),
+    "flux": ("hosts", "hostfile", "exclude", "memory", "mail", "array"),
+    "kubernetes": (*set(_QUEUE_ONLY).difference({"partition"}), "hosts", "hostfile", "modules"),
     "mpirun": (*_QUEUE_ONLY, "memory"),
     "ssh": (*_QUEUE_ONLY, "memory", "hostfile"),
     "docker": (*_QUEUE_ONLY, "hostfile"),
@@ -232,7 +246,7 @@ _NOT_ACCEPTED = {
 
 def accepted_flags(scheduler: str, has_image: bool) -> tuple[str, ...]:
     """Returns the names of the flags that have an effect with a scheduler, with or without a container image."""
-    without_effect = set(_NOT_ACCEPTED[scheduler])
+    without_effect = {*_NOT_ACCEPTED[scheduler], *(["volume"] if scheduler != "kubernetes" else [])}
     if has_image:
         without_effect.add("venv")
     elif scheduler not in QUEUING:
@@ -256,9 +270,10 @@ def _unknown_flag(typed: str, value: str, given: Mapping[str, Any]) -> RequestEr
         return _request_for_gpus(typed, value)
     same = next((flag for flag, names in _OTHER_NAMES.items() if name in names.split()), None)
     error = unknown_flag("submit", SUBMIT_FLAGS, typed, value, same)
-    if name in _EXTRA and (scheduler is None or scheduler in QUEUING):
+    if name in _EXTRA and (directive := DIRECTIVES.get(scheduler or "slurm")):
         option = f"--{name.replace('_', '-')}" + (f"={value}" if value else "")
-        error.instead = f"--extra {shlex.quote('#PBS OPTION' if scheduler == 'pbs' else f'#SBATCH {option}')}"
+        line = f"{directive} {option if directive == '#SBATCH' else 'OPTION'}"
+        error.instead = f"--extra {shlex.quote(line)}"
     elif name not in FLAGS and same is None and name.split(".")[0] in _FIT_NAMES:
         error.found = error.found.replace("there is no flag of that name", "a flag of fit.py comes after --")
         error.instead = f"-- {typed} {quoted(value)}"

@@ -11,6 +11,8 @@ runs/.NAME.job.stop   shows that `submit stop` has stopped the job, so that the 
 
 import json
 import re
+from collections import Counter
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -54,6 +56,14 @@ class State:
     def __str__(self) -> str:
         """Returns the text for the user."""
         return f"{self.word} {self.details}".rstrip()
+
+
+def joint_state(words: Sequence[str], active: Collection[str], finished: str) -> State:
+    """Returns the state of a job, or of all members of a job array, from the scheduler's word for each."""
+    is_active = any(word in active for word in words)
+    has_failed = None if is_active else any(word != finished for word in words)
+    counts = ", ".join(f"{count} {word}" for word, count in Counter(words).items())
+    return State(counts if len(words) > 1 else words[0], is_active, has_failed=has_failed)
 
 
 def record_path(root: Path, name: str) -> Path:
@@ -112,10 +122,11 @@ def array_indices(array: str) -> list[int]:
 
 
 def member_records(record: Record) -> list[Record]:
-    """Returns the records of the members of a job array, such as jobs `15[0].pbs1` or `12_0`; else the record."""
+    """Returns the records of the members of an array, such as jobs `15[0].pbs1`, `15[1]` or `12_0`; else the record."""
     if record.array is None:
         return [record]
-    form = record.id.replace("[]", "[%d]") if "[]" in record.id else f"{record.id}_%d"
+    form = record.id.replace("[]", "[%d]") if "[]" in record.id else record.id
+    form += {"lsf": "[%d]", "slurm": "_%d"}.get(record.scheduler, "")
     return [replace(record, name=f"{record.name}-{i}", id=form % i, array=None) for i in array_indices(record.array)]
 
 

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import jinja2
+import yaml
 
 from rankzero.distributed.connections.key import KEY_VARIABLE
 from rankzero.jobs.options import QUEUING, JobRequest
@@ -31,6 +32,8 @@ def render(request: JobRequest, program: Sequence[str], folder: Path) -> str:
     Raises:
         RequestError: A value cannot be passed to the scheduler or the container.
     """
+    if request.scheduler == "kubernetes":
+        folder = Path("/workspace")
     root = folder / request.root
     is_array = request.array is not None
     values = {field.name: getattr(request, field.name) for field in fields(request)}
@@ -59,7 +62,8 @@ def render(request: JobRequest, program: Sequence[str], folder: Path) -> str:
     name = "/".join(filter(None, (request.scheduler, request.form)))
     if request.scheduler in ("docker", "apptainer"):
         name = "ssh" if request.hosts else "local"
-    return _environment(is_array).get_template(f"{name}.sh.j2").render(values)
+    suffix = "yaml" if request.scheduler == "kubernetes" else "sh"
+    return _environment(is_array).get_template(f"{name}.{suffix}.j2").render(values)
 
 
 def fit_arguments(request: JobRequest, root: Path) -> list[str]:
@@ -73,12 +77,14 @@ def fit_arguments(request: JobRequest, root: Path) -> list[str]:
         arguments.append("--accelerator=gpu")  # `auto` would train on the CPU if no GPU is visible
     if request.scheduler == "pbs":
         arguments.append("--requeue=never")  # the script submits itself again; PBS permits qrerun to operators only
+    if request.scheduler == "kubernetes" and "--start_timeout" not in given:
+        arguments.append("--start_timeout=1h")  # a machine may be scheduled much later than the others
     return [*arguments, *request.arguments]
 
 
-def script_path(root: Path, name: str) -> Path:
+def script_path(root: Path, name: str, scheduler: str = "") -> Path:
     """Returns the file of a job's script, beside the run's directory."""
-    return root / f"{name}.job.sh"
+    return root / f"{name}.job.{'yaml' if scheduler == 'kubernetes' else 'sh'}"
 
 
 def log_path(root: Path, name: str) -> Path:
@@ -100,6 +106,17 @@ def pbs_job_name(name: str) -> str:
 def clock(seconds: int) -> str:
     """Returns a duration as `hours:minutes:seconds`, which Slurm and PBS accept."""
     return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+def hours_and_minutes(seconds: int) -> str:
+    """Returns a duration as `hours:minutes`, rounded up, which LSF accepts."""
+    return f"{-(-seconds // 60) // 60}:{-(-seconds // 60) % 60:02d}"
+
+
+def yaml_text(text: str) -> str:
+    """Returns a text as a value of YAML, in several lines if it has several."""
+    style = "|" if "\n" in text else '"'
+    return yaml.dump(text, default_style=style, width=1_000_000, allow_unicode=True).removesuffix("\n")
 
 
 def shell_argument(text: str, is_array: bool = False) -> str:
@@ -125,6 +142,7 @@ def _environment(is_array: bool) -> jinja2.Environment:
     environment.filters.update(quote=shlex.quote, words=words, clock=clock, pbs_job_name=pbs_job_name)
     # qsub removes both kinds of quotes in a line `#PBS -o VALUE`, and expands nothing.
     environment.filters.update(sbatch=slurm_value, qsub=shlex.quote)
+    environment.filters.update(hours_and_minutes=hours_and_minutes, yaml=yaml_text)
     return environment
 
 
@@ -137,8 +155,11 @@ def _log_for_directive(request: JobRequest, root: Path) -> str:
         text = str(path).replace("\\", "\\\\").replace("%", "%%")
         return text.removesuffix(".log") + "-%a.log" if request.array else text
     if request.array:
-        path = path.with_name(f"{request.name}.job-^array_index^.log")
-    can_hold = str(path).isprintable() and ":" not in str(path)  # PBS takes what precedes a colon for a host
+        index = "%I" if request.scheduler == "lsf" else "^array_index^"
+        path = path.with_name(f"{request.name}.job-{index}.log")
+    # PBS takes what precedes a colon for a host; LSF replaces %J and the like, Flux {{id}}.
+    special = {"pbs": ":", "lsf": "%", "flux": "{{"}.get(request.scheduler, "\n")
+    can_hold = str(path).isprintable() and special not in str(path.parent)
     return str(path) if can_hold else path.name
 
 

@@ -10,15 +10,16 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import IO
 
 from rankzero.distributed.scheduler.query import find_program, without_job_variables
 from rankzero.jobs.options import JobRequest
 from rankzero.jobs.record import Record, State, archive_logs, read_record, record_path, stop_path, write_record
-from rankzero.jobs.schedulers import background, pbs, slurm
+from rankzero.jobs.schedulers import background, flux, kubernetes, lsf, pbs, slurm
 from rankzero.jobs.script import log_path, script_path
 from rankzero.messages import RequestError
 
-_QUEUES: dict[str, ModuleType] = {"slurm": slurm, "pbs": pbs}
+_QUEUES: dict[str, ModuleType] = {"slurm": slurm, "pbs": pbs, "lsf": lsf, "flux": flux, "kubernetes": kubernetes}
 
 _PROGRAMS = {"openmpi": "mpirun", "mpich": "mpiexec.hydra", "ssh": "ssh", "docker": "docker", "apptainer": "apptainer"}
 """Form, or scheduler without forms -> the program that its script runs on this machine."""
@@ -40,7 +41,7 @@ def submit(request: JobRequest, text: str, folder: Path) -> Record:
     if earlier_job is not None:
         _refuse_active(root, earlier_job, f"to submit run {request.name}", "or another --name")
     missing_folders = [parent for parent in (root, *root.parents) if not parent.exists()]
-    script = script_path(root, request.name)
+    script = script_path(root, request.name, request.scheduler)
     try:
         root.mkdir(parents=True, exist_ok=True)
         earlier = script.read_bytes() if script.exists() else None
@@ -66,7 +67,7 @@ def resubmit(root: Path, record: Record) -> Record:
         RequestError: The job waits or runs, its script is missing, or the scheduler rejects it.
     """
     _refuse_active(root, record, f"to resume run {record.name}", "or wait until the job has ended")
-    script = script_path(root, record.name)
+    script = script_path(root, record.name, record.scheduler)
     if not script.is_file():
         instead = "submit the run again with its options"
         raise RequestError(f"to resume run {record.name}", f"{script} is missing", instead)
@@ -92,7 +93,7 @@ def stop(root: Path, record: Record) -> None:
     if record.scheduler == "pbs":
         with suppress(OSError):
             stop_path(root, record.name).touch()
-    command = (queue.STOP, record.id)  # sends SIGTERM
+    command = (*queue.STOP.split(), record.id)  # sends SIGTERM
     try:
         process = _run(command, None, f"to stop job {record.id}")
         if process.returncode:
@@ -117,8 +118,9 @@ def _start(script: Path, root: Path, record: Record) -> tuple[str, str]:
     try:
         if record.scheduler == "pbs" and earlier is not None:
             archive_logs(root, earlier, archived)
-        process = _run(queue.submit_command(script), root, asked)
-        job = re.match(queue.JOB_ID, process.stdout.strip())
+        with script.open() as text:  # bsub reads its standard input
+            process = _run(queue.submit_command(script), root, asked, text)
+        job = re.search(queue.JOB_ID, process.stdout.strip())
         if process.returncode or job is None:
             instead = f"the same command with another value; the script is {script}"
             raise RequestError(asked, _reason(process), instead)
@@ -134,7 +136,7 @@ def _write(root: Path, record: Record, job: str, started: str) -> Record:
     submitted = replace(record, id=job, host=socket.gethostname(), started=started)
     try:
         write_record(root, submitted)
-        begun = script_path(root, record.name).stat().st_mtime_ns
+        begun = script_path(root, record.name, record.scheduler).stat().st_mtime_ns
         os.utime(record_path(root, record.name), ns=(begun, begun))  # a short job may have ended by now
     except OSError as error:
         found = f"its record cannot be written: {error.strerror}"
@@ -165,14 +167,16 @@ def _refuse_active(root: Path, record: Record, asked: str, alternative: str) -> 
         raise RequestError(asked, found, f"python launch/submit.py stop {record.name}, {alternative}")
 
 
-def _run(command: Sequence[str], folder: Path | None, asked: str) -> "subprocess.CompletedProcess[str]":
+def _run(
+    command: Sequence[str], folder: Path | None, asked: str, text: IO[str] | int = subprocess.DEVNULL
+) -> "subprocess.CompletedProcess[str]":
     """Runs a program of a scheduler, without the variables of a job in which this process may run."""
     _require(command[0], asked, "the same command on a machine that has it")
     return subprocess.run(
         [find_program(command[0]) or command[0], *command[1:]],
         cwd=folder,
         env=without_job_variables(),
-        stdin=subprocess.DEVNULL,
+        stdin=text,
         capture_output=True,
         text=True,
         errors="replace",

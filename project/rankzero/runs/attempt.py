@@ -22,7 +22,7 @@ from rankzero.distributed.monitoring.activity import END
 from rankzero.distributed.monitoring.stacks import all_stacks, worker_stacks
 from rankzero.distributed.process.stop_signals import SIGNALS, is_interactive
 from rankzero.distributed.scheduler.job import current_job
-from rankzero.distributed.scheduler.requeue import requeue
+from rankzero.distributed.scheduler.requeue import REQUEUING, requeue
 from rankzero.distributed.timers import TIMERS
 from rankzero.messages import (
     TIME_LIMIT_REACHED,
@@ -78,7 +78,7 @@ def objection_to_next_attempt(run: RunDirectory, stopped: Stopped, max_attempts:
 
 def request_next_attempt(run: RunDirectory, launch: Launch, objection: str) -> str:
     """Requests the next attempt; returns a message for the user, if any. Only rank zero calls this, after all saves."""
-    if current_job(launch) is None:
+    if (job := current_job(launch)) is None or job.scheduler not in REQUEUING:
         return ""
     if objection:
         return f"not requeued: {objection}"

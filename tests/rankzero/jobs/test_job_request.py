@@ -27,6 +27,16 @@ NO_OPTION = {
     "local --partition gpu": ("--partition", "local has no such option", "leave --partition out"),
     "ssh --hostfile f": ("--hostfile", "ssh has no such option", "leave --hostfile out"),
     "mpirun --array 0-3": ("--array", "mpirun has no such option", "leave --array out"),
+    "lsf --exclude n1": ("--exclude", "lsf has no such option", "--extra"),
+    "flux --array 0-3": ("--array", "flux has no such option", "one job per member, such as --name my-run-0"),
+    "flux --memory 1G": ("--memory", "flux has no such option", "--extra"),
+    "kubernetes --image i --account a": (
+        "--account",
+        "kubernetes has no such option",
+        "leave --account out; with --dry",
+    ),
+    "kubernetes --image i --array 0-3": ("--array", "kubernetes has no such option", "one job per member"),
+    "slurm --volume work": ("--volume", "slurm has no such option", "leave --volume out"),
     "apptainer --image x --memory 1G": ("--memory", "apptainer has no such option", "leave --memory out"),
 }
 
@@ -43,7 +53,7 @@ def test_an_image_is_required_for_a_container_and_excludes_a_virtual_environment
     for scheduler in ("slurm", "ssh", "docker"):
         tokens = ("--scheduler", scheduler, "--name", "x", "--image", "i", "--venv", ".venv")
         assert refusal(*tokens) == ("--venv with --image", "the image contains its own Python", "leave --venv out")
-    for scheduler in ("docker", "apptainer"):
+    for scheduler in ("docker", "apptainer", "kubernetes"):
         expected = (f"--scheduler {scheduler}", "the container image is missing", "--image IMAGE")
         assert refusal("--scheduler", scheduler, "--name", "x") == expected
 
@@ -59,6 +69,10 @@ def test_an_image_is_required_for_a_container_and_excludes_a_virtual_environment
         ("slurm", "#SBATCH --qos=high --nodes=4", "the script itself sets --nodes"),
         ("pbs", "#PBS -l select=4", "the script itself sets -l select"),
         ("pbs", "#PBS -Nfoo", "the script itself sets -N"),
+        ("lsf", "#SBATCH --qos=x", "lsf ignores a line that begins with #SBATCH"),
+        ("lsf", "#BSUB -n8", "the script itself sets -n8"),
+        ("flux", "#BSUB -x", "flux ignores a line that begins with #BSUB"),
+        ("flux", "#flux: --nslots=8", "the script itself sets --nslots"),
         ("pbs", "#PBS -l walltime=1:00:00,select=4", "the script itself sets -l walltime=1:00:00,select"),
     ],
 )
@@ -135,6 +149,18 @@ def test_values_that_pbs_does_not_accept_are_refused():
         tokens = options.split()
         assert refusal("--scheduler", "pbs", "--name", "x", *tokens)[2] == instead
         assert request(*SLURM, *tokens)
+
+
+def test_values_that_lsf_and_kubernetes_do_not_accept_are_refused():
+    lsf = ("--scheduler", "lsf", "--name", "x")
+    for array in ("0-3", "1,0,2", "0-8:2%4"):
+        assert refusal(*lsf, "--array", array) == (f"--array {array}", "the indices of LSF begin at 1", "--array 1-4")
+    assert request(*lsf, "--array", "1-10:10,100%10").array == "1-10:10,100%10"
+    for name in ("my_run", "Run", "1a", "a-", "a.b", "a" * 51):
+        asked, found, instead = refusal("--scheduler", "kubernetes", "--image", "i", "--name", name)
+        assert (asked, instead) == (f"--name {name}", "--name my-run") and found.startswith("a TrainJob has a name of")
+    for name in ("a", "my-run-2", "a" * 50):
+        assert request("--scheduler", "kubernetes", "--image", "i", "--name", name).name == name
 
 
 @pytest.fixture

@@ -167,12 +167,13 @@ def test_a_flag_of_fit_before_two_dashes_is_named_as_such_and_a_number_of_gpus_b
         assert refusal(*SLURM, *tokens.split())[2] == f"--devices {count} --gpus_per_device 1"
     assert refusal(*SLURM, "--gpus-per-task", "1")[2] == "--gpus_per_device 1"
     assert refusal(*SLURM, "--gpus_per_device=2")[0] == "--gpus_per_device 2"
+    assert refusal("--scheduler", "lsf", "--qos=high")[2] == "--extra '#BSUB OPTION'"
     for tokens in ("--dry-run", "--name a --bogus", "my-run -f"):  # unknown flags at the end
         assert refusal(*tokens.split())[0].startswith("-")
 
 
 def test_each_flag_sets_its_field():
-    excluded = ("hosts", "hostfile", "venv")
+    excluded = ("hosts", "hostfile", "venv", "volume")
     tokens = [f"--{flag.name}={shlex.split(flag.example)[0]}" for flag in JOB_FLAGS if flag.name not in excluded]
     line = parse([*tokens, "--", "--model", "MLP"])
     assert len(line.values) == len(tokens)

@@ -29,6 +29,7 @@ def test_the_scheduler_is_asked_about_each_job_up_to_a_number_and_for_a_limited_
     [
         ("unknown", 0, State("PENDING", True, "(Priority)"), "waiting", "job 12 (slurm) is PENDING (Priority)"),
         ("unknown", 0, State("2 PENDING, 1 REQUEUED", True), "waiting", ""),
+        *(("unknown", 0, State(word, True), "waiting", "") for word in ("PEND", "SCHED", "2 PEND, 1 PSUSP")),
         ("unknown", 0, State("1 PENDING, 1 RUNNING", True), "running", ""),
         ("unknown", 0, State("ENDED", False), "failed", "see a.job.log"),
         ("unknown", 0, State("UNKNOWN", None, "(squeue: not found on PATH)"), "unknown", "squeue: not found"),

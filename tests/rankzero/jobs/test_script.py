@@ -11,10 +11,11 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from job_requests import CASES, script
 from rankzero.jobs.options import QUEUING, JobRequest, accepted_flags
-from rankzero.jobs.script import clock, pbs_job_name, shell_argument, slurm_value
+from rankzero.jobs.script import clock, hours_and_minutes, pbs_job_name, shell_argument, slurm_value
 from rankzero.messages import RequestError
 from running import require
 
@@ -52,7 +53,8 @@ def recorded_form(name):
 @pytest.mark.parametrize("name", RECORDED_CASES)
 def test_the_script_equals_the_recorded_one(name):
     text = recorded_form(name)
-    file = RECORDED / (f"{name}.diff" if text.startswith("--- ") else f"{name}.sh")
+    suffix = "diff" if text.startswith("--- ") else "yaml" if name.startswith("kubernetes") else "sh"
+    file = RECORDED / f"{name}.{suffix}"
     if os.environ.get("RANKZERO_RECORD_SCRIPTS") == "1":
         RECORDED.mkdir(exist_ok=True)
         file.write_text(text)
@@ -74,7 +76,10 @@ def test_each_accepted_option_changes_the_script(name):
 def test_shellcheck_has_no_complaint(tmp_path):
     require("shellcheck")
     for name, request in CASES.items():
-        (tmp_path / f"{name}.sh").write_text(script(request))
+        text = script(request)
+        if request.scheduler == "kubernetes":
+            text = "#!/bin/bash\n" + yaml.safe_load(text)["spec"]["trainer"]["args"][0]
+        (tmp_path / f"{name}.sh").write_text(text)
     files = sorted(map(str, tmp_path.iterdir()))
     # SC1091: the user's `source settings.sh` does not exist here
     checked = subprocess.run(["shellcheck", "--exclude=SC1091", *files], capture_output=True, text=True)
@@ -114,7 +119,7 @@ def test_the_log_is_written_to_the_folder_of_the_runs(root, slurm, pbs):
 def test_a_container_mounts_the_folder_of_the_runs_or_a_folder_that_it_cannot_mount_is_refused():
     assert " --volume=/r:/r " in text_of("docker-one-machine", root="/r")
     assert " --bind=/r " in text_of("apptainer-one-machine", root="/r")
-    for name in [name for name in CASES if CASES[name].image]:
+    for name in [name for name in CASES if CASES[name].image and CASES[name].scheduler != "kubernetes"]:
         for root in ("/a:b", "/a,b", "/a\nb", "runs:1"):
             with pytest.raises(RequestError, match="colon, a comma or a control character"):
                 text_of(name, root=root)
@@ -122,6 +127,7 @@ def test_a_container_mounts_the_folder_of_the_runs_or_a_folder_that_it_cannot_mo
 
 def test_values_have_the_form_that_a_scheduler_accepts():
     assert [clock(seconds) for seconds in (1, 60, 3661, 360000)] == ["00:00:01", "00:01:00", "01:01:01", "100:00:00"]
+    assert [hours_and_minutes(seconds) for seconds in (1, 60, 3661, 360000)] == ["0:01", "0:01", "1:02", "100:00"]
     assert pbs_job_name("a+b=c@d.e-f_9") == "a_b_c_d.e-f_9"
     for value in ("gpu", "afterok:1,2", "a&b|c", "me@example.org", "~/x*"):
         assert slurm_value(value) == value

@@ -6,10 +6,11 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rankzero.jobs.options import JobRequest
 from rankzero.jobs.script import render, script_path
@@ -35,6 +36,11 @@ JOBS = {
     "pbs torchrun": JobRequest("pbs", "x", "torchrun"),
     "pbs torchrun array": JobRequest("pbs", "x", "torchrun", array="0-3"),
     "pbs mpirun": JobRequest("pbs", "x", "mpirun"),
+    "lsf mpirun": JobRequest("lsf", "x", "mpirun"),
+    "lsf mpirun array": JobRequest("lsf", "x", "mpirun", array="1-3"),
+    "lsf jsrun": JobRequest("lsf", "x", "jsrun", cpus_per_device=2),
+    "lsf jsrun array": JobRequest("lsf", "x", "jsrun", array="1-3"),
+    "flux": JobRequest("flux", "x", time=60),
     "openmpi": JobRequest("mpirun", "x", "openmpi", nodes=2, hosts=("n1", "n2")),
     "mpich": JobRequest("mpirun", "x", "mpich"),
     "ssh": JobRequest("ssh", "x", nodes=2, hosts=("n1", "user@n2")),
@@ -54,6 +60,8 @@ with open(os.path.dirname(os.path.realpath(__file__)) + "/records", "a") as file
 STAND_INS = {
     "srun": 'while case $1 in --*) true ;; *) false ;; esac; do shift; done; exec "$@"',
     "scontrol": "echo n1; echo n2",
+    "jsrun": 'while case $1 in -?) true ;; *) false ;; esac; do shift 2; done; exec "$@"',
+    "flux": 'shift; while case $1 in --*) true ;; *) false ;; esac; do shift; done; exec "$@"',
     "mpirun": 'until [ "$1" = /bin/bash ]; do shift; done; cd "$HOME"; exec "$@"',
     "mpiexec.hydra": 'until [ "$1" = /bin/bash ]; do shift; done; cd "$HOME"; exec "$@"',
     # A task of PBS has almost no variables.
@@ -96,6 +104,7 @@ def machine(tmp_path):
     (tmp_path / "nodes").write_text("n1\nn2\n")
     variables = {"PATH": path, "HOME": str(home), "TMPDIR": str(tmp_path), "LC_ALL": "C.UTF-8", "SLURM_JOB_ID": "12"}
     queued = {"SLURM_JOB_NODELIST": "n[1-2]", "PBS_JOBID": "15[3].pbs1", "PBS_NODEFILE": str(tmp_path / "nodes")}
+    queued["LSB_DJOB_HOSTFILE"] = str(tmp_path / "nodes")
     return variables | queued
 
 
@@ -126,7 +135,7 @@ def check_script(request, program, folder, variables, base):
     records = base / "programs" / "records"
     records.unlink(missing_ok=True)
     if request.array:
-        variables = {**variables, "SLURM_ARRAY_TASK_ID": "3", "PBS_ARRAY_INDEX": "3"}
+        variables = {**variables, "SLURM_ARRAY_TASK_ID": "3", "PBS_ARRAY_INDEX": "3", "LSB_JOBINDEX": "3"}
     script = write_script(request, program, folder)
     ran = run_script(script, base, variables)
     # Without a summary of the run, a job of PBS fails.
@@ -196,6 +205,52 @@ def test_a_stopped_job_of_pbs_submits_its_script_again(tmp_path, machine, script
     assert (tmp_path / "home" / "folder").read_text() == f"{root}\n"
     assert (root / "x.job.log.15.pbs1").read_text() == "output of the first job\n"
     assert not (root / "x.job.log").exists() and not list(tmp_path.rglob("PWNED"))
+
+
+AGAIN, OVER = '{"another_attempt": true}', '{"another_attempt": false}'
+STOPPED = "mkdir -p runs/x; echo '{}' >runs/x/summary.json; {}exit 75"
+"""A stop; the placeholder may be a signal to the script before the end."""
+
+
+@pytest.mark.parametrize(
+    ("summary", "signal", "code"),
+    [
+        (AGAIN, "", 75),
+        (AGAIN, "kill -USR1 $PPID; sleep 0.1; ", 75),
+        (OVER, "", 1),
+        (AGAIN, "kill -TERM $PPID; sleep 0.1; ", 1),
+    ],
+    ids=["stopped", "stopped by a warning", "another attempt would not help", "canceled"],
+)
+@pytest.mark.parametrize("request_", [JobRequest("lsf", "x", "jsrun"), JobRequest("flux", "x")], ids=["lsf", "flux"])
+def test_a_stopped_job_of_lsf_or_flux_is_started_again(tmp_path, machine, script_of, request_, summary, signal, code):
+    flux = f'case $1 in run) {STAND_INS["flux"]} ;; esac; echo "$*" >{tmp_path}/again; echo ƒ2'
+    write_program(tmp_path / "programs" / "flux", flux)
+    script = script_of(request_, STOPPED.replace("{}", summary, 1).replace("{}", signal))
+    ran = run_script(script, tmp_path, machine)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (code, "", "")
+    again = request_.scheduler == "flux" and code == 75  # LSF itself requeues the job after code 75
+    assert not again or (tmp_path / "again").read_text() == f"--parent batch {script}\n"
+    assert not again or (script.parent / ".x.job.next").read_text() == "ƒ2\n"
+    assert again or not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("request_", [JobRequest("lsf", "x", "mpirun"), JobRequest("flux", "x")], ids=["lsf", "flux"])
+def test_a_finished_or_failed_job_of_lsf_or_flux_ends_with_the_code_of_the_run(machine, tmp_path, script_of, request_):
+    for code in (0, 1, 2):
+        assert run_script(script_of(request_, f"exit {code}"), tmp_path, machine).returncode == code
+
+
+def test_hostile_strings_reach_the_program_of_a_trainjob_unchanged(tmp_path, machine):
+    arguments = tuple(islice(hostile_strings(random.Random(21)), STRINGS))
+    request = JobRequest("kubernetes", "x", image="i", setup=("a='\t' ; : $a",), arguments=arguments)
+    container = yaml.safe_load(render(request, ["python", "-m", "rankzero", "fit"], tmp_path))["spec"]["trainer"]
+    text = container["args"][0].replace("cd -- /workspace", f"cd -- {tmp_path}", 1)
+    ran = subprocess.run([*container["command"], text], env=machine, capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "", "")
+    (found,) = map(json.loads, (tmp_path / "programs" / "records").read_text().splitlines())
+    assert found[-STRINGS:] == list(arguments) and "--root=/workspace/runs" in found
+    assert not list(tmp_path.rglob("PWNED"))
 
 
 @pytest.mark.parametrize(("status", "code"), [("finished", 0), ("failed", 1)])

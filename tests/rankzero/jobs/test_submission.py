@@ -54,6 +54,26 @@ def test_an_accepted_job_has_a_script_and_a_record(programs, calls, folder):
     assert (array.id, array.array) == ("15[].pbs1", "0-3")
 
 
+def test_bsub_gets_the_script_on_its_input_and_each_scheduler_its_own_command_to_stop(programs, calls, folder):
+    programs(
+        bsub='cat >"$0.script"; echo "Job <7> is submitted to queue <normal>."',
+        flux="case $1 in batch) echo ƒ7 ;; esac",
+        kubectl="echo trainjob.trainer.kubeflow.org/x replaced",
+        bkill="true",
+    )
+    root = folder / "runs"
+    record = submit(JobRequest("lsf", "x", "mpirun"), "#!/bin/bash\n", folder)
+    assert record.id == "7" and calls("bsub") == [""]
+    assert (folder.parent / "programs" / "bsub.script").read_text() == "#!/bin/bash\n"
+    stop(root, record)
+    stop(root, submit(JobRequest("flux", "y"), "text", folder))
+    stop(root, submit(JobRequest("kubernetes", "z", image="i"), "text", folder))
+    assert calls("bkill") == ["7"] and calls("flux") == [f"batch {root}/y.job.sh", "cancel ƒ7"]
+    replace, delete = calls("kubectl")
+    assert replace == f"replace --force --cascade=foreground -f {root}/z.job.yaml"
+    assert delete == "delete --wait=false --cascade=foreground trainjob x"
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [

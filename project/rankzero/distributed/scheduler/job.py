@@ -24,7 +24,7 @@ class Job:
     """A scheduler job, whichever launcher started the processes in it.
 
     Args:
-        scheduler: `slurm` or `pbs`.
+        scheduler: `slurm`, `pbs`, `lsf` or `flux`.
         id: The id by which the scheduler's programs know the job; for a member of a job array, the member's own id.
         variables: The environment variables.
     """
@@ -38,11 +38,12 @@ def current_job(launch: Launch, environ: Mapping[str, str] | None = None) -> Job
     """Returns the job in which this process runs; None outside a job.
 
     A job that was submitted from within another scheduler's job has the variables of both schedulers. Then the
-    scheduler that is also the launcher takes precedence.
+    scheduler that is also the launcher takes precedence. Flux in a job of another scheduler ends with that job.
     """
     variables = Variables(os.environ if environ is None else environ)
-    jobs = {"slurm": _slurm_id(variables), "pbs": variables.find("PBS_JOBID")}
-    for scheduler in sorted(jobs, key=lambda scheduler: scheduler != launch.launcher):
+    jobs = {"slurm": _slurm_id(variables), "pbs": variables.find("PBS_JOBID"), "lsf": _lsf_id(variables)}
+    jobs["flux"] = variables.find("FLUX_JOB_ID") or variables.find("FLUX_ENCLOSING_ID")  # of a task or of a script
+    for scheduler in sorted(jobs, key=lambda scheduler: scheduler == "flux" or scheduler != launch.launcher):
         if job_id := jobs[scheduler]:
             return Job(scheduler, job_id, variables)
     return None
@@ -58,7 +59,7 @@ def end_of_allocation(
     """
     if (job := current_job(launch, environ)) is None:
         return None
-    end = _slurm_end(job, warn) if job.scheduler == "slurm" else _pbs_end(job, warn)
+    end = {"slurm": _slurm_end, "pbs": _pbs_end, "lsf": _lsf_end, "flux": _flux_end}[job.scheduler](job, warn)
     return end if end is not None and end > time.time() else None
 
 
@@ -121,6 +122,37 @@ def _pbs_end(job: Job, warn: Warn | None) -> float | None:
         if (start := _seconds_since_1970(attributes.get("stime", ""))) is not None:
             return start + parse_duration(walltime)
     return None
+
+
+def _lsf_id(variables: Variables) -> str | None:
+    """Returns the job's id; for a member of a job array, with the member's index."""
+    job, index = variables.find("LSB_JOBID"), variables.find("LSB_JOBINDEX") or "0"  # 0: of no job array
+    return f"{job}[{index}]" if job and index != "0" else job
+
+
+def _lsf_end(job: Job, warn: Warn | None) -> float | None:
+    """Returns the end from the remaining time, such as `1:59 L`; another letter marks an estimate, not a limit."""
+    text = _ask(job, warn, "bjobs", "-noheader", "-o", "time_left", job.id)
+    if match := re.fullmatch(r"([0-9]+):([0-9]{2})(?::([0-9]{2}))? *L", text):
+        hours, minutes, seconds = match.groups(default=-60)  # without seconds, the minute may be rounded up
+        return time.time() + 3600 * int(hours) + 60 * int(minutes) + int(seconds)
+    _warn_of(text, job, warn, "bjobs", no_limit="-")
+    return None
+
+
+def _flux_end(job: Job, warn: Warn | None) -> float | None:
+    """Returns the end from the remaining seconds."""
+    text = _ask(job, warn, "flux", "job", "timeleft")
+    if re.fullmatch("[0-9]{1,9}", text):
+        return time.time() + int(text)
+    _warn_of(text, job, warn, "flux job timeleft", no_limit=str(2**32 - 1))
+    return None
+
+
+def _warn_of(answer: str, job: Job, warn: Warn | None, program: str, no_limit: str) -> None:
+    """Warns of an answer that is neither a time nor the scheduler's word for a job without a limit."""
+    if warn and answer not in ("", no_limit):
+        warn(f"the time limit of job {job.id} is unknown ({program}: {answer!r}); set --time_limit to stop before it")
 
 
 def _ask(job: Job, warn: Warn | None, *command: str) -> str:

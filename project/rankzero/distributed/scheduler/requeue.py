@@ -8,6 +8,9 @@ from rankzero.distributed.scheduler.job import Job, current_job, qstat_attribute
 from rankzero.distributed.scheduler.query import run_program
 from rankzero.messages import RequestError
 
+REQUEUING = ("slurm", "pbs")
+"""Schedulers that are asked to run a job again. LSF does so by its exit code, and the script of a Flux job itself."""
+
 
 def requeue(launch: Launch, run: str = "NAME", environ: Mapping[str, str] | None = None) -> str:
     """Requests that the scheduler run this job again; never raises. Only rank zero may call, once all is saved.
@@ -17,7 +20,7 @@ def requeue(launch: Launch, run: str = "NAME", environ: Mapping[str, str] | None
     Returns:
         A message for the user; empty outside a job, and in an interactive job, where the user types the next command.
     """
-    if (job := current_job(launch, environ)) is None:
+    if (job := current_job(launch, environ)) is None or job.scheduler not in REQUEUING:
         return ""
     return _requeue_slurm(job, run) if job.scheduler == "slurm" else _requeue_pbs(job, run)
 

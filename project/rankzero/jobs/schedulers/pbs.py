@@ -10,7 +10,7 @@ from rankzero.jobs.record import Record, State
 
 SUBMIT = "qsub"
 STOP = "qdel"
-JOB_ID = r"[0-9]+(\[\])?(\.\S+)?"
+JOB_ID = r"^[0-9]+(\[\])?(\.\S+)?"
 """Pattern of a job's id, with which the output of qsub begins."""
 
 _WORDS = {"B": "RUNNING (array)", "E": "EXITING", "F": "FINISHED", "H": "HELD", "M": "MOVED", "Q": "QUEUED"}

@@ -1,15 +1,15 @@
 """Submits, queries and cancels jobs of Slurm. Does not import torch."""
 
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rankzero.distributed.scheduler.query import run_program
-from rankzero.jobs.record import Record, State
+from rankzero.jobs.record import Record, State, joint_state
 
 SUBMIT = "sbatch"
 STOP = "scancel"
-JOB_ID = r"[0-9]+"
+JOB_ID = r"^[0-9]+"
 """Pattern of a job's id, with which the output of sbatch begins."""
 
 _ACTIVE = (
@@ -32,12 +32,10 @@ def state(record: Record) -> State:
     rows = [line.split("|") for line in answer.text.splitlines()] if answer.ok else []
     if not rows:
         return State("ENDED", False, "(Slurm no longer knows the job)")
-    is_active = any(row[0] in _ACTIVE for row in rows)
-    has_failed = None if is_active else any(row[0] != "COMPLETED" for row in rows)
+    found = joint_state([row[0] for row in rows], _ACTIVE, "COMPLETED")
     if len(rows) > 1:  # a job array
-        counts = Counter(row[0] for row in rows)
-        return State(", ".join(f"{count} {word}" for word, count in counts.items()), is_active, has_failed=has_failed)
+        return found
     word, reason, used, limit, nodes = (*rows[0], "", "", "", "")[:5]
     if word == "PENDING":
         return State(word, True, "" if reason in ("", "None") else f"({reason})")
-    return State(word, is_active, f"on {nodes}, {used} of {limit}" if nodes else "", has_failed)
+    return replace(found, details=f"on {nodes}, {used} of {limit}" if nodes else "")

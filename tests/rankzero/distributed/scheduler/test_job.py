@@ -1,4 +1,7 @@
-"""The output of squeue (Slurm 22.05) and `qstat -f` (OpenPBS) is recorded; no PBS can be installed here."""
+"""The output of squeue (Slurm 22.05), `qstat -f` (OpenPBS) and `flux job timeleft` (Flux 0.80) is recorded.
+
+No PBS and no LSF can be installed here; the output of bjobs follows LSF's documentation.
+"""
 
 import time
 
@@ -7,7 +10,7 @@ import pytest
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.scheduler.job import current_job, end_of_allocation
 from rankzero.distributed.timers import TIMERS
-from recorded import PBS_SCRIPT, PBS_TASK, SBATCH, STEP, TORCHRUN
+from recorded import FLUX, JSRUN, PBS_SCRIPT, PBS_TASK, SBATCH, STEP, TORCHRUN
 from system.qstat import qstat
 
 STARTED = "Fri Nov 20 14:48:00 2026"
@@ -114,6 +117,44 @@ def test_qstat_is_called_again_if_the_start_is_missing_once(programs, now, tmp_p
     assert end_of_allocation(PBS, PBS_TASK) == STARTED_SECONDS + 360000
 
 
+LSF, FLUX_TASK = Launch(launcher="mpi"), Launch(launcher="flux")
+
+
+@pytest.mark.parametrize(
+    ("left", "seconds"),
+    [("1:59 L", 7080), ("0:02 L", 60), ("01:59:30 L", 7170), ("100:00 L", 359940), ("0:00 L", None), ("1:59 E", None)],
+)
+def test_the_end_of_an_lsf_job_follows_from_the_time_left_until_its_limit(programs, now, left, seconds):
+    programs(bjobs=f"""[ "$*" = "-noheader -o time_left 7[2]" ] && echo '{left}'""")
+    assert end_of_allocation(LSF, JSRUN | {"LSB_JOBINDEX": "2"}) == (seconds and now + seconds)
+
+
+def test_the_end_of_a_flux_job_follows_from_the_seconds_left(programs, now):
+    programs(flux='[ "$*" = "job timeleft" ] && echo 118')
+    for variables in (FLUX, {"FLUX_ENCLOSING_ID": "f1"}):  # of a task, and of the script of `flux batch`
+        assert end_of_allocation(FLUX_TASK, variables) == now + 118
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        *(("echo soon", "'soon'"), ("echo 1:59 X", "'1:59 X'"), ("echo -1", "'-1'")),
+        ("echo 'LSF is down' >&2; exit 255", "LSF is down"),
+        *((script, None) for script in ("true", "echo -", "echo 4294967295")),
+    ],
+)
+def test_an_answer_of_lsf_or_flux_in_another_form_is_ignored_with_a_line(programs, script, reason):
+    programs(bjobs=script, flux=script)
+    warnings = []
+    for launch, variables, no_limit in ((LSF, JSRUN, "echo -"), (FLUX_TASK, FLUX, "echo 4294967295")):
+        assert end_of_allocation(launch, variables, warnings.append) is None
+        if reason is None:
+            assert warnings == [] or script not in ("true", no_limit)
+            warnings.clear()
+    assert all(reason in warning and "set --time_limit" in warning for warning in warnings)
+    assert len(warnings) == (2 if reason else 0)
+
+
 @pytest.mark.parametrize(
     ("launcher", "variables", "scheduler", "job_id"),
     [
@@ -121,6 +162,9 @@ def test_qstat_is_called_again_if_the_start_is_missing_once(programs, now, tmp_p
         *[("mpi", PBS_SCRIPT, "pbs", "0.pbs1"), ("pbs", SBATCH | PBS_TASK, "pbs", "0.pbs1")],
         ("slurm", STEP | {"SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "2"}, "slurm", "10_2"),
         ("slurm", STEP | PBS_SCRIPT, "slurm", "12"),
+        *[("mpi", JSRUN, "lsf", "7"), ("mpi", JSRUN | {"LSB_JOBINDEX": "0"}, "lsf", "7")],
+        *[("mpi", JSRUN | {"LSB_JOBINDEX": "3"}, "lsf", "7[3]"), ("flux", FLUX, "flux", "ƒAbc")],
+        *[("flux", FLUX | SBATCH, "slurm", "12"), ("slurm", FLUX | STEP, "slurm", "12")],
     ],
 )
 def test_the_job_is_found_under_any_launcher(launcher, variables, scheduler, job_id):

@@ -8,7 +8,7 @@ import pytest
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.scheduler.requeue import requeue
 from rankzero.distributed.timers import TIMERS
-from recorded import PBS_TASK, SBATCH, STEP, TORCHRUN
+from recorded import FLUX, JSRUN, PBS_TASK, SBATCH, STEP, TORCHRUN
 from system.qstat import qstat
 
 JOB_RECORD = (
@@ -49,7 +49,8 @@ def scontrol(programs, tmp_path):
 def test_nothing_is_requeued_outside_a_job_or_in_an_interactive_one(scontrol):
     requests = scontrol(batch=0)
     torchrun, interactive = Launch(launcher="torchrun"), PBS_TASK | {"PBS_ENVIRONMENT": "PBS_INTERACTIVE"}
-    for launch, variables in ((Launch(), {}), (torchrun, TORCHRUN), (PBS, interactive), (SLURM, STEP)):
+    others = ((Launch(launcher="mpi"), JSRUN), (Launch(launcher="flux"), FLUX))  # requeued by exit code or script
+    for launch, variables in ((Launch(), {}), (torchrun, TORCHRUN), (PBS, interactive), (SLURM, STEP), *others):
         assert requeue(launch, environ=variables) == ""
     assert not requests.exists()
 

@@ -22,6 +22,7 @@ export OMP_NUM_THREADS=8
 # Waits for a process; a signal to this script interrupts `wait`.
 wait_for() {
     until wait "$1"; code=$?; [ "$code" -lt 128 ] || ! kill -0 "$1" 2>/dev/null; do :; done
+    [ "$code" -lt 128 ] || { wait "$1"; code=$?; } # the process may have ended just after the signal
 }
 # mpirun kills its processes a second after SIGTERM. After SIGUSR1, which it passes on, they save and stop.
 trap 'kill -USR1 "$launcher"' TERM INT
