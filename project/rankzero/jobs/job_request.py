@@ -131,6 +131,9 @@ def _form(scheduler: str, given: str | None, of_site: str | None) -> str | None:
 def _check_values(scheduler: str, values: Mapping[str, Any]) -> None:
     """Raises an error for values that a scheduler does not accept."""
     array, constraint, name = values.get("array"), values.get("constraint"), values.get("name", "")
+    root = Path(values.get("root", "runs"))
+    if scheduler == "kubernetes" and root.is_absolute():
+        raise RequestError(f"--root {root}", "the runs are in a folder of the volume", "--root runs")
     if scheduler == "kubernetes" and name and not re.fullmatch(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?", name):
         found = "a TrainJob has a name of at most 50 lower-case letters, digits and -, and begins with a letter"
         raise RequestError(f"--name {name}", found, "--name my-run")

@@ -159,6 +159,8 @@ def test_values_that_lsf_and_kubernetes_do_not_accept_are_refused():
     for name in ("my_run", "Run", "1a", "a-", "a.b", "a" * 51):
         asked, found, instead = refusal("--scheduler", "kubernetes", "--image", "i", "--name", name)
         assert (asked, instead) == (f"--name {name}", "--name my-run") and found.startswith("a TrainJob has a name of")
+    expected = ("--root /runs", "the runs are in a folder of the volume", "--root runs")
+    assert refusal("--scheduler", "kubernetes", "--image", "i", "--name", "a", "--root", "/runs") == expected
     for name in ("a", "my-run-2", "a" * 50):
         assert request("--scheduler", "kubernetes", "--image", "i", "--name", name).name == name
 

@@ -47,14 +47,13 @@ def run_program(*command: str) -> Answer:
 
 
 def find_program(name: str) -> str | None:
-    """Returns the path of a program on PATH or in PBS's folder of programs; None if it is in neither.
+    """Returns the path of a program on PATH or in the folder of LSF's or PBS's programs; None if it is in none of them.
 
-    The tasks that `pbsdsh` starts have only `/bin:/usr/bin` on their PATH (OpenPBS 23.06).
+    The tasks that `pbsdsh` starts have only `/bin:/usr/bin` on their PATH (OpenPBS 23.06), and a login shell sets PATH.
     """
-    if path := shutil.which(name):
-        return path
-    folder = pbs_setting("PBS_EXEC")
-    return shutil.which(name, path=f"{folder}/bin") if folder else None
+    pbs = pbs_setting("PBS_EXEC")
+    folders = filter(None, (os.environ.get("LSF_BINDIR"), pbs and f"{pbs}/bin"))
+    return shutil.which(name) or next(filter(None, (shutil.which(name, path=folder) for folder in folders)), None)
 
 
 _OF_JOBS = {"SLURM_": "SLURM_JOB_ID", "PBS_": "PBS_JOBID"}

@@ -57,6 +57,13 @@ def test_programs_run_in_utc_and_without_the_users_squeue_settings(programs, mon
     assert os.environ["TZ"] == "America/New_York" and os.environ["SQUEUE_FORMAT"] == "%i"
 
 
+def test_a_program_of_lsf_is_found_outside_path(tmp_path, monkeypatch):
+    (tmp_path / "bjobs").touch(0o755)
+    assert find_program("bjobs") is None
+    monkeypatch.setenv("LSF_BINDIR", str(tmp_path))
+    assert find_program("bjobs") == str(tmp_path / "bjobs")
+
+
 def test_a_program_of_pbs_is_found_outside_path(tmp_path, monkeypatch):
     folder = tmp_path / "pbs" / "bin"
     folder.mkdir(parents=True)
