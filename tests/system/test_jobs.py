@@ -125,6 +125,32 @@ def test_a_job_without_a_queue_is_stopped_and_resumed(submit_on_hosts, user_fold
     assert summary(user_folder)["nodes"] == (1 if form == "local" else 2)
 
 
+LSF = {
+    "bsub": "cat >job; PATH=$LSF_BINDIR:$PATH\n(until bash job; [ $? -ne 75 ]; do :; done) >>x.job.log 2>&1 &\n"
+    'echo $! >pid; echo "Job <7> is submitted"',
+    "bjobs": 'if [ "$3" = time_left ]; then cat "$0.left"; echo - >"$0.left"; exit; fi\n'
+    "kill -0 $(cat runs/pid) 2>/dev/null && echo 'RUN|rz1:rz2|-' || echo 'DONE|rz1:rz2|-'",
+    "blaunch": 'host=$1; shift; exec ssh -o BatchMode=yes "$host" "PATH=$PATH; $*"',
+}
+"""Stand-ins for LSF's programs: the job runs on this machine, and again after exit code 75."""
+
+
+def test_a_job_of_lsf_stops_before_its_limit_and_resumes_on_two_hosts(submit_on_hosts, user_folder):
+    require("openmpi")
+    (user_folder / "hosts.txt").write_text("rz1\nrz2\n")
+    (user_folder / "bin").mkdir()
+    for name, line in LSF.items():
+        write_program(user_folder / "bin" / name, line)
+    (user_folder / "bin" / "bjobs.left").write_text("0:00:25 L\n")
+    variables = {"LSB_JOBID": "7", "LSF_BINDIR": f"{user_folder}/bin", "LSB_DJOB_HOSTFILE": f"{user_folder}/hosts.txt"}
+    environment = submit_on_hosts.environment | variables
+    submit = Submitter(user_folder, environment, submit_on_hosts.prefix)
+    out = submit("--scheduler", "lsf", "--nodes", "2", "--name", "x", "--follow", *FIT, "--epochs", "30").out
+    assert "the time limit: stopping after this step" in out and "resuming from step-" in out
+    assert "DONE" in out and "run x: finished" in out
+    finishes(submit, attempts=2)
+
+
 def test_ssh_ends_all_hosts_if_one_fails(submit_on_hosts, hosts, user_folder):
     """On the second host, Python exits with 3."""
     (user_folder / "bin").mkdir()

@@ -44,8 +44,8 @@ trap 'canceled=1' TERM INT HUP
 trap : USR1 USR2 ALRM # warnings before the time limit
 # LSF signals mpirun too, which by default kills its processes a second later. blaunch starts its daemons without ssh.
 mpirun -np 8 --map-by ppr:4:node --hostfile "$LSB_DJOB_HOSTFILE" --bind-to none \
-    --mca plm_rsh_agent blaunch --mca plm_rsh_no_tree_spawn 1 --mca odls_base_sigkill_timeout 10 \
-    ${RANKZERO_KEY:+-x RANKZERO_KEY} /bin/bash -lc "$task" task &
+    --mca plm_rsh_agent blaunch --mca plm_rsh_no_tree_spawn 1 --mca orte_leave_session_attached 1 \
+    --mca odls_base_sigkill_timeout 10 ${RANKZERO_KEY:+-x RANKZERO_KEY} /bin/bash -lc "$task" task &
 launcher=$!
 wait_for "$launcher"
 [ "$code" -eq 75 ] || exit "$code"
