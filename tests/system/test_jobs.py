@@ -145,7 +145,7 @@ def test_a_job_of_lsf_stops_before_its_limit_and_resumes_on_two_hosts(submit_on_
     variables = {"LSB_JOBID": "7", "LSF_BINDIR": f"{user_folder}/bin", "LSB_DJOB_HOSTFILE": f"{user_folder}/hosts.txt"}
     environment = submit_on_hosts.environment | variables
     submit = Submitter(user_folder, environment, submit_on_hosts.prefix)
-    out = submit("--scheduler", "lsf", "--nodes", "2", "--name", "x", "--follow", *FIT, "--epochs", "30").out
+    out = submit("--scheduler", "lsf", "--nodes", "2", "--name", "x", "--follow", *FIT, "--epochs", "20").out
     assert "the time limit: stopping after this step" in out and "resuming from step-" in out
     assert "DONE" in out and "run x: finished" in out
     finishes(submit, attempts=2)
