@@ -122,7 +122,7 @@ def _delete_run(path: Path) -> str:
         path.rename(deleted)
         shutil.rmtree(deleted)
         for file in job_files(root, path.name):
-            file.unlink(missing_ok=True)
+            file.unlink()
     except RequestError as error:
         return error.found
     except OSError as error:

@@ -9,6 +9,7 @@ runs/.NAME.job.next   id of the job that the script has submitted after a stop (
 runs/.NAME.job.stop   shows that `submit stop` has stopped the job, so that the script does not submit another (PBS)
 """
 
+import glob
 import json
 import re
 from collections import Counter
@@ -143,12 +144,9 @@ def logs_of(root: Path, name: str, is_array: bool) -> list[Path]:
 
 
 def job_files(root: Path, name: str) -> list[Path]:
-    """Returns the files of the last job of a run, which need not exist; none for the member of a job array."""
-    started = root / f".{name}.job"
-    script = record_path(root, name).with_suffix(".sh")
-    return [record_path(root, name), script, started, stop_path(root, name), next_id_path(root, name)] + logs_of(
-        root, name, False
-    )
+    """Returns the files of the jobs of a run; none for the member of a job array."""
+    patterns = [f"{start}{glob.escape(name)}.job{end}" for start, end in (("", ".*"), (".", ""), (".", ".*"))]
+    return [path for pattern in patterns for path in root.glob(pattern) if path.is_file()]
 
 
 def archive_logs(root: Path, record: Record, archived: dict[Path, Path]) -> None:
