@@ -44,6 +44,8 @@ class EpochLoop(stock.EpochLoop):
         """Context in which the next batch is trained on."""
         self.has_validated = False
         """True if a validation has run since the last safe point."""
+        self.loaders_epoch: int | None = None
+        """Epoch in which the training loaders were created."""
         self.compiled_step: CompiledStep | None = None
         """What compiles the steps of this fit; None if they are not to be compiled."""
         self._training_loop: TrainingLoop | None = None
@@ -296,9 +298,11 @@ class EpochLoop(stock.EpochLoop):
         return bool(is_done and not self._skipped_batches and not self.is_within_step)
 
     def on_save_checkpoint(self) -> dict[str, Any]:
-        return {**super().on_save_checkpoint(), "has_uncounted_step": self._has_uncounted_step}
+        state = {"has_uncounted_step": self._has_uncounted_step, "loaders_epoch": self.loaders_epoch}
+        return {**super().on_save_checkpoint(), **state}
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         super().on_load_checkpoint(state_dict)
         self._counted_batches = None
         self._resumes_with_uncounted_step = state_dict.get("has_uncounted_step")
+        self.loaders_epoch = state_dict.get("loaders_epoch")

@@ -150,12 +150,18 @@ class FitLoop(stock.FitLoop):
                 self._end_restart(inner)
 
     def setup_data(self) -> None:
-        previous_loader = self._combined_loader
+        previous_loader, counts = self._combined_loader, vars(self.epoch_progress.current)
+        epoch, interval = counts["completed"], self.trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
+        if self.is_resuming and interval and self.epoch_loop.loaders_epoch is not None:
+            # Lightning (2.6, #21492) would reload in this epoch, and count the epochs until the next time from here.
+            counts["completed"] -= (epoch - self.epoch_loop.loaders_epoch) % interval
         self.plan.loads_training = True
         try:
             super().setup_data()
+            if self._combined_loader is not previous_loader:
+                self.epoch_loop.loaders_epoch = counts["completed"]
         finally:
-            self.plan.loads_training = False
+            self.plan.loads_training, counts["completed"] = False, epoch
         if self._combined_loader not in (None, previous_loader) and not self.plan.start_positions:
             for loader in self._combined_loader.flattened:  # a finder in an epoch's first hook recreates the loaders
                 inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)

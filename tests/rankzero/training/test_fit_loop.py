@@ -1,15 +1,18 @@
 from functools import partialmethod, wraps
 
 import pytest
+import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.demos.boring_classes import BoringModel
+from torch.utils.data import DataLoader
 
+from rankzero import Trainer as RunTrainer
 from rankzero.distributed.monitoring.activity import SANITY_CHECK
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback, LoopHooks, Subscribers
 from running import train_in_process
-from stock import SILENT
+from stock import QUIET, SILENT, differences
 
 
 class HookRecorder(LoopCallback):
@@ -207,3 +210,41 @@ def test_a_skipped_epoch_does_not_stay_in_the_forward_phase(cwd):
     model.on_train_batch_start = lambda batch, batch_idx: -1
     train_in_process(model=model, loops=True, max_epochs=1, limit_train_batches=3)
     assert model.phases["on_train_epoch_end"] == {"hook"}
+
+
+class GrowingData(BoringModel):
+    """Records the epochs in which its training loader is created, and those of its batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.created, self.batches = [], []
+
+    def train_dataloader(self):
+        self.created.append(self.trainer.current_epoch)
+        return DataLoader(torch.eye(2 + self.trainer.current_epoch, 32))
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.batches.append((self.trainer.current_epoch, batch_idx))
+
+
+@pytest.mark.parametrize(("failed_at", "created"), [((1, 0), [0, 2, 4]), ((1, 1), [0, 2, 4]), ((3, 2), [2, 4])])
+def test_a_resumed_run_creates_its_loaders_in_the_epochs_of_an_uninterrupted_run(script_folder, failed_at, created):
+    def script(name, fails_at=None):
+        def fail(trainer, module, batch, batch_idx):
+            if (trainer.current_epoch, batch_idx) == fails_at:
+                raise RuntimeError("failed")
+
+        torch.manual_seed(0)
+        model, settings = GrowingData(), {"limit_val_batches": 0, "reload_dataloaders_every_n_epochs": 2, **QUIET}
+        trainer = RunTrainer(name=name, max_epochs=6, save_every="1steps", seed=0, **settings)
+        trainer.callbacks.append(LambdaCallback(on_train_batch_start=fail))
+        trainer.fit(model)
+        return model
+
+    whole = script("whole")
+    with pytest.raises(RuntimeError, match="failed"):
+        script("x", failed_at)
+    resumed = script("x")
+    assert whole.created == [0, 2, 4] and resumed.created == created
+    assert resumed.batches == whole.batches[whole.batches.index(failed_at) :]
+    assert differences(resumed.state_dict(), whole.state_dict()) == []
