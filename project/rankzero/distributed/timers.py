@@ -63,7 +63,7 @@ class Timers:
     """A loader process has this long to write its stacks, or to exit."""
 
     # Failure and exit
-    same_error = 3.0
+    same_error = 10.0
     """A rank of a script that has raised an error waits this long for the other ranks to raise the same error."""
     cause = 4.0
     """A rank that failed or lost contact waits this long for rank zero to name the cause and the reporting rank."""
