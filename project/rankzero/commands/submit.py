@@ -12,9 +12,10 @@ from rankzero.jobs.follow import LogReader, follow, is_finished, run_result
 from rankzero.jobs.job_request import job_request, read_site
 from rankzero.jobs.options import FORMS, QUEUING, help_text, parse
 from rankzero.jobs.record import Record, array_indices, member_records, read_record, recorded_jobs
+from rankzero.jobs.schedulers import job_state
 from rankzero.jobs.schedulers.kubernetes import log_command
 from rankzero.jobs.script import log_path, render, script_path
-from rankzero.jobs.submission import job_state, resubmit, stop, submit
+from rankzero.jobs.submission import resubmit, stop, submit
 from rankzero.jobs.validation import check_fit_arguments, check_syntax, check_with_fit, program
 from rankzero.messages import Exit, RequestError, few, nearest, print_line, print_text, similar_names, spelled
 

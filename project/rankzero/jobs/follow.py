@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from rankzero.distributed.timers import TIMERS
 from rankzero.jobs.record import Record, State, logs_of, member_records, read_record, submitted_at
-from rankzero.jobs.submission import job_state
+from rankzero.jobs.schedulers import job_state
 from rankzero.messages import Exit, print_error, print_line, print_text
 from rankzero.runs.directory import RunDirectory
 from rankzero.runs.recorded_run import modified_at

@@ -39,7 +39,7 @@ def may_change_status(run: RecordedRun, status: Status, record: Record) -> bool:
 
 def states_of(records: Sequence[Record]) -> dict[str, State]:
     """Returns the state of each job by the name of its run, without jobs whose scheduler does not answer in time."""
-    from rankzero.jobs.submission import job_state
+    from rankzero.jobs.schedulers import job_state
 
     states: dict[str, State] = {}
 

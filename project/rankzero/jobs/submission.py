@@ -9,17 +9,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import IO
 
 from rankzero.distributed.scheduler.query import find_program, without_job_variables
 from rankzero.jobs.options import JobRequest
-from rankzero.jobs.record import Record, State, archive_logs, read_record, record_path, stop_path, write_record
-from rankzero.jobs.schedulers import background, flux, kubernetes, lsf, pbs, slurm
+from rankzero.jobs.record import Record, archive_logs, read_record, record_path, stop_path, write_record
+from rankzero.jobs.schedulers import QUEUES, background, job_state
 from rankzero.jobs.script import log_path, script_path
 from rankzero.messages import RequestError
-
-_QUEUES: dict[str, ModuleType] = {"slurm": slurm, "pbs": pbs, "lsf": lsf, "flux": flux, "kubernetes": kubernetes}
 
 _PROGRAMS = {"openmpi": "mpirun", "mpich": "mpiexec.hydra", "ssh": "ssh", "docker": "docker", "apptainer": "apptainer"}
 """Form, or scheduler without forms -> the program that its script runs on this machine."""
@@ -33,7 +30,7 @@ def submit(request: JobRequest, text: str, folder: Path) -> Record:
             script cannot be written.
     """
     root = folder / request.root
-    queue = _QUEUES.get(request.scheduler)
+    queue = QUEUES.get(request.scheduler)
     own_program = "ssh" if request.hosts and request.form is None else _PROGRAMS.get(request.form or request.scheduler)
     instead = "the same command on a machine that has it, or --dry_run to print the script"
     _require(queue.SUBMIT if queue else own_program or "bash", f"--scheduler {request.scheduler}", instead)
@@ -74,19 +71,13 @@ def resubmit(root: Path, record: Record) -> Record:
     return _write(root, record, *_start(script, root, record))
 
 
-def job_state(record: Record) -> State:
-    """Returns the state of a job."""
-    state: State = _QUEUES.get(record.scheduler, background).state(record)
-    return state
-
-
 def stop(root: Path, record: Record) -> None:
     """Ends a job with SIGTERM, after which the run saves and stops.
 
     Raises:
         RequestError: The scheduler's program is missing or fails, or the job cannot be reached from this machine.
     """
-    queue = _QUEUES.get(record.scheduler)
+    queue = QUEUES.get(record.scheduler)
     if queue is None:
         background.stop(record)
         return
@@ -105,7 +96,7 @@ def stop(root: Path, record: Record) -> None:
 
 def _start(script: Path, root: Path, record: Record) -> tuple[str, str]:
     """Submits or starts a script; returns the id of the job, and the start time of its process without a queue."""
-    queue = _QUEUES.get(record.scheduler)
+    queue = QUEUES.get(record.scheduler)
     try:
         script.touch()  # the time of the submission, for `_write`
         if queue is None:

@@ -14,12 +14,12 @@ JOB = Record("a", "slurm", "srun", "12")
 def test_the_scheduler_is_asked_about_each_job_up_to_a_number_and_for_a_limited_time(programs, monkeypatch):
     programs(squeue='echo "PENDING|Priority|0:00|1:00|"')
     assert states_of([JOB]) == {"a": State("PENDING", True, "(Priority)")}
-    monkeypatch.setattr("rankzero.jobs.submission.job_state", lambda record: State("PENDING", True))
+    monkeypatch.setattr("rankzero.jobs.schedulers.job_state", lambda record: State("PENDING", True))
     records = [Record(f"r{number}", "slurm", None, str(number)) for number in range(queue.MAX_QUERIES + 5)]
     assert list(states_of(records)) == [record.name for record in records[: queue.MAX_QUERIES]]
     answer = threading.Event()
     monkeypatch.setattr(TIMERS, "optional", 0.05)
-    monkeypatch.setattr("rankzero.jobs.submission.job_state", lambda record: answer.wait(60))
+    monkeypatch.setattr("rankzero.jobs.schedulers.job_state", lambda record: answer.wait(60))
     assert states_of([JOB]) == {}
     answer.set()
 

@@ -5,7 +5,8 @@ import pytest
 
 from rankzero.jobs.options import JobRequest
 from rankzero.jobs.record import Record, read_record
-from rankzero.jobs.submission import job_state, resubmit, stop, submit
+from rankzero.jobs.schedulers import job_state
+from rankzero.jobs.submission import resubmit, stop, submit
 from running import refusal_of, wait_until
 
 RECORD = Record("x", "slurm", "srun", "123")
