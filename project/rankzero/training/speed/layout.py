@@ -15,16 +15,12 @@ ONEDNN_BLOCK = 16
 
 
 def agree_on_precision(coordinator: Coordinator, accelerator: str, requested: object) -> tuple[Any, str]:
-    """Returns what `choose_precision` returns if it considers the devices of all ranks. All ranks must call."""
-    return choose_precision(accelerator, coordinator.decide(computes_in_bf16(accelerator), all), requested)
-
-
-def choose_precision(accelerator: str, supports_bf16: bool, requested: object) -> tuple[Any, str]:
-    """Returns the fastest precision, as an argument of the Trainer, and the reason as text.
+    """Returns the fastest precision for all ranks, as the Trainer's argument, and the reason. All ranks must call.
 
     `benchmarks/resnet_step.py` compares the result with hand-written loops. `torch.compile` is not used: it takes a
     minute at each start, and hardly sped up a few steps of a ResNet-18 on the CPU.
     """
+    supports_bf16 = coordinator.decide(computes_in_bf16(accelerator), all)
     if requested is not None:
         return requested, f"precision {requested}, as requested"
     if supports_bf16:
@@ -46,29 +42,24 @@ def use_fast_kernels(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def apply_layout(model: nn.Module, accelerator: str) -> str:
-    """Converts the weights to the fastest memory layout, as of the activations; returns it and the reason as text."""
-    channels_last, description = choose_layout(model, accelerator)
-    if channels_last:
-        model.to(memory_format=torch.channels_last)
-    return description
-
-
-def choose_layout(model: nn.Module, accelerator: str) -> tuple[bool, str]:
-    """Returns whether to use channels_last, and the layout with its reason as text.
+    """Converts the weights to the fastest memory layout, as of the activations; returns it and the reason as text.
 
     One layer that must not use channels_last rules it out for the whole model, because each layer passes its layout on
     to the next.
     """
     if any(is_lazy(parameter) for parameter in model.parameters()):
-        return False, "unchanged memory layout, because some layers have no shapes yet"
+        return "unchanged memory layout, because some layers have no shapes yet"
     if not any(isinstance(module, nn.Conv2d | nn.ConvTranspose2d) for module in model.modules()):
-        return False, "unchanged memory layout, because the model has no 2D convolution"
+        return "unchanged memory layout, because the model has no 2D convolution"
     if accelerator == "cpu" and (layer := layer_unsafe_in_channels_last(model)):
-        return False, (
+        return (
             f"unchanged memory layout, because oneDNN's gradient of {layer}, a strided 1x1 convolution of fewer than "
             f"{ONEDNN_BLOCK} channels, is wrong in channels_last"
         )
-    return True, "channels_last memory layout"
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.dim() == 4:  # `Module.to` refuses a model that also has weights of five dimensions
+            tensor.data = tensor.data.to(memory_format=torch.channels_last)
+    return "channels_last memory layout"
 
 
 def layer_unsafe_in_channels_last(model: nn.Module) -> str | None:
@@ -80,21 +71,13 @@ def layer_unsafe_in_channels_last(model: nn.Module) -> str | None:
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
-            if _is_unsafe(module):
+            # oneDNN computes a transposed convolution as the convolution from its output to its input.
+            channels = module.out_channels if module.transposed else module.in_channels
+            is_strided_1x1 = set(module.kernel_size) == {1} and set(module.stride) != {1}
+            if is_strided_1x1 and channels // module.groups < ONEDNN_BLOCK:
                 return name or type(module).__name__
             continue
         for parameter_name, weight in module.named_parameters(recurse=False):
             if weight.dim() == 4 and weight.shape[2:] == (1, 1) and min(weight.shape[:2]) < ONEDNN_BLOCK:
                 return f"{name}.{parameter_name}".lstrip(".")
     return None
-
-
-def _is_unsafe(layer: nn.Conv2d | nn.ConvTranspose2d) -> bool:
-    """Returns whether oneDNN's bug affects a layer.
-
-    oneDNN computes a transposed convolution as the convolution from its output to its input, so that its output
-    channels count as input channels.
-    """
-    channels = layer.out_channels if layer.transposed else layer.in_channels
-    is_strided_1x1 = set(layer.kernel_size) == {1} and set(layer.stride) != {1}
-    return is_strided_1x1 and channels // layer.groups < ONEDNN_BLOCK

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from rankzero.distributed import devices
 from rankzero.distributed.devices import computes_in_bf16
 from rankzero.training.speed import layout as layout_module
-from rankzero.training.speed.layout import apply_layout, choose_layout, choose_precision, use_fast_kernels
+from rankzero.training.speed.layout import agree_on_precision, apply_layout, use_fast_kernels
 from running import evaluate_in_process, fit, fit_in_process, weights
 from stock import differences
 
@@ -39,9 +40,9 @@ def has_bf16(monkeypatch):
     ],
 )
 def test_layout_and_precision_depend_on_model_and_device(model, bf16, requested, channels_last, precision):
-    uses_channels_last, layout = choose_layout(model, "cpu")
-    chosen_precision, reason = choose_precision("cpu", bf16, requested)
-    assert (uses_channels_last, chosen_precision) == (channels_last, precision or requested)
+    layout = apply_layout(model, "cpu")
+    chosen_precision, reason = agree_on_precision(SimpleNamespace(decide=lambda *_: bf16), "cpu", requested)
+    assert (layout == "channels_last memory layout", chosen_precision) == (channels_last, precision or requested)
     assert ("channels_last" in layout, "as requested" in reason) == (channels_last, requested is not None)
 
 
@@ -105,14 +106,15 @@ class Functional(nn.Module):
 )
 def test_layer_with_a_wrong_onednn_gradient_prevents_channels_last_on_the_cpu(model, unsafe):
     assert layout_module.layer_unsafe_in_channels_last(model) == unsafe
-    assert choose_layout(nn.Sequential(CONVOLUTIONAL, model), "cuda")[0]
-    channels_last, description = choose_layout(nn.Sequential(CONVOLUTIONAL, model), "cpu")
-    assert channels_last == (unsafe is None) == ("oneDNN" not in description)
+    both = nn.Sequential(CONVOLUTIONAL, model)
+    on_cuda, on_cpu = apply_layout(both, "cuda"), apply_layout(both, "cpu")
+    assert on_cuda == "channels_last memory layout"
+    assert (on_cpu == on_cuda) == (unsafe is None) == ("oneDNN" not in on_cpu)
 
 
 def test_model_with_layers_of_unknown_shape_keeps_its_layout():
     model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.LazyConv2d(16, 3))
-    assert "have no shapes yet" in apply_layout(model, "cpu") and not choose_layout(model, "cpu")[0]
+    assert "have no shapes yet" in apply_layout(model, "cpu")
 
 
 @pytest.mark.system
