@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-SAVING = ".saving"
-"""Suffix of a file or folder that is being written; its name also begins with a dot."""
+SAVING, DELETING = ".saving", ".deleting"
+"""Suffixes of a file or folder that is being written or deleted; its name also begins with a dot."""
 
 
 def write_text(path: Path, text: str) -> None:

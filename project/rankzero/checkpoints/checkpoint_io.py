@@ -70,8 +70,7 @@ class _CopyPickler(pickle.Pickler):
         self.copies: list[UntypedStorage] = []
         self.used: Pool = defaultdict(list)
         self._reusable = reusable
-        self._numbers: dict[int, int] = {}
-        self._originals: list[UntypedStorage] = []  # keeps each storage alive, so that no `id` is reused
+        self._numbers: dict[UntypedStorage, int] = {}
 
     def persistent_id(self, item: Any) -> tuple[int, torch.dtype | None] | None:
         if isinstance(item, TypedStorage):
@@ -79,11 +78,10 @@ class _CopyPickler(pickle.Pickler):
         return (self._number(item), None) if isinstance(item, UntypedStorage) else None
 
     def _number(self, storage: UntypedStorage) -> int:
-        if id(storage) not in self._numbers:
-            self._numbers[id(storage)] = len(self.copies)
-            self._originals.append(storage)
+        if storage not in self._numbers:
+            self._numbers[storage] = len(self.copies)
             self.copies.append(self._copy(storage))
-        return self._numbers[id(storage)]
+        return self._numbers[storage]
 
     def _copy(self, storage: UntypedStorage) -> UntypedStorage:
         size, pinned = storage.nbytes(), storage.device.type == "cuda"
@@ -103,8 +101,7 @@ class _CopyUnpickler(pickle.Unpickler):
         self._copies = copies
 
     def persistent_load(self, token: tuple[int, torch.dtype | None]) -> Any:
-        number, dtype = token
-        storage = self._copies[number]
+        storage, dtype = self._copies[token[0]], token[1]
         return storage if dtype is None else TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
@@ -199,8 +196,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
 
     def wait(self) -> None:
         """Waits until no save is running; returns at once in the thread of a save."""
-        writer = self._writer
-        if writer is not None and writer is not threading.current_thread():
+        if (writer := self._writer) not in (None, threading.current_thread()):
             writer.join()
             if self._writer is writer:  # no other thread has started the next save meanwhile
                 self._writer = None
@@ -211,9 +207,7 @@ class DirectoryCheckpointIO(TorchCheckpointIO):
         self.wait()
         trusted = self.trusted if weights_only is None else not weights_only
         verified, self.verified = self.verified, None
-        return load(
-            path, map_location or "cpu", trusted, self.trusted_sha256, read_once=self.read_once, verified=verified
-        )
+        return load(path, map_location or "cpu", trusted, self.trusted_sha256, self.read_once, verified)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         if str(path) in self.kept:

@@ -20,7 +20,6 @@ TYPES = {"hyper_parameters": "hparams_type", "datamodule_hyper_parameters": "dat
 
 _PLAIN_TYPES = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.nn.Parameter)
 _PLAIN_TYPES += (torch.dtype, torch.device, torch.Size)  # type: ignore[assignment]
-_TEXT_LENGTH = 300
 
 
 class _NotPlainError(Exception):
@@ -44,12 +43,8 @@ def with_plain_hyper_parameters(checkpoint: dict[str, Any]) -> dict[str, Any]:
 def omitted_hyper_parameters(checkpoint: Any) -> dict[str, str]:
     """Returns the descriptions of the hyperparameters that were omitted from a checkpoint, by name."""
     texts = [checkpoint.get(key + AS_TEXT) for key in TYPES] if isinstance(checkpoint, dict) else []
-    return {
-        str(name): str(text)
-        for descriptions in texts
-        if isinstance(descriptions, dict)
-        for name, text in descriptions.items()
-    }
+    entries = [entry for descriptions in texts if isinstance(descriptions, dict) for entry in descriptions.items()]
+    return {str(name): str(text) for name, text in entries}
 
 
 def split(hyper_parameters: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -88,4 +83,4 @@ def _description(value: Any) -> str:
         text = repr(value)
     except Exception as error:
         text = f"<{type(value).__module__}.{type(value).__qualname__}, whose repr raises {type(error).__name__}>"
-    return text if len(text) <= _TEXT_LENGTH else text[:_TEXT_LENGTH] + "..."
+    return text[:300] + "..." * (len(text) > 300)

@@ -28,11 +28,9 @@ import psutil
 FORMAT = 3
 STATE, MANIFEST = "state.pt", "manifest.json"
 SIGNATURE = "signature"
-REPLACED, DELETING = ".replaced", ".deleting"
+REPLACED = ".replaced"
 
 _ENTRIES = {"format", "epoch", "step", "rankzero", "contents", "needs", "files", "sha256"}
-_MANIFEST_BYTES = 1 << 26
-_BLOCK_BYTES = 1 << 20
 ANY_PART = sys.maxsize
 _NAME = re.compile(r"(?:part-([0-9]+)-)?step-([0-9]+)(\.replaced)?")
 _LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.(saving|deleting)")
@@ -57,7 +55,7 @@ def read_manifest(checkpoint: Path) -> Mapping[str, Any]:
     """
     try:
         with open_plain(checkpoint / MANIFEST) as file:
-            data = file.read(_MANIFEST_BYTES)
+            data = file.read(1 << 26)
         content: dict[str, Any] = json.loads(data.decode())
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{checkpoint} is not a complete checkpoint: {MANIFEST} cannot be read ({error})") from None
@@ -205,9 +203,8 @@ def clean(folder: Path) -> list[Path]:
         Removed paths.
     """
     leftovers = [path for path in folder.iterdir() if _LEFTOVER.fullmatch(path.name)] if folder.is_dir() else []
-    for path in checkpoints_in(folder):
-        if path.name.endswith(REPLACED) and is_valid(path.with_name(path.name.removesuffix(REPLACED))):
-            leftovers.append(path)
+    replaced = [path for path in checkpoints_in(folder) if path.name.endswith(REPLACED)]
+    leftovers += [path for path in replaced if is_valid(path.with_name(path.name.removesuffix(REPLACED)))]
     for path in leftovers:
         shutil.rmtree(path, ignore_errors=True)
     return sorted(path for path in leftovers if not path.exists())
@@ -260,7 +257,7 @@ def _check_content(file: BinaryIO, size: int, expected: Mapping[str, Any]) -> No
         sizes = f"{size:,} bytes of {expected['bytes']:,}"
         raise ValueError(f"differs from the file that was written: {difference} ({sizes})")
     digest = hashlib.sha256()
-    while block := file.read(_BLOCK_BYTES):
+    while block := file.read(1 << 20):
         digest.update(block)
     if digest.hexdigest() != expected["sha256"]:
         raise ValueError("differs from the file that was written (another sha256)")

@@ -36,8 +36,6 @@ from rankzero.messages import RequestError
 
 KEY_FILE = "checkpoint.key"
 
-_PURPOSE = "rankzero checkpoint, version 1"
-
 
 def sign(description: Mapping[str, Any]) -> str:
     """Signs a state file with the user's key, and creates the key if the user has none.
@@ -58,7 +56,7 @@ def key_problem() -> str | None:
 
 
 def _hmac(key: bytes, description: Mapping[str, Any]) -> str:
-    message = json.dumps([_PURPOSE, STATE, description["bytes"], description["sha256"]])
+    message = json.dumps(["rankzero checkpoint, version 1", STATE, description["bytes"], description["sha256"]])
     return hmac.new(key, message.encode(), "sha256").hexdigest()
 
 
@@ -79,9 +77,9 @@ def load(
     map_location: Any = "cpu",
     trusted: bool = False,
     trusted_sha256: str = "",
-    trust_setting: str = "--trust_checkpoint yes",
     read_once: "ReadOnce | None" = None,
     verified: VerifiedState | None = None,
+    trust_setting: str = "--trust_checkpoint yes",
 ) -> dict[str, Any]:
     """Reads a checkpoint directory, after verifying it against its manifest, or a .ckpt file.
 
@@ -91,9 +89,9 @@ def load(
         trusted: Whether the checkpoint may contain more than tensors and plain types. Reading such a file can run any
             code. A directory with a valid signature of this user is always trusted.
         trusted_sha256: sha256 of a directory's state that is trusted as well; empty for none.
-        trust_setting: Flag or argument that the error message suggests for a checkpoint that is not trusted.
         read_once: Reads the file for all ranks, see `ReadOnce`; by default, this process reads it.
         verified: The state of this checkpoint, if this process has already read it.
+        trust_setting: Flag or argument that the error message suggests for a checkpoint that is not trusted.
 
     Raises:
         FileNotFoundError: There is no checkpoint at `path`.
@@ -209,11 +207,11 @@ def _check_archive(path: Path | str, file: BinaryIO) -> None:
             entries = archive.infolist()
     except Exception as error:  # zipfile raises many types
         raise ValueError(f"{path} is a damaged zip archive: {_short_text(error)}") from None
-    names = [entry.filename for entry in entries]
     if any(entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size for entry in entries):
         raise ValueError(f"{path} contains compressed entries, which torch.save does not write")
     if sum(entry.file_size for entry in entries) > size:
         raise ValueError(f"{path} has overlapping entries, so that it would unpack to more than its size")
+    names = [entry.filename for entry in entries]
     if len(set(names)) < len(names) or any(name.startswith("/") or ".." in name.split("/") for name in names):
         raise ValueError(f"{path} has duplicate entries, or entries with paths outside the archive")
     file.seek(0)

@@ -11,17 +11,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from rankzero.checkpoints.atomic_files import SAVING, make_folder, replacing, sync_folder, synced
-from rankzero.checkpoints.manifest import (
-    DELETING,
-    FORMAT,
-    MANIFEST,
-    REPLACED,
-    SIGNATURE,
-    STATE,
-    is_valid,
-    manifest_text,
-)
+from rankzero.checkpoints.atomic_files import DELETING, SAVING, make_folder, replacing, sync_folder, synced
+from rankzero.checkpoints.manifest import FORMAT, MANIFEST, REPLACED, SIGNATURE, STATE, is_valid, manifest_text
 from rankzero.checkpoints.safe_load import load, required_globals, sign
 from rankzero.distributed.connections.key import NoKeyError
 from rankzero.messages import RequestError
