@@ -75,16 +75,14 @@ def strategy_for(
 
 def _check_settings(given: dict[str, Any], backend: str) -> None:
     """Raises a RequestError if a user's strategy sets an option that Rankzero decides itself."""
+    communication = f"processes communicate by {backend} on these devices; another one is selected by --backend"
     checks = {
-        "checkpoint_io": (given["checkpoint_io"] is None, "checkpoints are written by rankzero"),
-        "start_method": (given["start_method"] == "popen", "processes are started by a launcher, or by devices=N"),
-        "process_group_backend": (
-            given["process_group_backend"] in (None, backend),
-            f"processes communicate by {backend} on these devices; another one is selected by --backend",
-        ),
+        "checkpoint_io": ((None,), "checkpoints are written by rankzero"),
+        "start_method": (("popen",), "processes are started by a launcher, or by devices=N"),
+        "process_group_backend": ((None, backend), communication),
     }
-    for name, (is_default, reason) in checks.items():
-        if not is_default:
+    for name, (allowed, reason) in checks.items():
+        if given[name] not in allowed:
             raise RequestError(f"DDPStrategy({name}=...)", reason, f"DDPStrategy without {name}")
 
 
@@ -99,8 +97,7 @@ class DataParallel(RunStrategy, DDPStrategy):
         self, plan: SamplingPlan, coordinator: Coordinator, defers_buffers: bool = False, **arguments: Any
     ) -> None:
         super().__init__(plan=plan, **arguments)
-        self.coordinator, self._may_defer_buffers = coordinator, defers_buffers
-        self._defers_buffers = False
+        self.coordinator, self._may_defer_buffers, self._defers_buffers = coordinator, defers_buffers, False
         self._buckets: tuple[Sequence[Parameter], list[list[Parameter]]] = (), []
         """The parameters of which gradients were last averaged, and their buckets."""
         self._skips_collectives = False
@@ -112,8 +109,9 @@ class DataParallel(RunStrategy, DDPStrategy):
         self._synchronized_ids = _trainable_ids(self._module)
         super().configure_ddp()
         model: Any = self.model
-        may_defer = self._may_defer_buffers and model.will_sync_module_buffers()
-        self._defers_buffers = may_defer and _has_only_means(self._module)
+        owners = [owner for owner in self._module.modules() if [*owner.buffers(recurse=False)]]
+        has_only_means = all(isinstance(owner, BATCH_NORMS) for owner in owners)  # which only evaluation reads
+        self._defers_buffers = self._may_defer_buffers and model.will_sync_module_buffers() and has_only_means
         model.broadcast_buffers &= not self._defers_buffers
 
     def synchronize_new_parameters(self) -> None:
@@ -242,12 +240,12 @@ class DataParallel(RunStrategy, DDPStrategy):
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module itself: DistributedDataParallel's forward would broadcast buffers in evaluation too."""
         with self.precision_plugin.val_step_context():
-            return self._evaluate(self._module.validation_step, *args, **kwargs)
+            return self._run_step(evaluated_loader(self._module.trainer), self._module.validation_step, *args)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module itself, as `validation_step` does."""
         with self.precision_plugin.test_step_context():
-            return self._evaluate(self._module.test_step, *args, **kwargs)
+            return self._run_step(evaluated_loader(self._module.trainer), self._module.test_step, *args)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module itself, as `validation_step` does."""
@@ -257,9 +255,6 @@ class DataParallel(RunStrategy, DDPStrategy):
         with self.precision_plugin.predict_step_context():
             # With several loaders, Lightning passes the index of the loader as the last argument.
             return self._run_step(loaders[args[-1] if len(loaders) > 1 else 0], self._module.predict_step, *args)
-
-    def _evaluate(self, step: Any, *args: Any) -> Any:
-        return self._run_step(evaluated_loader(self._module.trainer), step, *args)
 
     def _run_step(self, loader: object, step: Any, *args: Any) -> Any:
         """Runs an evaluation or prediction step; returns None if this rank has no sample in the loader's next batch."""
@@ -304,11 +299,6 @@ class DataParallel(RunStrategy, DDPStrategy):
 def _on_host(value: Any) -> Any:
     """Returns a value with its tensors on the CPU: each rank would unpickle a CUDA tensor on the sender's device."""
     return apply_to_collection(value, Tensor, lambda tensor: tensor.detach().cpu())
-
-
-def _has_only_means(module: LightningModule) -> bool:
-    """Returns whether all buffers belong to batch norm, which reads them only in evaluation."""
-    return all(isinstance(owner, BATCH_NORMS) for owner in module.modules() if [*owner.buffers(recurse=False)])
 
 
 def _trainable_ids(module: LightningModule) -> set[int]:

@@ -140,8 +140,7 @@ def fallback_reason(trainer: Trainer, data_fetcher: Any) -> str | None:
         return f"{type(module).__name__} uses manual optimization"
     if passes_iterator(data_fetcher):
         return "training_step takes dataloader_iter"
-    averages = [each for each in trainer.callbacks if isinstance(each, StochasticWeightAveraging)]  # type: ignore[attr-defined]
-    if any(trainer.current_epoch == each.swa_end + 1 for each in averages):  # an epoch that the callback adds
+    if any(trainer.current_epoch == each.swa_end + 1 for each in averaging_in(trainer)):  # an epoch that they add
         return "StochasticWeightAveraging updates batch norm without backward passes"
     if type(trainer.profiler) is not PassThroughProfiler:  # type: ignore[attr-defined]
         return f"{type(trainer.profiler).__name__} measures the parts of Lightning's loop"  # type: ignore[attr-defined]
@@ -312,9 +311,15 @@ def mlflow_run(logger: Any, run_id: str) -> Any:
     return None if vars(logger)["_run_id"] else MlflowClient(vars(logger)["_tracking_uri"]).get_run(run_id)
 
 
-def batches_per_step_of(callback: StochasticWeightAveraging) -> int | None:
-    """Returns the Trainer's batches per step, which the callback replaces in its last epoch; None before."""
-    return getattr(callback, "_accumulate_grad_batches", None)
+def averaging_in(trainer: Trainer) -> list[StochasticWeightAveraging]:
+    """Returns the callbacks that average weights."""
+    return [each for each in trainer.callbacks if isinstance(each, StochasticWeightAveraging)]  # type: ignore[attr-defined]
+
+
+def batches_per_step_of(trainer: Trainer) -> int:
+    """Returns the batches per step, not the value that StochasticWeightAveraging sets for an epoch without steps."""
+    replaced = (getattr(callback, "_accumulate_grad_batches", None) for callback in averaging_in(trainer))
+    return next((batches for batches in replaced if batches is not None), int(trainer.accumulate_grad_batches))
 
 
 def set_update_count(metric: Metric, count: int) -> None:

@@ -28,8 +28,7 @@ class PredictionLoop(stock.PredictionLoop):
 
     def _get_batch_indices(self, dataloader: object) -> Any:
         if isinstance(dataloader, ManagedLoader) and isinstance(dataloader.batch_sampler, EvaluationBatchSampler):
-            batch_sampler = dataloader.batch_sampler
-            return [batch_sampler.samples(batch) for batch in range(len(batch_sampler))]
+            return [dataloader.batch_sampler.samples(batch) for batch in range(len(dataloader.batch_sampler))]
         return super()._get_batch_indices(dataloader)
 
 

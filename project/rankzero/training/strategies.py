@@ -27,9 +27,6 @@ from rankzero.training.lightning_inside import overrides
 from rankzero.training.saved_state.from_directory import with_keys_of
 from rankzero.training.saved_state.module_state import add_missing_groups, pruned_parameters, without_pruning
 
-EARLY_TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device")
-"""Hooks that expect a batch in host memory."""
-
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -65,8 +62,9 @@ class RunStrategy(Strategy):
         stream = None if takes_iterator else self._stream_loader
         loader = self.plan.wrap(dataloader, is_training, self.broadcast, padded_for, self.gather, stream)
         if isinstance(loader, ManagedLoader) and self.root_device.type == "cuda":
-            transfers = [(owner, hook) for owner in (self._module, trainer.datamodule) for hook in EARLY_TRANSFER_HOOKS]  # type: ignore[attr-defined]
-            copies = not any(overrides(*transfer, LightningModule) for transfer in transfers)
+            owners = self._module, trainer.datamodule  # type: ignore[attr-defined]
+            hooks = ("on_before_batch_transfer", "transfer_batch_to_device")  # they expect a batch in host memory
+            copies = not any(overrides(owner, hook, LightningModule) for owner in owners for hook in hooks)
             loader.read_for(self.root_device, copies, _is_channels_last(self._module))
         if is_training and self.plan.order:
             self._set_micro_batches(self.plan.order.micro_batches)
@@ -127,8 +125,7 @@ class RunStrategy(Strategy):
         super().load_model_state_dict({**checkpoint, "state_dict": with_keys_of(self._module, state)}, strict)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        saved_groups = checkpoint.get("live_settings", {}).get("groups", [])
-        add_missing_groups(self._module, self.optimizers, saved_groups)
+        add_missing_groups(self._module, self.optimizers, checkpoint.get("live_settings", {}).get("groups", []))
         # These settings decide whether torch loads the number of steps onto the GPU. Fused kernels read it there.
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
             for group, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):

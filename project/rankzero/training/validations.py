@@ -23,12 +23,8 @@ class ValidationSchedule:
     @classmethod
     def of(cls, trainer: Any) -> "ValidationSchedule":
         """Returns the schedule of a Trainer in a fit."""
-        return cls(
-            trainer.num_training_batches,
-            trainer.enable_validation,
-            trainer.val_check_batch,
-            trainer.check_val_every_n_epoch,
-        )
+        interval, epochs = trainer.val_check_batch, trainer.check_val_every_n_epoch
+        return cls(trainer.num_training_batches, trainer.enable_validation, interval, epochs)
 
     def count(self, epochs: int, earlier_batches: int, start: float, end: float) -> float:
         """Returns the number of validations after batches `start + 1` to `end`; with intervals of time, the most.

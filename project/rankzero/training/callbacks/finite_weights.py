@@ -90,8 +90,7 @@ class FiniteWeights(LoopCallback):
         """Raises a RunError on all ranks if the run trains nothing, cannot recover, and stops. All ranks must call."""
         ends = self._is_final and self._stops
         own = f"{self.problem}. {self._advice(self.problem)}" if self.problem and ends else None
-        problem = trainer.strategy.broadcast(own)
-        if problem is None:
+        if (problem := trainer.strategy.broadcast(own)) is None:
             return
         if trainer.world_size == 1:
             self._channel.forget_stop()

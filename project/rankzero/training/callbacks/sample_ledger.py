@@ -99,14 +99,12 @@ class SampleLedger(LoopCallback):
         checkpoint["ledger"] = {"sums": used, "statements": list(self._entries)}
         if any(order.drawn for order in self.plan.training_orders):
             checkpoint["draws"] = [order.drawn and order.drawn.state() for order in self.plan.training_orders]
-
-        if self.plan.streams:
+        if streams := self.plan.streams:
             loop = fit_loop_of(trainer)
             is_within, is_complete = loop.is_within_epoch, loop.epoch_loop.is_complete
+            # Lightning counts an epoch that `max_steps` has cut short as done.
             checkpoint["streams"] = [
-                # Lightning counts an epoch that `max_steps` has cut short as done.
-                stream.state(is_within or not (is_complete or stream.is_exhausted))
-                for stream in self.plan.streams
+                each.state(is_within or not (is_complete or each.is_exhausted)) for each in streams
             ]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

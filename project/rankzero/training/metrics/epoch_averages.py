@@ -95,10 +95,8 @@ class Results(stock.ResultCollection):
             self._failed_names.add(name)
             logging.getLogger("rankzero").warning("metric %s", name, exc_info=error)
             cause = "an error on another rank" if error is None else repr(error)
-            rank_zero_warn(
-                f"rankzero: the metric {name!r} cannot be computed and is NaN in this epoch; training continues: "
-                f"{cause}"
-            )
+            consequence = "cannot be computed and is NaN in this epoch; training continues"
+            rank_zero_warn(f"rankzero: the metric {name!r} {consequence}: {cause}")
 
     def metrics(self, on_step: bool) -> Any:
         """Returns the values as Lightning does, those of the progress bar on a GPU as tensors, without waiting."""
@@ -244,8 +242,7 @@ class LoggerConnector(stock.LoggerConnector):
 
 def unread_progress_bar_metrics(trainer: Trainer) -> dict[str, Any]:
     """Returns the values that the progress bar shows; on a GPU, values since the last read are tensors."""
-    metrics: dict[str, Any] = stock.LoggerConnector.progress_bar_metrics.fget(stock.logger_connector(trainer))  # type: ignore[attr-defined]
-    return metrics
+    return dict(stock.LoggerConnector.progress_bar_metrics.fget(stock.logger_connector(trainer)))  # type: ignore[attr-defined]
 
 
 def logger_connector_of(trainer: Trainer) -> LoggerConnector:
@@ -346,28 +343,19 @@ def _warn_of_differing_values(trainer: Trainer) -> None:
     """Warns if ranks log different values at an epoch's end, for which no mean is exact. All ranks must call."""
     results = trainer._results
     assert results is not None
-    local_values = {
-        key: entry
-        for key, entry in gathered_values(results).items()
-        if "value" in entry and entry["fx"].endswith("_epoch_end")
-    }
-    own = {
-        key: float(entry["value"] / (entry["weight"] if entry["reduction"] == "mean" else 1))
-        for key, entry in local_values.items()
-    }
+    gathered = gathered_values(results).items()
+    local = {key: entry for key, entry in gathered if "value" in entry and entry["fx"].endswith("_epoch_end")}
+    weights = {key: entry["weight"] if entry["reduction"] == "mean" else 1 for key, entry in local.items()}
+    own = {key: float(entry["value"] / weights[key]) for key, entry in local.items()}
     values_of_ranks = strategy_of(trainer).gather(own)
-    for key, entry in local_values.items():
+    mean = "the mean over ranks is used, in which each rank has the same weight, whatever its number of samples"
+    for key, entry in local.items():
         values = [values_of_rank[key] for values_of_rank in values_of_ranks if key in values_of_rank]
         if not max(values) - min(values) > 1e-6 * max(map(abs, values)):  # equal on all ranks, or one is NaN
             continue
-        if not entry["sync"]:
-            consequence = "only the value of rank zero is used"
-        elif strategy_of(trainer).plan.is_uneven:
-            consequence = (
-                "the mean over ranks is used, in which each rank has the same weight, whatever its number of samples"
-            )
-        else:
+        if entry["sync"] and not strategy_of(trainer).plan.is_uneven:
             continue
+        consequence = mean if entry["sync"] else "only the value of rank zero is used"
         rank_zero_warn(
             f"rankzero: self.log({entry['name']!r}) in {entry['fx']} differs between ranks: {consequence}. "
             "If it is logged in the step, or as a torchmetrics metric, it is exact on any number of processes"

@@ -9,7 +9,7 @@ Without the replacement, stock Lightning can read the `state.pt` in a checkpoint
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,9 +34,7 @@ def install() -> None:
 class _Finder:
     """Import finder that replaces `pl_load` once `SAVING_MODULE` is imported; the other finders locate the module."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
         if fullname != SAVING_MODULE:
             return None
         sys.meta_path.remove(self)

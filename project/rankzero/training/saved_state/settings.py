@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, StochasticWeightAveraging
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.parsing import lightning_getattr, lightning_hasattr, lightning_setattr
 from torch import nn
@@ -16,7 +16,7 @@ from rankzero.messages import RequestError, few, print_line, print_notice
 from rankzero.sampling.plan import SamplingPlan
 from rankzero.training.fit_loop import fit_loop_of
 from rankzero.training.hooks import LoopCallback
-from rankzero.training.lightning_inside import batches_per_step_of, names_set_by
+from rankzero.training.lightning_inside import averaging_in, batches_per_step_of, names_set_by
 from rankzero.training.saved_state.module_state import group_names, prune_again, pruned_parameters
 
 State = dict[str, Any]
@@ -131,7 +131,7 @@ class LiveSettings(LoopCallback):
             flags = {name: value for name, value in flags.items() if not name.endswith(".training")}
         checkpoint["live_settings"] = {
             "flags": {name: value for name, value in flags.items() if value != self._flags.get(name, value)},
-            "batches_a_step": [self._batches_per_step, _batches_per_step(trainer)],
+            "batches_a_step": [self._batches_per_step, batches_per_step_of(trainer)],
             "should_stop": trainer.should_stop and not fit_loop_of(trainer).can_stop_early,
             "groups": [group_names(pl_module, optimizer) for optimizer in trainer.optimizers],
         }
@@ -155,7 +155,7 @@ class LiveSettings(LoopCallback):
             return
         # In mid-epoch, StochasticWeightAveraging has to install its schedule, with the loaded state. It does so in
         # `on_train_epoch_start` (lightning 2.6), which never averages weights twice in an epoch.
-        for callback in _averaging(trainer):
+        for callback in averaging_in(trainer):
             if loaded["callbacks"].get(callback.state_key, {}).get("scheduler_state") is not None:
                 callback.on_train_epoch_start(trainer, module)
 
@@ -171,10 +171,6 @@ def flags_of(module: nn.Module) -> dict[str, bool]:
     }
 
 
-def _averaging(trainer: Trainer) -> list[StochasticWeightAveraging]:
-    return [each for each in trainer.callbacks if isinstance(each, StochasticWeightAveraging)]  # type: ignore[attr-defined]
-
-
 def _set_flags(module: nn.Module, flags: Mapping[str, bool]) -> None:
     parameters, modules = dict(module.named_parameters()), dict(module.named_modules())
     for path, value in flags.items():
@@ -182,14 +178,6 @@ def _set_flags(module: nn.Module, flags: Mapping[str, bool]) -> None:
         owner = parameters.get(name) if flag == "requires_grad" else modules.get(name)
         if owner is not None:
             setattr(owner, flag, value)
-
-
-def _batches_per_step(trainer: Trainer) -> int:
-    """Returns the batches per step, not the value that StochasticWeightAveraging sets for an epoch without steps."""
-    for callback in _averaging(trainer):
-        if (batches := batches_per_step_of(callback)) is not None:
-            return batches
-    return int(trainer.accumulate_grad_batches)
 
 
 _PROGRESS = ("last_epoch", "_step_count", "_last_lr", "best", "num_bad_epochs", "cooldown_counter", "lr")
