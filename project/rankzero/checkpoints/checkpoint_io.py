@@ -39,9 +39,8 @@ class Snapshots:
     def take(self, state: Any) -> Any:
         """Copies a state to the CPU; tensors that share memory also share it in the copy.
 
-        Does not wait for a GPU: call `wait` before reading the copy.
-
-        Objects are copied through their pickle methods, which `torch.save` uses too.
+        Does not wait for a GPU: call `wait` before reading the copy. Objects are copied through their pickle methods,
+        which `torch.save` uses too.
 
         Raises:
             Exception: An object cannot be pickled; `torch.save` would fail as well.
