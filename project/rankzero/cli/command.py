@@ -87,7 +87,7 @@ class Command(NamedTuple):
         return spelled("\n".join([*lines, *(f"  {example}" for example in self.examples)]))
 
     def class_path(self, flag: str, text: str) -> str:
-        """Returns the class path of a short name, or of a file and a class, joined by `:`; returns config files and dicts unchanged.
+        """Returns the class path of a short name, or of FILE:CLASS; returns config files and dicts unchanged.
 
         Raises:
             RequestError: The short name does not exist.
