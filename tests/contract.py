@@ -21,10 +21,8 @@ import rankzero
 from rankzero.distributed.process.stop_signals import STOP_SIGNALS
 from rankzero.messages import RequestError
 from running import REPOSITORY, script_process
-from stock import differences
+from stock import SILENT, differences
 
-QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
-SILENT = {**QUIET, "logger": False, "enable_checkpointing": False, "max_epochs": 2, "log_every_n_steps": 2}
 KEYS = {
     *("callbacks", "epoch", "global_step", "hparams_name", "hyper_parameters", "loops", "lr_schedulers"),
     *("optimizer_states", "pytorch-lightning_version", "state_dict"),
@@ -171,12 +169,11 @@ class Script:
 
     def __init__(self, kind, folder):
         self.kind, self.folder, self.plain, self.seen, self.calls = kind, folder, Plain(folder), {}, []
-        self.is_stock = kind is pl.Trainer
 
     def trainer(self, **settings):
         callbacks = settings.pop("callbacks", None) or []
         callbacks = [*(callbacks if isinstance(callbacks, list) else [callbacks]), recording(Watch, self.calls)()]
-        return self.kind(**{**SILENT, "callbacks": callbacks, **settings})
+        return self.kind(**{**SILENT, "max_epochs": 2, "log_every_n_steps": 2, "callbacks": callbacks, **settings})
 
     def net(self, kind=Net, **settings):
         return recording(kind, self.calls)(**settings)
@@ -244,8 +241,7 @@ def observe(kind, scenario, folder, *arguments):
 def compare(scenario, folder, *arguments, differs=None):
     """Compares a scenario of both Trainers; `differs`: start of a path -> start of its row in docs/trainer.md."""
     expected = observe(pl.Trainer, scenario, folder / "stock", *arguments)
-    found = observe(rankzero.Trainer, scenario, folder / "ours", *arguments)
-    check(found, expected, differs or {})
+    check(observe(rankzero.Trainer, scenario, folder / "ours", *arguments), expected, differs or {})
     return expected
 
 

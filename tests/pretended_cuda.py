@@ -180,28 +180,22 @@ def pretended_cuda() -> Iterator[PretendedCuda]:
         synchronize=lambda: device.wait("stream"), record_event=lambda *_: None,
     )  # fmt: skip
     functions: dict[str, Callable[..., Any]] = {
+        **dict.fromkeys(("set_device", "set_rng_state", "manual_seed", "manual_seed_all"), lambda _: None),
+        **dict.fromkeys(("empty_cache", "reset_peak_memory_stats"), lambda *_: None),
+        **dict.fromkeys(("current_device", "max_memory_allocated"), lambda *_: 0),
+        **dict.fromkeys(("Stream", "current_stream"), lambda *_, **__: stream),
         "device_count": lambda: 1,
         "mem_get_info": lambda _: (2**35, 2**36),
         "is_available": lambda: True,
-        "set_device": lambda _: None,
-        "current_device": lambda: 0,
         "synchronize": lambda *_: device.wait("torch.cuda.synchronize"),
         "Event": _event_of(device),
-        "Stream": lambda *_, **__: stream,
         "stream": lambda _: ExitStack(),
-        "current_stream": lambda *_: stream,
-        "empty_cache": lambda: None,
         "is_current_stream_capturing": lambda: False,
-        "max_memory_allocated": lambda *_: 0,
-        "reset_peak_memory_stats": lambda *_: None,
         "get_device_name": lambda *_: "Pretended",
         "get_device_properties": lambda *_: properties,
         "get_device_capability": lambda *_: (9, 0),
         "is_bf16_supported": lambda *_, **__: True,
         "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
-        "set_rng_state": lambda *_: None,
-        "manual_seed": lambda _: None,
-        "manual_seed_all": lambda _: None,
     }
     with ExitStack() as stack:
         for name, function in functions.items():

@@ -230,21 +230,14 @@ def train_in_process(
     """Trains a model with Lightning's Trainer; with `loops` or a plan, Rankzero's loops replace Lightning's."""
     from rankzero.training.fit_loop import fit_loop_of, install
     from rankzero.training.strategies import OneProcess
+    from stock import SILENT
 
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_model_summary": False,
-        "enable_progress_bar": False,
-    }
     if loops or plan:
         settings["strategy"] = OneProcess(plan or SamplingPlan(), device="cpu")
         if not plan:
             settings["strategy"].process_dataloader = lambda loader: loader
     with restore_process_state():
-        trainer = Trainer(
-            callbacks=list(callbacks), **{**quiet, "accelerator": "cpu", "limit_val_batches": 1, **settings}
-        )
+        trainer = Trainer(callbacks=list(callbacks), **{**SILENT, "limit_val_batches": 1, **settings})
         if loops or plan:
             trainer.callbacks.insert(0, install(trainer, plan or SamplingPlan()))
             fit_loop_of(trainer).extra_subscribers += subscribers
@@ -320,5 +313,4 @@ def evaluate_in_process(*arguments: str) -> int:
 def weights(run: Path, checkpoint: str = "") -> dict[str, torch.Tensor]:
     """Returns the model's weights from a checkpoint of a run, by default from the newest."""
     folder = run / "checkpoints" / checkpoint if checkpoint else sorted((run / "checkpoints").glob("step-*"))[-1]
-    state = torch.load(folder / "state.pt", weights_only=True)["state_dict"]
-    return dict(state)
+    return dict(torch.load(folder / "state.pt", weights_only=True)["state_dict"])

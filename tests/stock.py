@@ -3,7 +3,6 @@
 import functools
 import sys
 
-import lightning
 import pytest
 import torch
 import torchmetrics
@@ -209,8 +208,7 @@ def assert_equals_stock(observe, *arguments, **settings):
 def assert_same_training(make_module=Net, make_callbacks=list, **settings):
     """Compares trainings with and without hooks in every place with one training of stock Lightning."""
     arguments = (make_module, make_callbacks)
-    actual = assert_equals_stock(observe, *arguments, True, **settings)
-    assert actual["calls"]
+    assert assert_equals_stock(observe, *arguments, True, **settings)["calls"]
     plain, stock = observe(True, *arguments, **settings), of_stock(observe, *arguments, True, **settings)
     assert differences(plain, {**stock, "calls": []}) == []
 
@@ -284,12 +282,6 @@ def calls_of(functions, argument, work):
     finally:
         sys.setprofile(None)
     return calls
-
-
-def owner_of(path, trainer=None):
-    """Returns the object that has a function, and the function's name."""
-    owner, _, name = path.rpartition(".")
-    return eval(owner, {"trainer": trainer, "lightning": lightning, "torch": torch}), name
 
 
 def log_calls(function, calls, name):

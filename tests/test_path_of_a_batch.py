@@ -8,8 +8,6 @@ from rankzero.training import loop
 from rankzero.training.hooks import LoopCallback
 from running import REPOSITORY, fit_in_process
 
-MAX_FILES_ENTERED = 9
-
 SOURCES = [REPOSITORY / name for name in ("launch", "project/rankzero", "lightning_modules", "data_modules")]
 
 ENTERED = {}
@@ -53,4 +51,4 @@ def test_a_steady_step_enters_at_most_nine_files(cwd, monkeypatch):
     assert len(ENTERED) == 8
     entered = sorted(ENTERED.values(), key=len)[4]  # a line of progress may be due in one of the steps
     assert sorted(entered) == sorted(files_in("The path of a batch"))
-    assert len(entered) <= MAX_FILES_ENTERED
+    assert len(entered) <= 9

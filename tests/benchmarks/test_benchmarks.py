@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from functools import partial
 from itertools import count
 
 import pytest
@@ -27,16 +28,9 @@ def test_a_contest_measures_each_candidate_equally_often_in_rotating_order(conte
         calls.append(name)
         return float(next(ticks))
 
-    names = ("ours", "other", "limited")
-    comparison = contest.Comparison(
-        name="x",
-        title="A title",
-        unit="seconds",
-        measure={name: lambda name=name: measure(name) for name in names},
-        targets={"other": 1.5},
-        limits={"limited": 7},
-    )
-    result = comparison.run(2, tmp_path)
+    measures = {name: partial(measure, name) for name in ("ours", "other", "limited")}
+    settings = {"title": "A title", "unit": "seconds", "targets": {"other": 1.5}, "limits": {"limited": 7}}
+    result = contest.Comparison(name="x", measure=measures, **settings).run(2, tmp_path)
     assert calls == ["ours", "other", "limited", "other", "limited", "ours"]
     assert result["measured"] == {"ours": [1, 6], "other": [2, 4], "limited": [3, 5]}
     assert result["ratios"] == {"other": [0.5, 1.5]}

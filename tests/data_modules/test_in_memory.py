@@ -14,7 +14,7 @@ from data_modules import parts
 from data_modules.augmentation import ImageTransform, crop_at_random
 from data_modules.digits import Digits
 from data_modules.in_memory import InMemory, OnDevice, random_keys, split_indices
-from data_modules.parts import MAX_THREADS, MIN_THREAD_ROWS, in_row_blocks
+from data_modules.parts import MAX_THREADS, in_row_blocks
 from data_modules.parts import MIN_THREAD_ROWS as ROWS
 from data_modules.synthetic_images import SyntheticImages
 from data_modules.toy import Toy
@@ -289,7 +289,7 @@ def test_half_of_the_images_are_mirrored_and_all_crops_are_equally_frequent():
 
 def test_neither_the_number_of_threads_nor_the_memory_layout_changes_the_result():
     transform = ImageTransform((120.0,), (60.0,), padding=1, flip=True)
-    images = torch.randint(0, 256, (3 * MIN_THREAD_ROWS, 1, 4, 4), dtype=torch.uint8)
+    images = torch.randint(0, 256, (3 * ROWS, 1, 4, 4), dtype=torch.uint8)
     keys = random_keys(range(len(images)))
     with restore_process_state():
         torch.set_num_threads(1)

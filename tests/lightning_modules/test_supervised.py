@@ -213,10 +213,8 @@ def test_validation_metrics_restart_in_each_epoch(make_trainer):
 @pytest.mark.parametrize(
     ("settings", "steps"),
     [
-        ({"max_epochs": 2}, 6),
+        *(({"max_epochs": 2}, 6), ({"max_steps": 5}, 5), ({"max_epochs": 4, "max_steps": 5}, 5)),
         ({"max_epochs": 2, "accumulate_grad_batches": 2}, 4),
-        ({"max_steps": 5}, 5),
-        ({"max_epochs": 4, "max_steps": 5}, 5),
         ({"max_epochs": 2, "limit_train_batches": 1}, 2),
     ],
 )
@@ -224,7 +222,8 @@ def test_an_included_schedule_is_planned_for_the_steps_of_the_run(make_trainer, 
     trainer = make_trainer(**settings)
     trainer.fit(module(schedule=lambda optimizer: Cosine(optimizer, final_factor=0.5)), loader(data()))
     (config,) = trainer.lr_scheduler_configs
-    assert config.interval == "step" and config.scheduler.total_steps == trainer.global_step == steps
+    assert (config.interval, config.monitor) == ("step", None)
+    assert config.scheduler.total_steps == trainer.global_step == steps
     assert config.scheduler.get_last_lr() == [pytest.approx(0.025)]
 
 
@@ -239,26 +238,16 @@ def test_the_schedule_of_an_endless_run_has_no_plan(make_trainer):
 @pytest.mark.parametrize(
     ("schedule", "interval", "monitor"),
     [
-        (Constant, "step", None),
         (lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1), "epoch", None),
         (lambda optimizer: ReduceLROnPlateau(optimizer, monitor="val/loss"), "epoch", "val/loss"),
     ],
-    ids=["ours", "StepLR", "ReduceLROnPlateau"],
+    ids=["StepLR", "ReduceLROnPlateau"],
 )
-def test_interval_and_monitor_depend_on_the_schedule(make_trainer, schedule, interval, monitor):
+def test_a_schedule_of_torch_or_lightning_is_stepped_by_epochs(make_trainer, schedule, interval, monitor):
     trainer = make_trainer(max_epochs=1)
     trainer.fit(module(schedule=schedule), loader(data()), loader(data()))
     (config,) = trainer.lr_scheduler_configs
     assert (config.interval, config.monitor) == (interval, monitor)
-
-
-def test_the_optimizer_gets_every_parameter(make_trainer):
-    model = module(optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.5), schedule=Constant)
-    model.trainer = make_trainer(max_steps=7)
-    optimizer = model.configure_optimizers()["optimizer"]
-    assert isinstance(optimizer, torch.optim.AdamW) and optimizer.defaults["lr"] == 0.5
-    given = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    assert {*map(id, given)} == {*map(id, model.network.parameters())}
 
 
 def test_fewer_than_two_classes_and_a_required_number_below_one_are_refused_with_what_to_type():

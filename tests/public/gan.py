@@ -113,8 +113,4 @@ class RingDataModule(pl.LightningDataModule):
     def val_dataloader(self):
         return DataLoader(self.val, batch_size=self.hparams.batch_size)
 
-    def test_dataloader(self):
-        return DataLoader(self.val, batch_size=self.hparams.batch_size)
-
-    def predict_dataloader(self):
-        return DataLoader(self.val, batch_size=self.hparams.batch_size)
+    test_dataloader = predict_dataloader = val_dataloader

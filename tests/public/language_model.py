@@ -37,11 +37,7 @@ class TextModule(pl.LightningDataModule):
     def val_dataloader(self):
         return DataLoader(self.val, self.batch_size)
 
-    def test_dataloader(self):
-        return DataLoader(self.val, self.batch_size)
-
-    def predict_dataloader(self):
-        return DataLoader(self.val, self.batch_size)
+    test_dataloader = predict_dataloader = val_dataloader
 
 
 class GPT(pl.LightningModule):

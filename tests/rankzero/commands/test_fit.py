@@ -111,12 +111,13 @@ def test_a_failure_in_user_code_is_recorded_in_summary_and_log_and_not_reported_
     assert not isinstance(error.value, CannotStart)
 
 
-def test_a_fast_dev_run_succeeds_and_print_config_trains_nothing(cwd, capsys):
+def test_a_fast_dev_run_succeeds_and_print_config_prints_the_default_classes_and_trains_nothing(cwd, capsys):
     with pytest.raises(SystemExit) as exit_info:
-        fit_in_process(*TOY, "--print_config")
+        fit_in_process("--epochs", "1", "--print_config")
     assert exit_info.value.code == 0 and not list(cwd.iterdir())
     config = yaml.safe_load(capsys.readouterr().out)
-    assert config["model"]["class_path"] == "lightning_modules.MLP" and config["trainer"]["max_epochs"] == 1
+    defaults = {"model": "lightning_modules.ResNet", "data": "data_modules.Digits"}
+    assert {name: config[name]["class_path"] for name in defaults} == defaults and config["trainer"]["max_epochs"] == 1
     assert fit_in_process(*TOY, "--run", "x", "--trainer.fast_dev_run", "true") == 0
 
 

@@ -3,7 +3,6 @@ import json
 import shutil
 from collections import namedtuple
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset
 from data_modules.toy import Toy
 from lightning_modules.mlp import MLP
 from rankzero.cli.arguments import Arguments, Origins, parse_arguments
-from rankzero.commands.evaluation import output_path
 from rankzero.commands.prediction import PARTS_FOLDER, KeepPredictions, PartWriter, as_plain, merge, predict, read_split
 from rankzero.distributed.world import World
 from rankzero.messages import RequestError
@@ -110,13 +108,9 @@ def test_outputs_are_converted_to_plain_values_or_refused():
     assert error.found.startswith("it returned a torch.nn.modules.linear.Linear")
 
 
-def parse_flags(*arguments):
-    return parse_arguments(command_of("predict"), arguments)
-
-
 def predict_in_process(*arguments):
     with restore_process_state():
-        return predict(parse_flags(*arguments), World())
+        return predict(parse_arguments(command_of("predict"), arguments), World())
 
 
 @pytest.fixture
@@ -142,13 +136,14 @@ def test_predictions_equal_those_of_a_stock_trainer(run, batch_size, capsys):
     assert "10 samples, each once" in capsys.readouterr().out
 
 
-def test_old_predictions_are_replaced_and_other_files_are_kept(run):
-    folder = run.parent.parent / "out"
+def test_old_predictions_are_replaced_and_other_files_are_kept(run, cwd, monkeypatch):
+    folder = cwd / "out"
+    monkeypatch.setenv("HOME", str(cwd))
     (folder / PARTS_FOLDER / "0").mkdir(parents=True)
     for name in ("predictions.pt", "predictions-1.pt", "predictions-1.csv", "notes.txt"):
         (folder / name).write_text("old")
     (folder / PARTS_FOLDER / "0" / "rank-9.pt").write_text("of a prediction that did not finish")
-    predict_in_process("--name", "x", "--split", "val", "--output", "out")
+    predict_in_process("--name", "x", "--split", "val", "--output", "~/out")
     expected = ["notes.txt", "predictions.csv", "predictions.json", "predictions.pt"]
     assert sorted(path.name for path in folder.iterdir()) == expected and (folder / "notes.txt").read_text() == "old"
 
@@ -295,16 +290,3 @@ def test_a_users_sampler_is_refused_on_several_processes(tmp_path):
         error = refusal_of(KeepPredictions(tmp_path, 0, world_size).on_predict_start, trainer, Net())
         assert error.asked == f"predictions on {world_size} processes"
         assert error.instead == "--devices 1, without a launcher"
-
-
-def test_predictions_are_written_into_the_run_or_the_output_folder(cwd, monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
-    (cwd / "runs/x/checkpoints/step-1").mkdir(parents=True)
-    (cwd / "runs/x/run.json").write_text("{}")
-    for arguments, checkpoint, folder in (
-        ("", "runs/x/checkpoints/step-1", "runs/x/predictions"),
-        ("--output here", "runs/x/checkpoints/step-1", "here"),
-        ("", "else/where/a.ckpt", "a.ckpt-predictions"),  # not in a run
-        ("--output ~/out", "a/b/c", "/home/me/out"),
-    ):
-        assert output_path(parse_flags(*arguments.split()), Path(checkpoint), "predictions") == Path(folder)

@@ -13,7 +13,8 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader, TensorDataset
 
-from contract import KEYS, QUIET, Net, compare, loader, rows_from
+from contract import KEYS, Net, compare, loader, rows_from
+from stock import QUIET
 
 EPOCH, RATE = "the checkpoint at the end of epoch 0", "a resumed optimizer keeps"
 DEFAULT = {"logger": None, "enable_checkpointing": None}

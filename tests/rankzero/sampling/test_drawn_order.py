@@ -54,9 +54,7 @@ LOADERS = {
     "replacement": lambda: DataLoader(Numbers(), 4, sampler=RandomSampler(Numbers(), True), num_workers=1),
     "batch sampler": lambda: DataLoader(Numbers(), batch_sampler=Buckets()),
     "list of batches": lambda: DataLoader(Numbers(), batch_sampler=[[1, 2], [3], [4, 5, 6]]),
-    "torch's batch sampler": lambda: DataLoader(
-        Numbers(), batch_sampler=BatchSampler(RandomSampler(Numbers()), 4, False)
-    ),
+    "a BatchSampler": lambda: DataLoader(Numbers(), batch_sampler=BatchSampler(RandomSampler(Numbers()), 4, False)),
     "single items": lambda: DataLoader(Numbers(), batch_size=None, sampler=RandomSampler(Numbers())),
 }
 

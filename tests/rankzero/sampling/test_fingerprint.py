@@ -59,11 +59,8 @@ def test_the_fingerprint_depends_on_the_content_of_containers_arrays_and_tensors
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ("/job/1/data", "/job/2/data"),
-        ([Path("/job/1/cat.png")], [Path("/job/2/cat.png")]),
-        (1.25, 2.5),
-        (object(), object()),
-        ([object()], [object()]),
+        *(("/job/1/data", "/job/2/data"), ([Path("/job/1/cat.png")], [Path("/job/2/cat.png")])),
+        *((1.25, 2.5), (object(), object()), ([object()], [object()])),
     ],
 )
 def test_folders_single_numbers_and_unknown_objects_do_not_change_the_fingerprint(first, second):

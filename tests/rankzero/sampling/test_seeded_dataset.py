@@ -158,11 +158,7 @@ def test_the_global_seed_is_that_of_lightnings_last_seed_everything(monkeypatch)
     assert generators.global_seed() is None
 
 
-BEFORE = {
-    "after a seed": lambda: None,
-    "in the middle of a block": lambda: draw(2),
-    "with cached normal numbers": draw_normal,
-}
+BEFORE = {"after a seed": lambda: None, "within a block": lambda: draw(2), "with cached normal numbers": draw_normal}
 
 
 @pytest.mark.parametrize("before", BEFORE)

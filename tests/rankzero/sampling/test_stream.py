@@ -11,6 +11,7 @@ from rankzero.messages import RunError
 from rankzero.sampling import generators
 from rankzero.sampling.stream import Stream, StreamLoader
 from running import on_each_rank
+from stock import Unsized
 
 
 class Rows(IterableDataset):
@@ -195,7 +196,7 @@ def test_a_batch_that_the_collate_function_omits_is_skipped_or_empty():
 
 def test_batches_that_the_dataset_makes_have_the_same_weight():
     def batches(*sizes):
-        return SimpleIterable([torch.zeros(size, 2) + size for size in sizes])
+        return Unsized([torch.zeros(size, 2) + size for size in sizes])
 
     (one, _), (other, _) = read_on_ranks([batches(8, 2), batches(4, 6, 3)], batch_size=None)
     assert [share.loss_weight for _, share in one] == [1.0, 1.0, 0.0]
@@ -203,21 +204,12 @@ def test_batches_that_the_dataset_makes_have_the_same_weight():
     assert [share.total for _, share in one] == [12, 8, 3]
 
 
-class SimpleIterable(IterableDataset):
-    def __init__(self, items):
-        self.items = items
-
-    def __iter__(self):
-        return iter(self.items)
-
-
 def test_a_loader_with_a_length_has_that_of_the_longest_rank():
     class Sized(Rows):
         def __len__(self):
             return len(self.numbers)
 
-    found = read_on_ranks([Sized(12), Sized(5)])
-    assert [len(batches) for batches, _ in found] == [3, 3]
+    assert [len(batches) for batches, _ in read_on_ranks([Sized(12), Sized(5)])] == [3, 3]
     loader = DataLoader(Sized(12), batch_size=4)
     stream = StreamLoader(loader, Stream(loader, 0, 0, None, int, lambda length: [length, 5], None))
     assert len(stream) == 5 and isinstance(stream, DataLoader) and stream.dataset is loader.dataset

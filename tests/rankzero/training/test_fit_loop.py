@@ -36,16 +36,9 @@ def recorded_hooks(**settings):
 
 def test_step_is_done_after_its_validation_and_epoch_after_its_hooks():
     assert recorded_hooks(max_epochs=1, val_check_interval=2) == [
-        ("start", 0, 0, False),
-        ("ready", 0, 0, False),
-        ("step", 0, 1, True),
-        ("validated", 0, 2, True),
-        ("step", 0, 2, True),
-        ("step", 0, 3, True),
-        ("validated", 0, 4, True),
-        ("step", 0, 4, True),
-        ("epoch end", 1, 4, False),
-        ("epoch", 1, 4, False),
+        *(("start", 0, 0, False), ("ready", 0, 0, False), ("step", 0, 1, True)),
+        *(("validated", 0, 2, True), ("step", 0, 2, True), ("step", 0, 3, True)),
+        *(("validated", 0, 4, True), ("step", 0, 4, True), ("epoch end", 1, 4, False), ("epoch", 1, 4, False)),
     ]
 
 
@@ -164,16 +157,12 @@ def recording(hook):
 
 
 PHASES = {
-    "on_train_start": {"hook"},
+    **{hook: {"hook"} for hook in ("on_train_start", "on_after_backward", "on_train_batch_end")},
+    **{hook: {SANITY_CHECK, "validation"} for hook in ("in validation", "validation_step", "on_validation_epoch_end")},
     "on_before_batch_transfer": {"data wait"},
     "training_step": {"forward"},
     "on_before_backward": {"backward"},
-    "on_after_backward": {"hook"},
     "on_before_optimizer_step": {"optimizer"},
-    "on_train_batch_end": {"hook"},
-    "in validation": {SANITY_CHECK, "validation"},
-    "validation_step": {SANITY_CHECK, "validation"},
-    "on_validation_epoch_end": {SANITY_CHECK, "validation"},
     "on_train_epoch_end": {"checkpoint"},  # called after the callback that saves; a phase lasts until the next one
     "on_save_checkpoint": {"checkpoint"},
 }

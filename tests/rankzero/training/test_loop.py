@@ -4,19 +4,7 @@ from lightning.pytorch.trainer import call
 from torch.utils.data import default_collate
 
 from rankzero.training.epoch_loop import EpochLoop
-from stock import (
-    BATCHES,
-    AtBatch,
-    Counts,
-    Loaders,
-    Net,
-    assert_equals_stock,
-    calls_of,
-    differences,
-    log_calls,
-    observe,
-    train,
-)
+from stock import BATCHES, AtBatch, Counts, Loaders, Net, assert_equals_stock, calls_of, differences, observe, train
 
 
 def set_optimizer_hooks(callback, trainer, module):
@@ -158,8 +146,7 @@ def test_metrics_are_as_current_as_in_lightning():
     assert len(assert_equals_stock(observe, ReadsMetrics, log_every_n_steps=5)["seen"][0]) == BATCHES * 2 * 3
 
 
-def test_unobserved_metrics_are_updated_only_at_logging_steps(monkeypatch):
-    updates = []
-    monkeypatch.setattr(EpochLoop, "update_trainer_metrics", log_calls(EpochLoop.update_trainer_metrics, updates, ""))
-    train(True, Net(), max_epochs=1, log_every_n_steps=4, limit_val_batches=0)
+def test_unobserved_metrics_are_updated_only_at_logging_steps():
+    settings = {"max_epochs": 1, "log_every_n_steps": 4, "limit_val_batches": 0}
+    updates = calls_of([EpochLoop.update_trainer_metrics], "self", lambda: train(True, Net(), **settings))
     assert len(updates) == BATCHES // 4

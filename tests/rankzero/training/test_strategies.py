@@ -35,8 +35,7 @@ def connected_strategy(plan=None, module=None, stage=RunningStage.TRAINING, **se
     [
         (RunningStage.TRAINING, None, True),
         (RunningStage.TRAINING, False, False),  # a finder loads validation data in the training stage
-        (RunningStage.SANITY_CHECKING, None, False),
-        (RunningStage.VALIDATING, None, False),
+        *((stage, None, False) for stage in (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING)),
         (RunningStage.VALIDATING, True, True),
     ],
 )
@@ -78,8 +77,7 @@ def test_loaders_copy_batches_to_the_gpu_unless_a_hook_expects_them_in_host_memo
     [
         ([torch.ones(2)], 'returned a "weight" of shape (2,); return a number, or rename'),
         (["many"], "returned a \"weight\" 'many'; return a number, or rename"),
-        ([3, None], "with some losses only"),
-        ([None, 3], "with some losses only"),
+        *((weights, "with some losses only") for weights in ([3, None], [None, 3])),
     ],
 )
 def test_an_invalid_or_missing_weight_of_a_loss_is_an_error(weights, problem):
@@ -156,8 +154,7 @@ def module_with(*layers):
         (nn.BatchNorm1d(2), 4, False, True),  # batches of 4, 4 and 1 samples
         (nn.BatchNorm2d(2), 1, False, True),
         (nn.BatchNorm1d(2), 4, True, False),
-        (nn.LayerNorm(2), 4, False, False),
-        (nn.InstanceNorm1d(2), 4, False, False),
+        *((layer, 4, False, False) for layer in (nn.LayerNorm(2), nn.InstanceNorm1d(2))),
     ],
 )
 def test_batch_norm_with_a_single_sample_warns(recwarn, layer, size, drop_last, warns):

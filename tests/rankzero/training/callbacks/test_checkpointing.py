@@ -30,12 +30,9 @@ def test_intervals_are_read_from_text_that_the_flag_accepts():
 @pytest.mark.parametrize(
     ("interval", "settings", "steps"),
     [
-        (Interval(epochs=1), {}, [7, 14, 21]),
-        (Interval(epochs=2), {}, [14, 21]),
-        (Interval(epochs=9), {}, [21]),
+        *((Interval(epochs=1), {}, [7, 14, 21]), (Interval(epochs=2), {}, [14, 21]), (Interval(epochs=9), {}, [21])),
+        *((Interval(seconds=0.001), {}, [16, 21]), (Interval(seconds=3600), {}, [21])),
         (Interval(steps=5), {}, [5, 10, 15, 20, 21]),
-        (Interval(seconds=0.001), {}, [16, 21]),
-        (Interval(seconds=3600), {}, [21]),
         (Interval(steps=2), {"keep": 3, "max_epochs": 2}, [10, 12, 14]),
         (Interval(steps=1), {"max_epochs": 1, "accumulate_grad_batches": 3}, [1, 2, 3]),
     ],

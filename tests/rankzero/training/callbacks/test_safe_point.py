@@ -18,14 +18,7 @@ from rankzero.runs.directory import RunDirectory
 from rankzero.training.callbacks import safe_point as safe_points
 from rankzero.training.callbacks.checkpointing import CheckpointCallback, Interval
 from rankzero.training.callbacks.finite_weights import FiniteWeights
-from rankzero.training.callbacks.safe_point import (
-    REMEMBERED_STEPS,
-    NoSignalConnector,
-    SafePoint,
-    StepKind,
-    TimeBudget,
-    next_steps,
-)
+from rankzero.training.callbacks.safe_point import REMEMBERED_STEPS, NoSignalConnector, SafePoint, StepKind, TimeBudget
 from rankzero.training.hooks import LoopCallback
 from running import train_in_process
 from stock import SILENT, saves_to
@@ -80,13 +73,9 @@ def saved_steps(checkpoints):
 @pytest.mark.parametrize(
     ("hook", "occurrence", "micro_batches", "step"),
     [
-        ("on_train_batch_start", 0, 1, 1),
-        ("on_train_batch_start", 3, 1, 4),
-        ("on_train_epoch_end", 0, 1, 4),
-        ("on_validation_end", 0, 1, 4),
-        ("on_train_batch_end", 5, 1, 6),
-        ("on_train_batch_end", 0, 3, 1),
-        ("on_train_batch_end", 2, 3, 1),
+        *(("on_train_batch_start", 0, 1, 1), ("on_train_batch_start", 3, 1, 4)),
+        *(("on_train_epoch_end", 0, 1, 4), ("on_validation_end", 0, 1, 4)),
+        *(("on_train_batch_end", 5, 1, 6), ("on_train_batch_end", 0, 3, 1), ("on_train_batch_end", 2, 3, 1)),
         *(("", 0, 1, 8), ("on_train_batch_start", 7, 1, 8), ("on_validation_end", 1, 1, 8)),
     ],
 )
@@ -238,23 +227,18 @@ class RecordKinds(LoopCallback):
 
     def on_safe_point(self, trainer):
         self.validated = False
-        self.predicted.append(next_steps(trainer))
+        self.predicted.append(safe_points.next_steps(trainer))
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"limit_val_batches": 0},
-        {"val_check_interval": 0.25},
-        {"val_check_interval": 3},
+        *({}, {"limit_val_batches": 0}, {"num_sanity_val_steps": 2}, {"check_val_every_n_epoch": 2}),
+        *({"val_check_interval": 0.25}, {"val_check_interval": 3}),
         {"val_check_interval": 5, "check_val_every_n_epoch": None},
-        {"check_val_every_n_epoch": 2},
         {"check_val_every_n_epoch": 3, "val_check_interval": 0.5},
-        {"accumulate_grad_batches": 2, "val_check_interval": 3},
-        {"accumulate_grad_batches": 3, "val_check_interval": 4},
+        *({"accumulate_grad_batches": count, "val_check_interval": count + 1} for count in (2, 3)),
         {"accumulate_grad_batches": 20, "check_val_every_n_epoch": 2},
-        {"num_sanity_val_steps": 2},
     ],
     ids=str,
 )
@@ -288,13 +272,10 @@ def last_second_in_time(time_budget, clock, next_steps):
 @pytest.mark.parametrize(
     ("guess", "noted", "next_steps", "needed"),
     [
-        (0.0, [], [PLAIN], 3),
-        (0.0, [], [PLAIN, PLAIN], 2 * 3),
+        *((0.0, [], [PLAIN], 3), (0.0, [], [PLAIN, PLAIN], 2 * 3), (60.0, [], [VALIDATION], 3 + 60)),
         (0.0, [(100.0, VALIDATION)], [PLAIN, VALIDATION], 3 + 100),
         (0.0, [(100.0, VALIDATION)], [PLAIN, PLAIN], 2 * 3),
-        (60.0, [], [VALIDATION], 3 + 60),
-        (60.0, [(7.0, VALIDATION)], [VALIDATION], 7),
-        (60.0, [(5.0, EPOCH)], [EPOCH], 5),
+        *((60.0, [(7.0, VALIDATION)], [VALIDATION], 7), (60.0, [(5.0, EPOCH)], [EPOCH], 5)),
         (60.0, [(5.0, EPOCH)], [VALIDATION], 5 + 60),  # for example, only every second epoch may have a validation
         (0.0, [(300.0, PLAIN), *[(3.0, PLAIN)] * (REMEMBERED_STEPS - 1)], [PLAIN], 300),  # such as a step that compiles
         (0.0, [(300.0, PLAIN), *[(3.0, PLAIN)] * REMEMBERED_STEPS], [PLAIN], 3),

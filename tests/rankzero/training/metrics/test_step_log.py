@@ -194,11 +194,8 @@ def test_losses_are_weighted_by_their_samples(trainer):
 @pytest.mark.parametrize(
     ("gradients", "norm"),
     [
-        ([[3.0], [4.0]], 5.0),
-        ([[3.0], None], 3.0),
-        ([None, None], None),
-        ([[float("inf")], [1.0]], float("inf")),
-        ([[float("nan")], [1.0]], float("nan")),
+        *(([[3.0], [4.0]], 5.0), ([[3.0], None], 3.0), ([None, None], None)),
+        *(([[norm], [1.0]], norm) for norm in (float("inf"), float("nan"))),
     ],
 )
 def test_the_norm_is_that_of_all_gradients(trainer, gradients, norm):
@@ -234,13 +231,9 @@ class Batch:
 @pytest.mark.parametrize(
     ("batch", "size"),
     [
-        (torch.rand(5, 2), 5),
-        ([torch.rand(3, 2), torch.rand(4)], 3),
-        ([[torch.zeros(6)], torch.zeros(4)], 6),
-        ((["a", "b"], torch.zeros(2, 3)), 2),
-        ({"a": "text", "b": [torch.rand(6)]}, 6),
-        ({1: (None, torch.rand(2))}, 2),
-        (Batch(torch.rand(7, 1)), 7),
+        *((torch.rand(5, 2), 5), ([torch.rand(3, 2), torch.rand(4)], 3), ([[torch.zeros(6)], torch.zeros(4)], 6)),
+        *(((["a", "b"], torch.zeros(2, 3)), 2), ({"a": "text", "b": [torch.rand(6)]}, 6)),
+        *(({1: (None, torch.rand(2))}, 2), (Batch(torch.rand(7, 1)), 7)),
     ],
 )
 def test_a_batch_has_the_samples_of_its_share_or_the_size_that_lightning_finds(batch, size):

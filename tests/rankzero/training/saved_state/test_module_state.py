@@ -4,13 +4,7 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.optim import SGD
 
-from rankzero.training.saved_state.module_state import (
-    add_missing_groups,
-    group_names,
-    prune_again,
-    pruned_parameters,
-    without_pruning,
-)
+from rankzero.training.saved_state import module_state
 from stock import differences
 
 
@@ -50,15 +44,15 @@ def test_state_without_masks_fits_a_new_model_which_pruned_again_computes_and_tr
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(1)
-    saved, expected = pruned_parameters(module), state_without_masks(module, method)
+    saved, expected = module_state.pruned_parameters(module), state_without_masks(module, method)
     for state in (module.state_dict(), expected):  # masks stored separately, or multiplied into the parameters
-        found, original = (without_pruning(state, saved, masked) for masked in (True, False))
+        found, original = (module_state.without_pruning(state, saved, masked) for masked in (True, False))
         assert differences(dict(sorted(found.items())), expected) == []
         assert original.keys() == expected.keys()
         assert all(torch.equal(original[name], tensors["orig"]) for name, tensors in saved.items())
     pruned_layers().load_state_dict(found)
     resumed.load_state_dict(original)
-    prune_again(resumed, saved)
+    module_state.prune_again(resumed, saved)
     assert differences(*(dict(sorted(pruned.state_dict().items())) for pruned in (resumed, module))) == []
     for trained_module in (module, resumed):
         trained_module(torch.ones(2, 4)).sum().backward()
@@ -72,5 +66,6 @@ def test_each_optimizer_gets_its_own_groups_without_unknown_parameters():
     module, head = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), ["2.weight", "2.bias"]
     optimizers = [SGD(module[2].parameters(), lr=0.1), SGD([module[0].bias], lr=0.1)]
     saved = [[head, ["0.weight", "other"], [""]], [["0.bias"], ["0.weight"]], [["0.weight", "0.bias"]]]
-    add_missing_groups(module, optimizers, saved)
-    assert [group_names(module, optimizer) for optimizer in optimizers] == [[head], [["0.bias"], ["0.weight"]]]
+    module_state.add_missing_groups(module, optimizers, saved)
+    names = [module_state.group_names(module, optimizer) for optimizer in optimizers]
+    assert names == [[head], [["0.bias"], ["0.weight"]]]

@@ -104,10 +104,7 @@ DOUBLES = LambdaCallback(on_after_backward=lambda trainer, module: module.output
 @pytest.mark.parametrize(
     ("optimizer", "settings", "updates"),
     [
-        ("SGD", {}, True),
-        ("AdamW", {}, True),
-        ("Adam", {"limit_train_batches": 3}, True),
-        ("RMSprop", {}, False),
+        *(("SGD", {}, True), ("AdamW", {}, True), ("Adam", {"limit_train_batches": 3}, True), ("RMSprop", {}, False)),
         ("SGD", {"accumulate_grad_batches": 3}, False),
         ("AdamW", {"gradient_clip_val": 0.1}, False),
         ("SGD", {"callbacks": [DOUBLES]}, False),
@@ -156,16 +153,14 @@ def replace_layer(trainer, module):
     trainer.optimizers[0].add_param_group({"params": module.output.parameters()})
 
 
-CHANGES = {
+CHANGES_OF_ONE_EPOCH = {
     "momentum": lambda trainer, _: trainer.optimizers[0].param_groups[0].update(momentum=0.9),
     "clipping": lambda trainer, _: setattr(trainer, "gradient_clip_val", 0.01),
     "hook of a layer": lambda _, module: module.hidden.register_forward_hook(lambda *values: values[2] / 2),
     "hook of a parameter": lambda _, module: module.output.bias.register_hook(lambda gradient: gradient * 2),
     "layer": replace_layer,
 }
-
-
-CHANGES = {name: in_second_epoch(change) for name, change in CHANGES.items()}
+CHANGES = {name: in_second_epoch(change) for name, change in CHANGES_OF_ONE_EPOCH.items()}
 CHANGES["momentum of each epoch"] = set_momentum
 CHANGES["unfreezing"] = lambda trainer, module: module.hidden.requires_grad_(trainer.current_epoch >= 1)
 
@@ -300,10 +295,6 @@ def compute_mean(self, batch, batch_idx):
     return loss
 
 
-def hook_parameter(self):
-    self.layer.weight.register_hook(lambda gradient: gradient * 2)
-
-
 class TwoOptimizers(Plain):
     def prepare(self):
         self.automatic_optimization = False
@@ -337,10 +328,6 @@ class StoresResults(Plain):
         self.log("sum", self.sums[-1])
 
 
-def read_counters(self, batch, batch_idx):
-    return self.loss(batch) * (1 + self.global_step) / (2 + self.current_epoch + self.trainer.global_step)
-
-
 class HasSparseGradients(Plain):
     def prepare(self):
         self.embedding = nn.Embedding(3, 6, sparse=True)
@@ -358,7 +345,7 @@ class HasSparseGradients(Plain):
         (plain(draw_with_numpy), "numpy.random"),
         (plain(count), "self.count += 1 (self.module.count == 2 does not hold in every step)"),
         (plain(take_time), "self.started = time.perf_counter() (Call to a time function)"),
-        (plain(prepare=hook_parameter), "layer.weight has a gradient hook"),
+        (plain(prepare=lambda self: self.layer.weight.register_hook(abs)), "layer.weight has a gradient hook"),
         (plain(prepare=lambda self: self.layer.register_full_backward_hook(lambda *_: None)), "backwards hooks"),
         (TwoOptimizers, "TwoOptimizers uses manual optimization"),
         (Overrides, "Overrides or a callback overrides part of the optimizer step"),
@@ -381,6 +368,9 @@ def test_a_step_that_cannot_be_compiled_runs_without_graph_and_its_line_is_named
 
 
 def test_the_trainer_s_counters_may_be_read(capsys):
+    def read_counters(self, batch, batch_idx):
+        return self.loss(batch) * (1 + self.global_step) / (2 + self.current_epoch + self.trainer.global_step)
+
     expected, found = (fit(how, plain(read_counters)) for how in ("off", "step"))
     assert_equal(expected, found)
     assert graph_of(found[1]).function.compilations == 2
@@ -394,18 +384,13 @@ class OneCycle(Plain):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-class StartsLate(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        for group in trainer.optimizers[0].param_groups:
-            group["weight_decay"] = 0.01 * max(0, trainer.global_step - self.step)
-
-
 @pytest.mark.parametrize(("make", "step", "graphs"), [(OneCycle, 100, 1), (Plain, 0, 1), (Plain, 5, 2)])
 def test_a_schedule_of_other_settings_than_the_rate_leaves_the_update_out_of_the_graph(make, step, graphs):
-    expected, found = (fit(how, make, callbacks=[StartsLate(step)]) for how in ("off", "step"))
+    def decay(trainer, *_):
+        trainer.optimizers[0].param_groups[0]["weight_decay"] = 0.01 * max(0, trainer.global_step - step)
+
+    callbacks = [LambdaCallback(on_train_batch_start=decay)]
+    expected, found = (fit(how, make, callbacks=callbacks) for how in ("off", "step"))
     assert_equal(expected, found)
     compiled = found[1].fit_loop.epoch_loop.compiled_step
     assert (compiled._graphs, graph_of(found[1]).updates, compiled.reason) == (graphs, False, None)

@@ -87,11 +87,9 @@ class Functional(nn.Module):
 @pytest.mark.parametrize(
     ("model", "unsafe"),
     [
-        (conv(4, 32, 1, stride=2), "1"),
-        (conv(15, 32, 1, stride=(2, 1)), "1"),
+        *((conv(count, 32, 1, stride=stride), "1") for count, stride in ((4, 2), (15, (2, 1)))),
         (conv(3, 32, 1, stride=3, padding=1), "1"),
-        (conv(32, 32, 1, stride=2, groups=4), "1"),
-        (conv(8, 8, 1, stride=2, groups=8), "1"),
+        *((conv(count, count, 1, stride=2, groups=groups), "1") for count, groups in ((32, 4), (8, 8))),
         *((model, None) for model in (conv(16, 4, 1, stride=2), conv(4, 4, 1), conv(4, 4, 1, dilation=2))),
         *((conv(4, 4, size, stride=2), None) for size in (3, (1, 3))),
         (nn.Sequential(nn.ConvTranspose2d(32, 4, 1, stride=2)), "0"),
@@ -131,11 +129,8 @@ def test_both_layouts_have_the_same_gradients_and_a_limit_of_onednn_disables_bf1
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("flags : avx512f avx512_bf16", True),
-        ("Features : fp asimd bf16", True),
-        ("flags : avx512f", False),
-        ("", False),
-        (None, False),
+        *((line, True) for line in ("flags : avx512f avx512_bf16", "Features : fp asimd bf16")),
+        *((line, False) for line in ("flags : avx512f", "", None)),
     ],
     ids=str,
 )
