@@ -66,15 +66,9 @@ def locked(run, **settings):
 
 def write_curves(run, curves, seconds_per_step=1.0, start=1e9):
     """Writes the metrics of a run with curves (tag -> step -> value); step 0 is at `start`; a step has 32 samples."""
-    steps = sorted({step for values in curves.values() for step in values})
-    rows = (
-        Row(
-            step,
-            start + step * seconds_per_step,
-            {tag: values[step] for tag, values in curves.items() if step in values},
-            (step + 1) / 100,
-            32 * (step + 1),
-        )
-        for step in steps
-    )
-    append_rows(run, rows, durably=False)
+
+    def row(step):
+        values = {tag: values[step] for tag, values in curves.items() if step in values}
+        return Row(step, start + step * seconds_per_step, values, (step + 1) / 100, 32 * (step + 1))
+
+    append_rows(run, map(row, sorted({step for values in curves.values() for step in values})), durably=False)

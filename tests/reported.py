@@ -66,9 +66,8 @@ def make_run(path: Path, attempt_steps: tuple[int, ...] = (0,), environment=ENVI
     run = RunDirectory(path)
     last_steps = [step + 40 for step in attempt_steps[1:]] + [SUMMARY["steps"]]
     for first_step, last_step in zip(attempt_steps, last_steps, strict=True):
-        run.begin_attempt(
-            "model:\n  class_path: MLP\nseed_everything: 7\n", "815.pbs" if run.attempt else None, first_step
-        )
+        job = "815.pbs" if run.attempt else None
+        run.begin_attempt("model:\n  class_path: MLP\nseed_everything: 7\n", job, first_step)
         if environment:
             run.write_environment(environment)
         summary = {**SUMMARY, "run": run.name, "attempts": run.attempt, "status": "stopped", "reason": "SIGTERM"}

@@ -50,29 +50,19 @@ TOY = ("--model", "MLP", "--data", "Toy", "--save_every", "10steps")
 LIMIT = 150.0
 """Seconds after which a test fails because an event has not happened: generous, since a machine may be busy."""
 
-REQUIREMENTS = {
-    "slurm": ("srun", "make system-tools"),
-    "openmpi": ("mpirun.openmpi", "make system-tools"),
-    "mpich": ("mpiexec.hydra", "make system-tools"),
-    "hosts": ("ip", "make system-tools"),
-    "strace": ("strace", "make system-tools"),
-    "shellcheck": ("shellcheck", "make system-tools"),
-    "ssh": ("sshd", "make system-tools"),
-    "chromium": ("chromium", "make system-tools"),
-    "buildah": ("buildah", "make image-tools"),
-    "flux": ("flux", "configure && make install, in the source of flux-core"),
-    "fashion-mnist": ("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz", "make system-tools"),
-}
-"""Part that a machine may lack -> a program or file that proves its presence, and the command that installs it."""
+REQUIREMENTS = {"slurm": "srun", "openmpi": "mpirun.openmpi", "mpich": "mpiexec.hydra", "hosts": "ip", "ssh": "sshd"}
+REQUIREMENTS |= {name: name for name in ("strace", "shellcheck", "chromium", "buildah", "flux")}
+REQUIREMENTS["fashion-mnist"] = "/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz"
+"""Part that a machine may lack -> a program or file that proves its presence."""
 
 
 def require(requirement: str) -> None:
     """Skips the test if the machine lacks a part, or fails it if RANKZERO_REQUIRE names the part."""
-    evidence, command = REQUIREMENTS[requirement]
+    evidence, target = REQUIREMENTS[requirement], "image-tools" if requirement == "buildah" else "system-tools"
     is_installed = Path(evidence).exists() if evidence.startswith("/") else shutil.which(evidence) is not None
     if is_installed and (requirement == "fashion-mnist" or os.geteuid() == 0):
         return
-    reason = f"{requirement} is not on this machine, or this is not root; to install it: {command}"
+    reason = f"{requirement} is not on this machine, or this is not root; to install it: make {target}"
     if requirement in os.environ.get("RANKZERO_REQUIRE", "").split(","):
         pytest.fail(reason)
     pytest.skip(reason)

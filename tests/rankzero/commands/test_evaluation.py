@@ -174,11 +174,10 @@ def test_the_error_for_a_removed_argument_names_the_checkpoint_and_a_valid_flag(
     assert evaluate_in_process("--name", "z", flag, *shlex.split(text)) == 0
 
 
-def test_a_wrong_run_checkpoint_root_or_output_is_refused(run):
+def test_a_wrong_run_checkpoint_or_output_is_refused(run):
     for arguments, message in {
         ("--run", "y"): "the newest runs: x\n  type   python launch/list.py",
         ("--checkpoint", "runs/x/nothing"): "no such file or folder\n  type   runs/x/checkpoints/step-00000046",
-        ("--root", "elsewhere"): "there is no folder .*elsewhere",
         ("--run", "x", "--output", "/proc/x.json"): "folder where you may write",
     }.items():
         assert re.search(message, str(refusal_of(evaluate_in_process, *arguments)))

@@ -28,14 +28,6 @@ class Case:
     differs: dict[str, str] = field(default_factory=dict)
 
 
-class StopAt(pl.Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_train_batch_end(self, trainer, *_):
-        trainer.should_stop = trainer.global_step >= self.step
-
-
 KINDS = (callbacks.Checkpoint, callbacks.ModelSummary, callbacks.ProgressBar, callbacks.Timer)
 SHUFFLE, STRATEGY, FILES = "`shuffle=True`", "any strategy", "files lie in"
 GROUP, DEFAULTS = "the loss of a short last group", "Lightning's progress bar"
@@ -43,18 +35,16 @@ SAVES = {"saves": DEFAULTS, "evaluated saves": DEFAULTS}
 """Starts of rows in the table of differences."""
 
 
-def ddp():
-    return DDPStrategy(find_unused_parameters=True)
+def stop_at_step_3(trainer, *_):
+    trainer.should_stop = trainer.global_step >= 3
 
 
-def stop():
-    return [StopAt(3)]
-
-
+STOPS = {"callbacks": callbacks.LambdaCallback(on_train_batch_end=stop_at_step_3), "max_epochs": 4}
 CASES = {
     "accelerator": [Case("cpu"), Case("auto"), Case(CPUAccelerator), Case("gpu"), Case("abacus")],
     "strategy": [
-        *(Case(value, {"use_distributed_sampler": False}) for value in ("ddp", ddp, "DDP")),
+        *(Case(value, {"use_distributed_sampler": False}) for value in ("ddp", "DDP")),
+        Case(lambda: DDPStrategy(find_unused_parameters=True), {"use_distributed_sampler": False}),
         Case(lambda: SingleDeviceStrategy("cpu"), differs={"": STRATEGY}), Case("fsdp"), Case("abacus"),
     ],
     "devices": [Case(1), Case("auto"), Case("1"), Case([0]), Case(0), Case(-1)],
@@ -73,9 +63,9 @@ CASES = {
     ],
     "fast_dev_run": [Case(True), Case(2), Case(True, {"logger": None, "enable_checkpointing": None})],
     "max_epochs": [Case(1), Case(0), Case(-1, {"max_steps": 8}), Case(None, {"max_steps": 8})],
-    "min_epochs": [Case(2, {"callbacks": stop, "max_epochs": 4})],
+    "min_epochs": [Case(2, STOPS)],
     "max_steps": [Case(7), Case(0), Case(3, {"accumulate_grad_batches": 2})],
-    "min_steps": [Case(8, {"callbacks": stop, "max_epochs": 4})],
+    "min_steps": [Case(8, STOPS)],
     "max_time": [Case(timedelta(0)), Case("00:00:00:00"), Case({"seconds": 0}), Case({"hours": 1})],
     "limit_train_batches": [Case(2), Case(0.5), Case(0), Case(1), Case(1.0), Case(99)],
     "limit_val_batches": [Case(2), Case(0.5), Case(0)],

@@ -202,12 +202,6 @@ def a_users_logger_receives_what_the_script_logs(script):
 
 
 @pattern()
-def a_csv_logger_writes_the_columns_of_the_script(script):
-    trainer, _net = fit(script, logger=CSVLogger("csv", name="", version=""))
-    script.note(rows=Path("csv/metrics.csv").read_text().splitlines(), files=script.files(), folder=trainer.log_dir)
-
-
-@pattern()
 def nothing_is_written_if_nothing_is_wanted(script):
     for settings in ({}, {"fast_dev_run": True, **DEFAULT}, {"barebones": True, "log_every_n_steps": None, **DEFAULT}):
         trainer, _ = fit(script, **settings)
@@ -253,8 +247,9 @@ def loaders_are_reloaded_after_a_resume(script):
 
 
 @pattern(rows="a `CSVLogger` in a fixed folder")
-def a_csv_logger_in_a_fixed_folder_is_resumed(script):
+def a_csv_logger_writes_the_columns_of_the_script_and_is_resumed_in_a_fixed_folder(script):
     trainer, _ = fit(script, logger=CSVLogger("csv", name="", version=""))
+    script.note(first=Path("csv/metrics.csv").read_text().splitlines(), files=script.files(), folder=trainer.log_dir)
     trainer.save_checkpoint("saved.ckpt")
     other = script.trainer(max_epochs=3, logger=CSVLogger("csv", name="", version=""))
     other.fit(script.net(), loader(), loader(8), ckpt_path="saved.ckpt")

@@ -5,15 +5,7 @@ import json
 import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    RandomSampler,
-    Sampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, WeightedRandomSampler
 
 from rankzero import Trainer
 from rankzero.messages import RequestError
@@ -30,7 +22,7 @@ class Numbers(Dataset):
         return torch.tensor([index, torch.randint(10**6, ()).item()])
 
 
-class Buckets(Sampler):
+class Buckets(torch.utils.data.Sampler):
     """Batch sampler without a base class of torch's, whose own counter a checkpoint does not contain."""
 
     def __init__(self, length=10):

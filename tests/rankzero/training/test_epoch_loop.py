@@ -33,8 +33,9 @@ def double_batch(self, batch, dataloader_idx):
     return [tensor * 2 for tensor in batch]
 
 
-def early_stopping(*arguments, **settings):
-    return {"make_callbacks": lambda: [EarlyStopping(*arguments, **settings)], "max_epochs": 9}
+def early_stopping(*arguments, interval=1.0, **settings):
+    callbacks = {"make_callbacks": lambda: [EarlyStopping(*arguments, **settings)]}
+    return {**callbacks, "val_check_interval": interval, "max_epochs": 9}
 
 
 def log_in_hook(self, batch, batch_idx):
@@ -69,10 +70,7 @@ CASES = {
     "should_stop": (Net, {"make_callbacks": lambda: [STOPS], "max_epochs": 4}),
     "should_stop, but not yet": (Net, {"make_callbacks": lambda: [STOPS], "max_epochs": 4, "min_epochs": 2}),
     "early stopping": (Net, early_stopping("val", patience=0, min_delta=0.05)),
-    "early stopping within an epoch": (
-        Net,
-        {**early_stopping("loss", 0.5, patience=1, check_on_train_epoch_end=False), "val_check_interval": 2},
-    ),
+    "early stopping in an epoch": (Net, early_stopping("loss", 0.5, 1, interval=2, check_on_train_epoch_end=False)),
     "a loader without a length": (Net, {"loaders": Loaders(has_length=False)}),
     "a GradientAccumulationScheduler": (Net, {"make_callbacks": lambda: [GradientAccumulationScheduler({0: 1, 1: 4})]}),
 }

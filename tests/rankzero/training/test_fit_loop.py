@@ -156,16 +156,13 @@ def recording(hook):
     return wraps(getattr(BoringModel, hook))(method)
 
 
-PHASES = {
-    **{hook: {"hook"} for hook in ("on_train_start", "on_after_backward", "on_train_batch_end")},
-    **{hook: {SANITY_CHECK, "validation"} for hook in ("in validation", "validation_step", "on_validation_epoch_end")},
-    "on_before_batch_transfer": {"data wait"},
-    "training_step": {"forward"},
-    "on_before_backward": {"backward"},
-    "on_before_optimizer_step": {"optimizer"},
-    "on_train_epoch_end": {"checkpoint"},  # called after the callback that saves; a phase lasts until the next one
-    "on_save_checkpoint": {"checkpoint"},
+PHASES = {"on_before_batch_transfer": {"data wait"}, "training_step": {"forward"}, "on_before_backward": {"backward"}}
+PHASES |= {"on_before_optimizer_step": {"optimizer"}, "on_save_checkpoint": {"checkpoint"}}
+PHASES |= {hook: {"hook"} for hook in ("on_train_start", "on_after_backward", "on_train_batch_end")}
+PHASES |= {
+    hook: {SANITY_CHECK, "validation"} for hook in ("in validation", "validation_step", "on_validation_epoch_end")
 }
+PHASES["on_train_epoch_end"] = {"checkpoint"}  # called after the callback that saves; a phase lasts until the next one
 for _hook in PHASES.keys() - {"on_before_batch_transfer", "in validation"}:
     setattr(RecordsPhases, _hook, recording(_hook))
 

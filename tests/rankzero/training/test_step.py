@@ -12,10 +12,6 @@ def return_dict(self, batch, batch_idx):
     return {"loss": Net.training_step(self, batch, batch_idx), "more": batch_idx}
 
 
-def train_without_index(self, batch):
-    return Net.training_step(self, batch, 1)
-
-
 def return_no_loss_in_some_steps(self, batch, batch_idx):
     loss = Net.training_step(self, batch, batch_idx)
     return None if batch_idx % 3 == 2 else loss
@@ -90,7 +86,10 @@ CASES = {
     "LBFGS": (with_optimizer(torch.optim.LBFGS, max_iter=3), {}),
     "outputs in a dictionary": (with_methods("Dict", training_step=return_dict), {}),
     "a step without a loss": (with_methods("Nothing", training_step=return_no_loss_in_some_steps), {}),
-    "training_step(batch)": (with_methods("NoIndex", training_step=train_without_index), {}),
+    "training_step(batch)": (
+        with_methods("NoIndex", training_step=lambda self, batch: Net.training_step(self, batch, 1)),
+        {},
+    ),
     "optimizer_step": (with_methods("OwnStep", optimizer_step=custom_optimizer_step), {}),
     "backward": (with_methods("OwnBackward", backward=lambda self, loss: (loss * 0.5).backward()), {}),
     "configure_gradient_clipping": (with_methods("OwnClipping", configure_gradient_clipping=custom_clipping), {}),

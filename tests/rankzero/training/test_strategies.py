@@ -104,13 +104,11 @@ def test_a_step_whose_weights_are_all_zero_has_zero_gradients():
     def training_step(self, batch, batch_idx):
         return {"loss": Net.training_step(self, batch, batch_idx), "weight": torch.tensor(0)}
 
-    gradients = []
-    recorder = LambdaCallback(
-        on_before_optimizer_step=lambda trainer, module, optimizer: gradients.extend(
-            parameter.grad.abs().sum().item() for parameter in module.parameters()
-        )
-    )
-    train(True, with_methods("Weightless", training_step=training_step)(), [recorder])
+    def record(trainer, module, optimizer):
+        gradients.extend(parameter.grad.abs().sum().item() for parameter in module.parameters())
+
+    gradients, module = [], with_methods("Weightless", training_step=training_step)()
+    train(True, module, [LambdaCallback(on_before_optimizer_step=record)])
     assert gradients and set(gradients) == {0.0}
 
 
