@@ -188,8 +188,20 @@ def process_namespace() -> str:
 def ancestor_commands() -> Iterator[list[str]]:
     """Yields the command-line arguments of each ancestor, parent first; ends at the first that cannot be read."""
     with suppress(psutil.Error):
-        for ancestor in psutil.Process().parents():
+        for ancestor in ancestors():
             yield ancestor.cmdline()
+
+
+def ancestors() -> Iterator[psutil.Process]:
+    """Yields the ancestors of this process, parent first.
+
+    Raises:
+        psutil.Error: An ancestor cannot be read.
+    """
+    ancestor: psutil.Process | None = psutil.Process(os.getppid())
+    while ancestor:
+        yield ancestor
+        ancestor = ancestor.parent()
 
 
 @contextmanager

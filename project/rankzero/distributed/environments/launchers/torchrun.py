@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, folder_name
-from rankzero.distributed.process.system import ancestor_commands
+from rankzero.distributed.process.system import ancestor_commands, ancestors
 from rankzero.messages import RequestError
 
 
@@ -76,7 +76,7 @@ def check_elastic(launch: Launch) -> None:
 def agent_environment() -> dict[str, str] | None:
     """Returns the environment that the nearest torchrun was started with; None if it cannot be read."""
     with suppress(psutil.Error):
-        for ancestor in psutil.Process().parents():
+        for ancestor in ancestors():
             if _is_torchrun(ancestor.cmdline()):
                 return ancestor.environ()
     return None
