@@ -7,19 +7,23 @@ from pathlib import Path
 import pytest
 
 from rankzero.checkpoints.manifest import newest_valid
+from system import test_exactly_once
 from system.forks import fit_on_ranks, outputs, summary
-from system.test_exactly_once import (
-    CLASSES,
-    check_equals_uninterrupted,
-    delete_records,
-    drop_unsaved_records,
-    recorded_samples,
-)
+from system.test_exactly_once import check_equals_uninterrupted, delete_records, drop_unsaved_records, recorded_samples
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGUSR2)
 
 RANDOM = ("--model.dropout", "0.2", "--data.noise", "0.1", "--global_batch_size", "16")
-SLOW_RUN = (*CLASSES, *RANDOM, "--model.pause", "0.005", "--trainer.val_check_interval", "0.25", "--data.count", "320")
+SLOW_RUN = (
+    *test_exactly_once.CLASSES,
+    *RANDOM,
+    "--model.pause",
+    "0.005",
+    "--trainer.val_check_interval",
+    "0.25",
+    "--data.count",
+    "320",
+)
 
 
 def last_steps(folder: Path, world: int) -> set[int]:
@@ -122,7 +126,7 @@ def test_a_run_stops_before_its_time_limit_and_starts_no_step_that_does_not_fit(
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_run_that_is_killed_in_a_slow_step_has_saved_the_step_before(user_folder, world):
     """As a queue does that kills a job a few seconds after SIGTERM."""
-    arguments = (*CLASSES, *RANDOM, "--data.count", "112", "--epochs", "1", "--save_every", "100000")
+    arguments = (*test_exactly_once.CLASSES, *RANDOM, "--data.count", "112", "--epochs", "1", "--save_every", "100000")
     fit_on_ranks(*arguments, "--run", "whole", folder=user_folder, world=world)
     expected = recorded_samples(user_folder)
     delete_records(user_folder)

@@ -7,21 +7,7 @@ from rankzero.cli.trainer_arguments import as_arguments
 from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import Launch, RequestedWorld
 from rankzero.distributed.environments.validate import processes_to_start
-from recorded import (
-    ENV,
-    FLUX,
-    JSRUN,
-    KUBEFLOW,
-    LOCAL,
-    OPEN_MPI,
-    OPEN_MPI_5,
-    PALS,
-    PBS_SCRIPT,
-    PBS_TASK,
-    SBATCH,
-    STEP,
-    TORCHRUN,
-)
+from recorded import ENV, FLUX, KUBEFLOW, LOCAL, OPEN_MPI, OPEN_MPI_5, PBS_SCRIPT, PBS_TASK, SBATCH, STEP, TORCHRUN
 from running import refusal_of
 
 TWO_TASKS = STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
@@ -36,18 +22,13 @@ def refusal(environ, launcher="auto", **requested):
     return refusal_of(detect, RequestedWorld(launcher=launcher, **requested), environ)
 
 
-@pytest.mark.parametrize(
-    ("variables", "launcher"),
-    [
-        *[(LOCAL, "local"), (TORCHRUN, "torchrun"), (OPEN_MPI, "mpi"), (STEP, "slurm"), (PBS_TASK, "pbs")],
-        (ENV, "env"),
-        *[(FLUX, "flux"), (JSRUN | {"MASTER_ADDR": "a"}, "mpi"), (PALS | {"PMI_SIZE": "4", "MASTER_ADDR": "a"}, "mpi")],
-    ],
-)
-def test_each_launcher_is_detected_by_its_own_variables(variables, launcher):
-    launch = detect(environ=variables)
-    assert launch.launcher == launcher and launch.externally_created
-    assert launch.variables and set(launch.variables.items()) <= set(variables.items())
+def test_each_launcher_is_detected_by_its_own_variables():
+    mpi = OPEN_MPI, recorded.JSRUN | {"MASTER_ADDR": "a"}, recorded.PALS | {"PMI_SIZE": "4", "MASTER_ADDR": "a"}
+    others = {"local": LOCAL, "torchrun": TORCHRUN, "slurm": STEP, "pbs": PBS_TASK, "env": ENV, "flux": FLUX}
+    for launcher, variables in [*others.items(), *(("mpi", variables) for variables in mpi)]:
+        launch = detect(environ=variables)
+        assert launch.launcher == launcher and launch.externally_created
+        assert launch.variables and set(launch.variables.items()) <= set(variables.items())
 
 
 @pytest.mark.parametrize(
@@ -61,7 +42,12 @@ def test_each_launcher_is_detected_by_its_own_variables(variables, launcher):
         (SALLOC, {"SLURM_STEP_ID": "4294967291"}, "local"),  # the batch script
         (STEP, {"PMI_RANK": "2", "PMI_SIZE": "4", "PMIX_RANK": "2"}, "slurm"),
         (STEP, {"WORLD_SIZE": "4", "MASTER_ADDR": "n1"}, "slurm"),
-        *[(STEP, FLUX, "flux"), (FLUX, PALS, "flux"), (FLUX, OPEN_MPI, "mpi"), (KUBEFLOW, TORCHRUN, "torchrun")],
+        *[
+            (STEP, FLUX, "flux"),
+            (FLUX, recorded.PALS, "flux"),
+            (FLUX, OPEN_MPI, "mpi"),
+            (KUBEFLOW, TORCHRUN, "torchrun"),
+        ],
         ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, {}, "local"),
     ],
 )
@@ -69,18 +55,12 @@ def test_the_most_specific_launcher_takes_precedence(outer, inner, launcher):
     assert detect(environ=outer | inner).launcher == launcher
 
 
-@pytest.mark.parametrize(
-    ("outer", "inner"),
-    [
-        (STEP, TORCHRUN),
-        (STEP | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}, STANDALONE),
-        (OPEN_MPI, TORCHRUN),
-        (STEP, OPEN_MPI | {"OMPI_MCA_orte_hnp_uri": "x", "OMPI_MCA_orte_local_daemon_uri": "x"}),
-        (STEP, OPEN_MPI_5),
-    ],
-)
-def test_a_launcher_in_each_of_several_tasks_is_refused(outer, inner):
-    assert "each would start a separate run" in refusal(outer | inner).found
+def test_a_launcher_in_each_of_several_tasks_is_refused():
+    four_nodes = STEP | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"}
+    same_daemon = {"OMPI_MCA_orte_hnp_uri": "x", "OMPI_MCA_orte_local_daemon_uri": "x"}
+    in_step = (STEP | inner for inner in (TORCHRUN, OPEN_MPI | same_daemon, OPEN_MPI_5))
+    for variables in (*in_step, four_nodes | STANDALONE, OPEN_MPI | TORCHRUN):
+        assert "each would start a separate run" in refusal(variables).found
 
 
 @pytest.mark.parametrize(

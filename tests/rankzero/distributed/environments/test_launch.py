@@ -73,14 +73,8 @@ def test_flags_override_variables_and_variables_override_the_launchers_host():
         endpoint_of({"MASTER_PORT": "1"})
 
 
-@pytest.mark.parametrize(
-    ("job", "name"),
-    [
-        *((job, None) for job in (None, "", "...", "[]", "ä")),
-        *[("12", "12"), ("18.pbs1", "18.pbs1"), ("15[3].pbs1", "15-3.pbs1"), ("15[].pbs1", "15-.pbs1")],
-        *[("../../etc/x y", "etc-x-y"), (".hidden", "hidden"), ("--name", "name"), ("a\0b\nc", "ab-c")],
-        ("x" * 100, "x" * 64),
-    ],
-)
-def test_a_job_id_becomes_a_valid_folder_name(job, name):
-    assert module.folder_name(job) == name
+def test_a_job_id_becomes_a_valid_folder_name():
+    names = {"12": "12", "18.pbs1": "18.pbs1", "15[3].pbs1": "15-3.pbs1", "15[].pbs1": "15-.pbs1", "x" * 100: "x" * 64}
+    names |= {"../../etc/x y": "etc-x-y", ".hidden": "hidden", "--name": "name", "a\0b\nc": "ab-c"}
+    names |= dict.fromkeys((None, "", "...", "[]", "ä"))
+    assert {job: module.folder_name(job) for job in names} == names

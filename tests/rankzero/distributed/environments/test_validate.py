@@ -1,5 +1,3 @@
-import pytest
-
 from rankzero.cli.arguments import parse_arguments
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.environments.validate import check_world, processes_to_start
@@ -20,31 +18,24 @@ def refusal(launch, *arguments):
     return refusal_of(check_world, requested(*arguments), launch)
 
 
-@pytest.mark.parametrize(
-    ("launch", "arguments"),
-    [
-        *((TORCHRUN, arguments) for arguments in ((), ("--nodes", "2"), ("--nodes", "2", "--devices", "2"))),
-        *((UNEVEN, arguments) for arguments in ((), ("--nodes", "2"))),
-        (MPI, ("--nodes", "2", "--devices", "2")),
-        (MPI, ("--devices", "4")),  # known to be wrong only after the rendezvous
-        (Launch(), ("--devices", "7")),
-        (Launch(launcher="torchrun", world_size=2, elastic="--nnodes 1:2", externally_created=True), ("--nodes", "2")),
-    ],
-)
-def test_requests_that_do_not_contradict_the_launcher_are_accepted(launch, arguments):
-    check_world(requested(*arguments), launch)
+def test_requests_that_do_not_contradict_the_launcher_are_accepted():
+    elastic = Launch(launcher="torchrun", world_size=2, elastic="--nnodes 1:2", externally_created=True)
+    for launch, *lines in (
+        *[(TORCHRUN, "", "--nodes 2", "--nodes 2 --devices 2"), (UNEVEN, "", "--nodes 2"), (elastic, "--nodes 2")],
+        (MPI, "--nodes 2 --devices 2", "--devices 4"),  # the last one is known to be wrong only after the rendezvous
+        (Launch(), "--devices 7"),
+    ):
+        for line in lines:
+            check_world(requested(*line.split()), launch)
 
 
-@pytest.mark.parametrize(
-    ("launch", "arguments"),
-    [
-        *[(TORCHRUN, ("--devices", "3")), (TORCHRUN, ("--devices", "4")), (TORCHRUN, ("--nodes", "1"))],
-        *[(TORCHRUN, ("--trainer.devices", "4")), (UNEVEN, ("--devices", "2")), (UNEVEN, ("--nodes", "3"))],
-        *[(MPI, ("--nodes", "2", "--devices", "4")), (MPI, ("--devices", "3")), (MPI, ("--nodes", "5"))],
-    ],
-)
-def test_requests_that_contradict_the_launcher_are_refused(launch, arguments):
-    assert f"{launch.launcher} started" in refusal(launch, *arguments).found
+def test_requests_that_contradict_the_launcher_are_refused():
+    for launch, *lines in (
+        (TORCHRUN, "--devices 3", "--devices 4", "--nodes 1", "--trainer.devices 4"),
+        *[(UNEVEN, "--devices 2", "--nodes 3"), (MPI, "--nodes 2 --devices 4", "--devices 3", "--nodes 5")],
+    ):
+        for line in lines:
+            assert f"{launch.launcher} started" in refusal(launch, *line.split()).found
 
 
 def test_a_refusal_proposes_flags_and_a_launcher_command():

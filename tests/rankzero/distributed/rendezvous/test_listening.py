@@ -8,12 +8,8 @@ import pytest
 from rankzero.distributed.connections.key import Key
 from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
-from rankzero.distributed.rendezvous.listening import (
-    listen_for_ranks,
-    listening_address,
-    reject_clients,
-    resolve_address,
-)
+from rankzero.distributed.rendezvous import listening
+from rankzero.distributed.rendezvous.listening import listen_for_ranks, listening_address, reject_clients
 from rankzero.distributed.rendezvous.server import RendezvousServer
 from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.world import Peer
@@ -53,11 +49,10 @@ def test_a_name_is_resolved_again_until_the_deadline_unless_a_scheduler_lists_th
     monkeypatch.setattr(TIMERS, "slow_poll", 0.01)
     monkeypatch.setattr(TIMERS, "progress", 0.0)
     launch, deadline = Launch(launcher="env", world_size=2, local_rank=rank, address="a"), time.monotonic() + 60
-    assert resolve_address(launch, deadline) == ["10.0.0.1"]
-    printed = capsys.readouterr().err
-    assert ("'a' does not resolve; giving up in 60 s" in printed) == (rank == 0)
-    assert refusal_of(resolve_address, launch, 0) is unresolved
-    assert refusal_of(resolve_address, launch._replace(hosts=("a", "b")), deadline) is unresolved
+    assert listening.resolve_address(launch, deadline) == ["10.0.0.1"]
+    assert ("'a' does not resolve; giving up in 60 s" in capsys.readouterr().err) == (rank == 0)
+    assert refusal_of(listening.resolve_address, launch, 0) is unresolved
+    assert refusal_of(listening.resolve_address, launch._replace(hosts=("a", "b")), deadline) is unresolved
 
 
 @pytest.mark.parametrize("hosts", [(), ("a", "b")])

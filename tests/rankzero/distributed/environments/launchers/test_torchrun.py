@@ -20,20 +20,13 @@ def test_torchruns_variables_are_read_and_the_job_id_is_derived_from_the_run_id(
     assert {run_id: read(TORCHELASTIC_RUN_ID=run_id).job_id for run_id in job_ids} == job_ids
 
 
-@pytest.mark.parametrize(
-    ("arguments", "elastic"),
-    [
-        (["torchrun", "--nnodes", "1:2", "fit.py"], "--nnodes 1:2"),
-        (["torchrun", "--nnodes=1:4", "fit.py"], "--nnodes 1:4"),
-        *[(["torchrun", "--nnodes", "2", "fit.py"], None), (["torchrun", "--nnodes", "1:1", "fit.py"], None)],
-        *[(["torchrun", "fit.py"], None), ([], None)],
-    ],
-)
-def test_an_elastic_torchrun_is_detected_by_its_command_line(monkeypatch, arguments, elastic):
-    monkeypatch.setattr(torchrun, "ancestor_commands", lambda: [["sh", "-c", "x"], arguments])
-    assert read().elastic == elastic
-    if not elastic and not arguments:
-        assert read(PET_NNODES="1:3").elastic == "PET_NNODES=1:3"
+def test_an_elastic_torchrun_is_detected_by_its_command_line_or_a_variable(monkeypatch):
+    commands = {"torchrun --nnodes 1:2 fit.py": "--nnodes 1:2", "torchrun --nnodes=1:4 fit.py": "--nnodes 1:4"}
+    commands |= dict.fromkeys(("torchrun --nnodes 2 fit.py", "torchrun --nnodes 1:1 fit.py", "torchrun fit.py", ""))
+    for command, elastic in commands.items():
+        monkeypatch.setattr(torchrun, "ancestor_commands", lambda line=command: [["sh", "-c", "x"], line.split()])
+        assert read().elastic == elastic
+    assert read(PET_NNODES="1:3").elastic == "PET_NNODES=1:3"
 
 
 def test_an_elastic_torchrun_that_shares_its_store_is_refused(monkeypatch):
@@ -44,15 +37,9 @@ def test_an_elastic_torchrun_that_shares_its_store_is_refused(monkeypatch):
     assert detect(environ=TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"}).elastic == "--nnodes 1:2"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "value"),
-    [
-        *[([], None), (["--nnodes"], ""), (["--nnodes=", "fit.py"], ""), (["--nnodes=a=b"], "a=b")],
-        *[(["--nnodes", "1", "--nnodes", "2"], "1"), (["--nnodes-max", "1"], None), (["-nnodes", "1"], None)],
-        *[(["nnodes", "1"], None), (["torchrun", "--nnodes", "x", "fit.py"], "x")],
-    ],
-)
-def test_an_option_is_matched_by_its_whole_name_in_all_notations(arguments, value):
-    assert torchrun.option(arguments, "nnodes") == value
+def test_an_option_is_matched_by_its_whole_name_in_all_notations():
+    values = {"": None, "--nnodes": "", "--nnodes= fit.py": "", "--nnodes=a=b": "a=b", "--nnodes 1 --nnodes 2": "1"}
+    values |= {"--nnodes-max 1": None, "-nnodes 1": None, "nnodes 1": None, "torchrun --nnodes x fit.py": "x"}
+    assert {line: torchrun.option(line.split(), "nnodes") for line in values} == values
     arguments = ["torchrun", "--rdzv_endpoint=a:1", "--rdzv-id", "x", "fit.py"]
     assert [torchrun.option(arguments, name) for name in ("rdzv-endpoint", "rdzv-id", "nnodes")] == ["a:1", "x", None]
