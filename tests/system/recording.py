@@ -58,11 +58,8 @@ class Shuffled(IterableDataset):
         self.rows = rows
 
     def __iter__(self):
-        rank, world, worker = (
-            int(os.environ.get("RANK", "0")),
-            int(os.environ.get("WORLD_SIZE", "1")),
-            get_worker_info(),
-        )
+        rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        worker = get_worker_info()
         part, parts = (rank * worker.num_workers + worker.id, world * worker.num_workers) if worker else (rank, world)
         own = list(range(part, len(self.rows), parts))
         own = own[: len(own) // 2] if rank == world - 1 else own

@@ -11,6 +11,9 @@ from system.slurm import submit
 from system.test_launchers import MPIRUN
 
 PYTHON, FIT = str(BIN / "python"), script("fit")
+TORCHRUN = (str(BIN / "torchrun"), "--nproc-per-node", "1", FIT)
+TWO_BY_TWO = ("--nodes", "2", "--devices", "2")
+RANK_0_MOVED = "rank 0 is on rz1, but rz2 (10.93.0.2)"
 
 
 def check(printed: str, folder: Path, *texts: str) -> None:
@@ -27,7 +30,7 @@ def check(printed: str, folder: Path, *texts: str) -> None:
 
 def by_hand(*flags: str, port: int = 29520) -> dict[str, list[str]]:
     """Returns the command that a user types on each host for two processes per host."""
-    rendezvous = ("--nodes", "2", "--devices", "2", "--master_addr", "rz1", "--master_port", str(port))
+    rendezvous = (*TWO_BY_TWO, "--master_addr", "rz1", "--master_port", str(port))
     return {host: [PYTHON, FIT, *rendezvous, "--node_rank", str(node), *flags] for node, host in enumerate(HOSTS)}
 
 
@@ -43,7 +46,7 @@ class TestOnTwoHosts:
 
     def test_an_address_that_is_not_rank_zeros_is_refused(self, tmp_path, refused):
         first, second = refused(by_hand("--master_addr", "rz2"))
-        check(first, tmp_path, "rank 0 is on rz1, but rz2 (10.93.0.2)", "--node_rank 0 on rz2")
+        check(first, tmp_path, RANK_0_MOVED, "--node_rank 0 on rz2")
         assert second.count("rankzero: rank 2 on rz2 did not start") == 1
 
     def test_a_missing_machine_is_reported_after_the_start_timeout(self, tmp_path, refused):
@@ -75,34 +78,25 @@ class TestOnTwoHosts:
         check(first, tmp_path, "rz1 has no network interface of that name", "to-rz2", "--interface to-rz2")
 
     @pytest.mark.parametrize(
-        ("mpi", "hosts_in_order", "options", "program", "texts"),
+        ("mpi", "order", "command", "texts"),
         [
-            ("openmpi", "rz1:1,rz2:1", (), (PYTHON, FIT, "--devices", "2"), ("mpi started", "--devices 2")),
-            (
-                *("mpich", "rz1:1,rz2:1", (), (PYTHON, FIT, "--nodes", "2", "--devices", "2")),
-                ("mpi started", "--nodes 2 --devices 2"),
-            ),
-            (
-                *("openmpi", "rz1:1,rz2:1", (), (str(BIN / "torchrun"), "--nproc-per-node", "1", FIT)),
-                ("torchrun within mpi", "each would start a separate run"),
-            ),
-            (
-                *("openmpi", "rz2:1,rz1:1", ("-x", "MASTER_ADDR=rz2"), (PYTHON, FIT)),
-                ("rank 0 is on rz1, but rz2 (10.93.0.2) is another machine", "-x MASTER_ADDR=rz1"),
-            ),
+            ("openmpi", (1, 2), (PYTHON, FIT, "--devices", "2"), ("mpi started", "--devices 2")),
+            ("mpich", (1, 2), (PYTHON, FIT, *TWO_BY_TWO), ("mpi started", "--nodes 2 --devices 2")),
+            ("openmpi", (1, 2), TORCHRUN, ("torchrun within mpi", "each would start a separate run")),
+            ("openmpi", (2, 1), ("-x", "MASTER_ADDR=rz2", PYTHON, FIT), (f"{RANK_0_MOVED} is", "-x MASTER_ADDR=rz1")),
         ],
         ids=["too few", "too few, hydra", "a torchrun in each task", "the address of another host"],
     )
-    def test_an_mpirun_that_does_not_fit_is_refused(
-        self, tmp_path, hosts, mpi, hosts_in_order, options, program, texts
-    ):
+    def test_an_mpirun_that_does_not_fit_is_refused(self, tmp_path, hosts, mpi, order, command, texts):
         require(mpi)
-        launcher = [argument.format(agent=hosts.agent, slots=hosts_in_order) for argument in MPIRUN[mpi]]
-        command, code = [*launcher, "-np", "2", *options, *program], 1 if "torchrun" in program[0] else 2
-        (printed,) = hosts.run_on_both(tmp_path, {"rz1": command}, code=code)
+        slots, code = ",".join(f"rz{number}:1" for number in order), 1 if command is TORCHRUN else 2
+        launcher = [argument.format(agent=hosts.agent, slots=slots) for argument in MPIRUN[mpi]]
+        (printed,) = hosts.run_on_both(tmp_path, {"rz1": [*launcher, "-np", "2", *command]}, code=code)
         check(printed, tmp_path, *texts)
 
 
+UNKNOWN_ADDRESS = ("'no-such-host' does not resolve on ", "--master_addr HOST")
+TOO_FEW_TASKS = ("started 2 nodes x 1 process", "--nodes 2 --devices 1", "--ntasks-per-node=4")
 RANK_0_ALONE = f"if [ $SLURM_PROCID = 1 ]; then sleep 4; else exec {PYTHON} {FIT} --start_timeout 2; fi"
 
 
@@ -111,16 +105,10 @@ class TestUnderSlurm:
     @pytest.mark.parametrize(
         ("command", "texts"),
         [
-            (
-                ("--ntasks-per-node=1", PYTHON, FIT, "--devices", "4"),
-                ("started 2 nodes x 1 process", "--nodes 2 --devices 1", "--ntasks-per-node=4"),
-            ),
-            (("--ntasks=3", PYTHON, FIT, "--nodes", "2", "--devices", "2"), ("2 nodes with 2 and 1 processes",)),
-            (
-                ("--ntasks-per-node=2", "env", "MASTER_ADDR=no-such-host", PYTHON, FIT),
-                ("'no-such-host' does not resolve on ", "--master_addr HOST"),
-            ),
-            (("--ntasks-per-node=1", "sh", "-c", RANK_0_ALONE), ("missing rank 1; no process from n2",)),
+            (("--ntasks-per-node=1", PYTHON, FIT, "--devices", "4"), TOO_FEW_TASKS),
+            (("--ntasks=3", PYTHON, FIT, *TWO_BY_TWO), ["2 nodes with 2 and 1 processes"]),
+            (("--ntasks-per-node=2", "env", "MASTER_ADDR=no-such-host", PYTHON, FIT), UNKNOWN_ADDRESS),
+            (("--ntasks-per-node=1", "sh", "-c", RANK_0_ALONE), ["missing rank 1; no process from n2"]),
         ],
         ids=["too few tasks", "uneven tasks", "an unknown address", "a missing rank"],
     )

@@ -41,13 +41,3 @@ def test_a_second_start_is_refused_and_the_first_run_continues_even_if_it_was_su
     assert first_process.wait(LIMIT) == 75, (tmp_path / "first.log").read_text()
     assert not (tmp_path / "runs/.x.lock").exists()
     assert summary(tmp_path, "x")["status"] == "stopped"
-
-
-def test_after_a_kill_the_same_command_resumes_without_waiting(tmp_path, first_process):
-    first_process.kill()
-    first_process.wait()
-    assert (tmp_path / "runs/.x.lock").exists()
-    steps = int(checkpoints_in(tmp_path / "runs/x/checkpoints")[-1].name.removeprefix("step-"))
-    second = fit(*TRAIN, "--trainer.max_steps", str(steps + 5), "--epochs", "100000", folder=tmp_path)
-    assert "waiting" not in second.out and "resuming from step-" in second.out
-    assert count_attempts(tmp_path) == 2 and not (tmp_path / "runs/.x.lock").exists()

@@ -1,7 +1,5 @@
 """The built wheel in a separate virtual environment, in a user's folder with packages named like Rankzero's."""
 
-import os
-import pty
 import shutil
 import subprocess
 import sys
@@ -128,19 +126,3 @@ def test_a_script_trains_under_each_launcher(programs, folder, ranks, command, r
         f"rank {rank} of {ranks} done" for rank in range(ranks)
     ]
     assert last_ledger_line(folder, "script") == "epoch 2: 64 of 64 samples, each once"
-
-
-@pytest.mark.parametrize(("devices", "expected"), [(1, "world 1"), (2, "an interactive interpreter")])
-def test_an_interactive_interpreter_trains_on_one_process_only(programs, folder, devices, expected):
-    terminal, stdin = pty.openpty()
-    lines = (
-        f"from rankzero import Trainer; trainer = Trainer(devices={devices}, accelerator='cpu', name='x')\n"
-        "print('world', trainer.world_size)\nraise SystemExit\n"
-    )
-    command = [str(programs / "python"), "-i", "-c", ""]
-    with subprocess.Popen(command, cwd=folder, stdin=stdin, stdout=-1, stderr=subprocess.STDOUT, text=True) as process:
-        os.write(terminal, lines.encode())
-        printed, _ = process.communicate(timeout=LIMIT)
-    os.close(terminal)
-    os.close(stdin)
-    assert expected in printed, printed

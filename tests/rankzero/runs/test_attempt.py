@@ -308,9 +308,8 @@ def test_the_next_attempt_may_begin_while_the_report_is_written(attempt, monkeyp
 @pytest.mark.parametrize(
     ("error", "report_error", "text"),
     [
-        (None, MemoryError(), "MemoryError()"),
+        *((error, MemoryError(), "MemoryError()") for error in (None, RuntimeError("no such layer"))),
         (Stopped("SIGTERM"), OSError(errno.ENOSPC, "no space"), "[Errno 28] no space"),
-        (RuntimeError("no such layer"), MemoryError(), "MemoryError()"),
     ],
 )
 def test_an_end_waits_for_a_background_save_and_no_failure_of_the_report_or_later_changes_result_or_summary(

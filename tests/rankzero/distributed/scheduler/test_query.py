@@ -7,25 +7,14 @@ from rankzero.distributed.timers import TIMERS
 from recorded import ENV, HYDRA, OPEN_MPI, PBS_TASK, STEP, TORCHRUN
 
 
-@pytest.mark.parametrize(
-    ("script", "succeeds", "text"),
-    [
-        ("echo 1:00:00", True, "1:00:00"),
-        ("printf '  a\\n b \\n\\n'", True, "a\n b"),
-        ("true", True, ""),
-        ("echo warning >&2; echo answer", True, "answer"),
-        ("printf 'a\\377'", True, "a\ufffd"),
-        ("cat; echo end", True, "end"),
-        ("echo out; echo ' Invalid job id ' >&2; exit 1", False, "Invalid job id"),
-        ("echo out; exit 153", False, "out"),
-        ("exit 2", False, "exited with code 2"),
-        ("kill -9 $$", False, "exited with code -9"),
-    ],
-    ids=["a line", "space", "nothing", "a warning", "no UTF-8", "no input", "stderr", "stdout", "silent", "killed"],
-)
-def test_the_answer_is_the_programs_output_or_the_reason_of_a_failure(programs, script, succeeds, text):
-    programs(squeue=script)
-    assert run_program("squeue") == Answer(succeeds, text)
+def test_the_answer_is_the_programs_output_or_the_reason_of_a_failure(programs):
+    outputs = {"echo 1:00:00": "1:00:00", "printf '  a\\n b \\n\\n'": "a\n b", "true": "", "cat; echo end": "end"}
+    outputs |= {"echo warning >&2; echo answer": "answer", "printf 'a\\377'": "a\ufffd"}
+    reasons = {"echo out; echo ' Invalid job id ' >&2; exit 1": "Invalid job id", "echo out; exit 153": "out"}
+    reasons |= {"exit 2": "exited with code 2", "kill -9 $$": "exited with code -9"}
+    for script, text in (outputs | reasons).items():
+        programs(squeue=script)
+        assert run_program("squeue") == Answer(script in outputs, text), script
 
 
 def test_arguments_are_passed_unchanged(programs):
