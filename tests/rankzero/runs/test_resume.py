@@ -115,9 +115,8 @@ def test_a_run_ended_by_max_time_resumes_with_a_longer_max_time(cwd, capsys, mon
     assert f"--trainer.max_steps {2 * steps[2]}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("stored", "requested", "epochs", "steps", "expected"),
-    [
+def test_the_note_about_a_finished_run_states_which_limits_to_raise(cwd):
+    for stored, requested, epochs, steps, expected in (
         *(((5, -1), (5, -1), epochs, 10 * epochs, "--epochs 10") for epochs in (5, 2)),
         *(((-1, 50), (-1, 50), epochs, 10 * epochs, "--trainer.max_steps 100") for epochs in (5, 2)),
         *(((5, 60), (5, 60), epochs, 10 * epochs, "--epochs 10") for epochs in (5, 2)),
@@ -125,13 +124,11 @@ def test_a_run_ended_by_max_time_resumes_with_a_longer_max_time(cwd, capsys, mon
         ((-1, 50), (3, 50), 5, 50, "--epochs 10 --trainer.max_steps 100"),
         ((5, 50), (5, 50), 4, 50, "--trainer.max_steps 100"),
         ((5, 50), (5, 50), 5, 50, "--epochs 10 --trainer.max_steps 100"),
-    ],
-)
-def test_the_note_about_a_finished_run_states_which_limits_to_raise(cwd, stored, requested, epochs, steps, expected):
-    run = RunDirectory(cwd)
-    run.write_summary({"epochs": epochs, "steps": steps, "max_epochs": stored[0], "max_steps": stored[1]})
-    note = already_finished_note(run, SimpleNamespace(max_epochs=requested[0], max_steps=requested[1]))
-    assert f"the same command with {expected}\n" in note and ("stopped early" in note) == (epochs == 2)
+    ):
+        run = RunDirectory(cwd)
+        run.write_summary({"epochs": epochs, "steps": steps, "max_epochs": stored[0], "max_steps": stored[1]})
+        note = already_finished_note(run, SimpleNamespace(max_epochs=requested[0], max_steps=requested[1]))
+        assert f"the same command with {expected}\n" in note and ("stopped early" in note) == (epochs == 2)
 
 
 @pytest.mark.parametrize(

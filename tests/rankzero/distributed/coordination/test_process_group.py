@@ -137,18 +137,15 @@ def test_the_monitors_thread_reads_the_record_with_this_ranks_gpu_as_the_current
     assert recorder.calls == [GPU, "nccl", "fr"]
 
 
-@pytest.mark.parametrize(
-    ("entries", "expected"),
-    [
+def test_the_oldest_collective_that_is_not_complete_is_in_flight(recorder):
+    for entries, expected in (
         ([("nccl:broadcast", "started", True), BEGUN, QUEUED], InFlight(41, "all_reduce of 1,003 values")),
         ([QUEUED, QUEUED], InFlight(40, awaits_gpu=True)),  # earlier work of the GPU
         ([MESSAGE], InFlight()),  # of a batch that NCCL never completes
         ([MESSAGE, BEGUN], InFlight(41, "all_reduce of 1,003 values")),
-    ],
-)
-def test_the_oldest_collective_that_is_not_complete_is_in_flight(recorder, entries, expected):
-    recorder.nccl = dump(*entries)
-    assert collective_in_flight("nccl", GPU) == expected
+    ):
+        recorder.nccl = dump(*entries)
+        assert collective_in_flight("nccl", GPU) == expected
 
 
 def test_without_start_times_the_cause_may_be_the_collective_or_a_kernel_before_it(recorder, monkeypatch):

@@ -1,7 +1,5 @@
 import sys
 
-import pytest
-
 import recorded
 from rankzero.cli.trainer_arguments import as_arguments
 from rankzero.distributed.environments.detect import detect
@@ -31,9 +29,8 @@ def test_each_launcher_is_detected_by_its_own_variables():
         assert launch.variables and set(launch.variables.items()) <= set(variables.items())
 
 
-@pytest.mark.parametrize(
-    ("outer", "inner", "launcher"),
-    [
+def test_the_most_specific_launcher_takes_precedence():
+    for outer, inner, launcher in (
         *[(TWO_TASKS, TORCHRUN, "torchrun"), (STEP, LOCAL, "local"), (SBATCH, TORCHRUN, "torchrun")],
         *[(SBATCH, ENV, "env"), (SBATCH, OPEN_MPI, "mpi"), (PBS_SCRIPT, OPEN_MPI, "mpi")],
         (TWO_TASKS, OPEN_MPI | DAEMONS, "mpi"),  # the Slurm step of mpirun's daemons is no outer launcher
@@ -49,10 +46,8 @@ def test_each_launcher_is_detected_by_its_own_variables():
             (KUBEFLOW, TORCHRUN, "torchrun"),
         ],
         ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, {}, "local"),
-    ],
-)
-def test_the_most_specific_launcher_takes_precedence(outer, inner, launcher):
-    assert detect(environ=outer | inner).launcher == launcher
+    ):
+        assert detect(environ=outer | inner).launcher == launcher, (outer, inner)
 
 
 def test_a_launcher_in_each_of_several_tasks_is_refused():
@@ -63,22 +58,19 @@ def test_a_launcher_in_each_of_several_tasks_is_refused():
         assert "each would start a separate run" in refusal(variables).found
 
 
-@pytest.mark.parametrize(
-    ("variables", "requested", "shape"),
-    [
+def test_a_container_on_each_machine_starts_the_processes_of_its_machine():
+    for variables, requested, shape in (
         (KUBEFLOW, {}, (2, 2, 2)),  # rank, machines, processes on each
         (KUBEFLOW | {"RANK": "1", "WORLD_SIZE": "4"}, {}, (2, 2, 2)),  # a PyTorchJob
         (KUBEFLOW | {"PET_NPROC_PER_NODE": "gpu"}, {"devices": 3}, (3, 2, 3)),
         (KUBEFLOW | {"PET_NPROC_PER_NODE": "gpu", "PET_NNODES": "2:2"}, {"devices": 3}, (3, 2, 3)),
         (ENV, {"nodes": 2, "devices": 4}, (4, 2, 4)),
         (INDEXED_JOB, {"nodes": 2, "devices": 4}, (4, 2, 4)),
-    ],
-)
-def test_a_container_on_each_machine_starts_the_processes_of_its_machine(variables, requested, shape):
-    launch = detect(RequestedWorld(**requested), environ=variables)
-    assert (launch.rank, launch.num_nodes, launch.local_world_size, launch.node_rank) == (*shape, 1)
-    assert (launch.launcher, launch.address, launch.port) == ("local", "a", 29500) and not launch.externally_created
-    assert processes_to_start(RequestedWorld(**requested), launch) == shape[2]
+    ):
+        launch = detect(RequestedWorld(**requested), environ=variables)
+        assert (launch.rank, launch.num_nodes, launch.local_world_size, launch.node_rank) == (*shape, 1)
+        assert (launch.launcher, launch.address, launch.port) == ("local", "a", 29500) and not launch.externally_created
+        assert processes_to_start(RequestedWorld(**requested), launch) == shape[2]
 
 
 def test_containers_that_contradict_the_request_or_change_their_number_are_refused():
@@ -136,9 +128,8 @@ def test_a_pbs_script_for_several_nodes_without_a_launcher_is_refused(tmp_path):
     assert detect(environ=variables).launcher == "local"
 
 
-@pytest.mark.parametrize(
-    ("variables", "missing"),
-    [
+def test_incomplete_or_invalid_variables_are_refused():
+    for variables, missing in (
         *[({"RANK": "1"}, "WORLD_SIZE is not set"), ({"WORLD_SIZE": "2"}, "RANK is not set")],
         ({"LOCAL_RANK": "0"}, "RANK is not set"),
         ({"RANK": "1", "WORLD_SIZE": "2"}, "MASTER_PORT is not set"),
@@ -153,10 +144,8 @@ def test_a_pbs_script_for_several_nodes_without_a_launcher_is_refused(tmp_path):
         ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "x"}, "PMIX_SIZE is not set"),
         ({"PBS_JOBID": "1", "PBS_TASKNUM": "zz"}, "PBS_TASKNUM='zz'"),
         ({"PBS_JOBID": "1", "PBS_TASKNUM": "2", "PBS_NODENUM": "0"}, "RANK is not set"),
-    ],
-)
-def test_incomplete_or_invalid_variables_are_refused(variables, missing):
-    assert missing in refusal(variables).found
+    ):
+        assert missing in refusal(variables).found
 
 
 def test_machines_joined_by_hand_with_incomplete_flags_are_refused():

@@ -6,9 +6,8 @@ from rankzero.distributed.environments import launch as module
 from rankzero.distributed.environments.launch import Launch, RequestedWorld, Variables, derived_port
 
 
-@pytest.mark.parametrize(
-    ("launch", "shape", "is_single_machine"),
-    [
+def test_the_shape_states_nodes_and_processes_and_one_machine_is_recognized():
+    for launch, shape, is_single_machine in (
         *[(Launch(), "1 node x 1 process", True), (Launch(world_size=4), "1 node x 4 processes", True)],
         (Launch(world_size=2, num_nodes=1, local_world_size=None), "1 node x 2 processes", True),
         (Launch(world_size=2, num_nodes=2), "2 nodes x 1 process", False),
@@ -20,10 +19,8 @@ from rankzero.distributed.environments.launch import Launch, RequestedWorld, Var
         (Launch(world_size=3, num_nodes=2, processes_per_node=(2, 1)), "2 nodes with 2 and 1 processes", False),
         (Launch(world_size=6, num_nodes=3, processes_per_node=(3, 2, 1)), "3 nodes with 3, 2 and 1 processes", False),
         (Launch(world_size=4, num_nodes=2, processes_per_node=(2, 2)), "2 nodes x 2 processes", False),
-    ],
-)
-def test_the_shape_states_nodes_and_processes_and_one_machine_is_recognized(launch, shape, is_single_machine):
-    assert (launch.shape, launch.is_single_machine) == (shape, is_single_machine)
+    ):
+        assert (launch.shape, launch.is_single_machine) == (shape, is_single_machine)
 
 
 def test_an_empty_variable_counts_as_unset_and_only_variables_that_were_read_are_recorded():

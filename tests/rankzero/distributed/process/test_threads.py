@@ -35,21 +35,18 @@ def chosen(peers, rank=0, **environ):
     return threads.count, threads.reason
 
 
-@pytest.mark.parametrize(
-    ("masks", "counts", "reason"),
-    [
+def test_ranks_divide_the_cores_that_they_share():
+    for masks, counts, reason in (
         *[(["0-11"], [12], "12 cores"), (["0-11"] * 4, [3] * 4, "12 cores / 4 ranks")],
         *[(["0-1"] * 2, [1] * 2, "2 cores / 2 ranks"), (["0-1"] * 5, [1] * 5, "2 cores / 5 ranks")],
         *[(["0-3", "4-7", "8-11"], [4] * 3, "bound to 4 cores"), (["0-3", "4"], [4, 1], "bound to 4 cores")],
         (["0"] * 2 + ["1"] * 2, [1] * 4, "1 core / 2 ranks"),
         (["0-7"] * 2 + ["8-15"] * 2, [4] * 4, "8 cores / 2 ranks"),
         (["0-3", "2-5"], [3, 3], "4 cores / 2 ranks"),
-    ],
-)
-def test_ranks_divide_the_cores_that_they_share(masks, counts, reason):
-    peers = make_peers(*masks)
-    assert [chosen(peers, rank)[0] for rank in range(len(masks))] == counts
-    assert chosen(peers)[1] == reason
+    ):
+        peers = make_peers(*masks)
+        assert [chosen(peers, rank)[0] for rank in range(len(masks))] == counts
+        assert chosen(peers)[1] == reason
 
 
 def test_ranks_on_other_machines_or_of_another_cgroup_share_no_cores():

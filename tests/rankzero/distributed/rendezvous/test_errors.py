@@ -22,17 +22,14 @@ def peers_of(*ranks, hosts="a", nodes=None):
     return [Peer(rank, None, node, 4, host, 1) for rank, host, node in zip(ranks, hosts, nodes, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("size", "ranks", "text"),
-    [
+def test_at_most_16_missing_ranks_are_listed():
+    for size, ranks, text in (
         *[(2, [0], "missing rank 1"), (3, [0], "missing ranks 1, 2"), (4, [0, 2], "missing ranks 1, 3")],
         (17, [0], "missing ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16"),
         (18, [0], "missing ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16 and 1 more"),
         (1000, [0, 5], "missing ranks 1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17 and 982 more"),
-    ],
-)
-def test_at_most_16_missing_ranks_are_listed(size, ranks, text):
-    assert errors.describe_missing_ranks(launch(size), peers_of(*ranks)) == text
+    ):
+        assert errors.describe_missing_ranks(launch(size), peers_of(*ranks)) == text
 
 
 def test_missing_tasks_without_ranks_are_counted_and_a_rank_without_contact_misses_rank_zero():
@@ -41,9 +38,8 @@ def test_missing_tasks_without_ranks_are_counted_and_a_rank_without_contact_miss
     assert text.startswith("missing rank 0, ") and text.endswith(" on a:29500")
 
 
-@pytest.mark.parametrize(
-    ("fields", "members", "missing_machines"),
-    [
+def test_missing_machines_are_named():
+    for fields, members, missing_machines in (
         *[({"num_nodes": None}, peers_of(0), None), ({"num_nodes": 1}, peers_of(0, nodes=[0]), None)],
         ({"num_nodes": 1, "hosts": ("n1",)}, peers_of(0, hosts=["n1.site.org"]), None),
         ({"num_nodes": 2}, peers_of(0, nodes=[0]), "node 1"),
@@ -54,14 +50,12 @@ def test_missing_tasks_without_ranks_are_counted_and_a_rank_without_contact_miss
         ({"num_nodes": 2, "hosts": ("n1", "n2")}, peers_of(0, hosts=["n1.site.org"], nodes=[0]), "n2"),
         ({"num_nodes": 2, "hosts": ("n1", "n2")}, peers_of(0, 1, hosts=["x", "y"], nodes=[0, 1]), None),
         ({"num_nodes": 2, "hosts": ("a", "a")}, peers_of(0, nodes=[0]), "node 1"),
-    ],
-)
-def test_missing_machines_are_named(fields, members, missing_machines):
-    text = errors.missing_processes_error(launch(local_world_size=None, **fields), members, 5).found
-    if missing_machines is None:
-        assert "no process from" not in text
-    else:
-        assert f"; no process from {missing_machines}; " in text
+    ):
+        text = errors.missing_processes_error(launch(local_world_size=None, **fields), members, 5).found
+        if missing_machines is None:
+            assert "no process from" not in text
+        else:
+            assert f"; no process from {missing_machines}; " in text
 
 
 def test_the_error_about_missing_ranks_states_the_shape_counts_hosts_and_port():
@@ -72,20 +66,17 @@ def test_the_error_about_missing_ranks_states_the_shape_counts_hosts_and_port():
     assert "--start_timeout 1200" in errors.missing_processes_error(launch(), peers_of(0), 300.0).instead
 
 
-@pytest.mark.parametrize(
-    ("launcher", "prefix", "lines"),
-    [
+def test_rank_zero_proposes_its_own_host_for_an_address_of_another_machine():
+    for launcher, prefix, lines in (
         ("local", "--node_rank 0 on a\nor ", 2),
         ("mpi", f"mpirun -x MASTER_ADDR={HOST} ... (Open MPI), -genv MASTER_ADDR {HOST} (hydra),\nor ", 2),
         ("slurm", "", 1),
         ("env", "", 1),
-    ],
-)
-def test_rank_zero_proposes_its_own_host_for_an_address_of_another_machine(launcher, prefix, lines):
-    error = errors.wrong_address_error(launch(rank=0, launcher=launcher), ["192.0.2.1", "192.0.2.2"])
-    assert error.asked == "rendezvous at a:29500, the machine of rank 0"
-    assert error.found == f"rank 0 is on {HOST}, but a (192.0.2.1, 192.0.2.2) is another machine or does not exist"
-    assert error.instead == f"{prefix}--master_addr {HOST}" and len(error.instead.splitlines()) == lines
+    ):
+        error = errors.wrong_address_error(launch(rank=0, launcher=launcher), ["192.0.2.1", "192.0.2.2"])
+        assert error.asked == "rendezvous at a:29500, the machine of rank 0"
+        assert error.found == f"rank 0 is on {HOST}, but a (192.0.2.1, 192.0.2.2) is another machine or does not exist"
+        assert error.instead == f"{prefix}--master_addr {HOST}" and len(error.instead.splitlines()) == lines
 
 
 def test_a_rank_at_the_given_address_reports_that_rank_zero_is_elsewhere():

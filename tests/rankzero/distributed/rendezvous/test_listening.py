@@ -70,22 +70,19 @@ def test_the_address_of_another_machine_is_refused_unless_it_forwards_the_port(m
     assert refusals == ([caught.value] if hosts else [])  # the other ranks connect to the first host next
 
 
-@pytest.mark.parametrize(
-    ("launch", "own_addresses", "interface", "expected"),
-    [
+def test_rank_zero_listens_on_one_unambiguous_address(monkeypatch):
+    for launch, own_addresses, interface, expected in (
         *[({}, ["127.0.1.1"], None, "127.0.1.1"), ({"launcher": "pbs"}, ["10.0.0.1"], None, "10.0.0.1")],
         *[(SEVERAL, ["127.0.1.1"], None, ""), (SEVERAL, ["10.0.0.1"], None, "10.0.0.1"), (SEVERAL, [], None, "")],
         (SEVERAL | {"address": "127.0.0.1"}, ["10.0.0.1"], "lo", "127.0.0.1"),
         (SEVERAL | {"address": "localhost"}, ["127.0.0.1"], None, "127.0.0.1"),
         *[(SEVERAL, ["10.0.0.1", "10.0.0.2"], None, ""), (SEVERAL, ["127.0.1.1", "10.0.0.1"], None, "")],
         (SEVERAL | {"launcher": "pbs"}, ["10.0.0.1"], None, ""),
-    ],
-)
-def test_rank_zero_listens_on_one_unambiguous_address(monkeypatch, launch, own_addresses, interface, expected):
-    for name in (network.GLOO, network.NCCL):
-        monkeypatch.setenv(name, "")
-    fields = {"launcher": "env", "world_size": 2, "local_world_size": 2, "address": "x", **launch}
-    assert listening_address(Launch(**fields), own_addresses, interface) == expected
+    ):
+        for name in (network.GLOO, network.NCCL):
+            monkeypatch.setenv(name, "")
+        fields = {"launcher": "env", "world_size": 2, "local_world_size": 2, "address": "x", **launch}
+        assert listening_address(Launch(**fields), own_addresses, interface) == expected
 
 
 def test_processes_that_connect_to_the_wrong_machine_receive_the_error(scale_timers, call):

@@ -34,17 +34,14 @@ def test_the_end_of_a_slurm_job_follows_from_squeues_remaining_time(programs, no
     assert end_of_allocation(SLURM, STEP) == now + seconds
 
 
-@pytest.mark.parametrize(
-    ("end_time", "seconds"),
-    [
+def test_slurms_end_time_variable_takes_precedence_over_squeue_if_it_is_valid(programs, now):
+    for end_time, seconds in (
         (str(STARTED_SECONDS + 3600), 3540),
         *((past, None) for past in ("1", "0", str(STARTED_SECONDS))),
         *((invalid, 33) for invalid in ("soon", "-1", "1.5e9", "٣")),
-    ],
-)
-def test_slurms_end_time_variable_takes_precedence_over_squeue_if_it_is_valid(programs, now, end_time, seconds):
-    programs(squeue="echo 0:33")
-    assert end_of_allocation(SLURM, STEP | {"SLURM_JOB_END_TIME": end_time}) == (seconds and now + seconds)
+    ):
+        programs(squeue="echo 0:33")
+        assert end_of_allocation(SLURM, STEP | {"SLURM_JOB_END_TIME": end_time}) == (seconds and now + seconds)
 
 
 @pytest.mark.parametrize(
