@@ -180,10 +180,10 @@ def user_message(error: BaseException) -> str | None:
         misfit = str(error).splitlines()[1].strip(" \t.")
         return f"the checkpoint does not fit the model: {misfit}. To start another run, type --name ANOTHER-NAME"
     if isinstance(error, RuntimeError) and "ddp_find_unused_parameters_true" in str(error):
-        return (
-            "some parameters did not contribute to the loss of a step, but DistributedDataParallel expects it of all. "
-            "If this is intended, type --trainer.strategy ddp_find_unused_parameters_true"
+        found = (
+            "some parameters did not contribute to the loss of a step, but DistributedDataParallel expects it of all"
         )
+        return f"{found}. If this is intended, type --trainer.strategy ddp_find_unused_parameters_true"
     if not isinstance(error, ValueError | OSError):
         return None
     text = str(error)
@@ -237,10 +237,11 @@ def was_reported(error: BaseException) -> bool:
 
 
 def mark_refusal(error: BaseException) -> None:
-    """Marks an error that `user_message` explains, and because of which a run did not begin."""
-    with suppress(AttributeError):
-        error.is_refusal = True  # type: ignore[attr-defined]
-        error._render_traceback_ = CannotStart(f"  {user_message(error)}")._render_traceback_  # type: ignore[attr-defined]
+    """Marks an error because of which a run did not begin, if `user_message` explains it."""
+    if message := user_message(error):
+        with suppress(AttributeError):
+            error.is_refusal = True  # type: ignore[attr-defined]
+            error._render_traceback_ = CannotStart(f"  {message}")._render_traceback_  # type: ignore[attr-defined]
 
 
 def as_refusal(error: BaseException) -> BaseException:
@@ -269,10 +270,8 @@ def mark_advice(error: BaseException, advice: str) -> None:
 def advice_of(error: BaseException) -> str:
     """Returns what the user can do about an error whose traceback does not say it; empty if that is unknown."""
     if re.search("device-side assert|CUDA_LAUNCH_BLOCKING", str(error)):
-        return (
-            "The line above is where the error of the GPU was noticed; an earlier line may have caused it. "
-            "With the environment variable CUDA_LAUNCH_BLOCKING=1, the traceback ends at that line"
-        )
+        found = "The line above is where the error of the GPU was noticed; an earlier line may have caused it"
+        return f"{found}. With the environment variable CUDA_LAUNCH_BLOCKING=1, the traceback ends at that line"
     return str(getattr(error, "rankzero_advice", ""))
 
 

@@ -80,9 +80,7 @@ def request_next_attempt(run: RunDirectory, launch: Launch, objection: str) -> s
     """Requests the next attempt; returns a message for the user, if any. Only rank zero calls this, after all saves."""
     if (job := current_job(launch)) is None or job.scheduler not in REQUEUING:
         return ""
-    if objection:
-        return f"not requeued: {objection}"
-    return requeue(launch, run.name)
+    return f"not requeued: {objection}" if objection else requeue(launch, run.name)
 
 
 def agree_on_run(root: str, name: str | None, title: str, coordinator: Coordinator) -> RunDirectory:
@@ -151,8 +149,7 @@ class Attempt:
         choose = partial(choose_resume_point, run, options, config, trainer, launch, self._lock)
         self.resume_plan = run_on_rank_zero(trainer.strategy, self.world.rank, choose)
         vars(run).update(vars(self.resume_plan.run))  # rank zero has broadcast them
-        self.checkpoint = self.resume_plan.checkpoint
-        self.already_finished = self.resume_plan.already_finished
+        self.checkpoint, self.already_finished = self.resume_plan.checkpoint, self.resume_plan.already_finished
         checkpoint_io = cast(DirectoryCheckpointIO, trainer.strategy.checkpoint_io)
         checkpoint_io.trusted_sha256 = self.resume_plan.trusted_sha256
         if self.already_finished:
@@ -229,8 +226,7 @@ class Attempt:
         try:
             fit()
         except RuntimeError as error:
-            if user_message(error):
-                mark_refusal(error)
+            mark_refusal(error)
             raise
         stored_data = order_in(self.resume_plan.manifest).get("data") or self.plan.data
         if differences := changes(stored_data, self.plan.data):
@@ -323,10 +319,8 @@ class Attempt:
             self._log.error("".join(traceback.format_exception(error)) + (cause or ""))
         is_impossible = False
         if isinstance(error, Exception) and not self.outcome.has_trained:
-            is_impossible = user_message(error) is not None
-            if is_impossible:
-                mark_refusal(error)
-            is_impossible = is_impossible or self._coordinator.refusing_rank(error) is not None
+            mark_refusal(error)
+            is_impossible = user_message(error) is not None or self._coordinator.refusing_rank(error) is not None
         writes_result = self.world.rank == 0 and not self.run.is_taken_over
         try:
             summary = self._write_result(error) if writes_result and not is_impossible else None
@@ -357,11 +351,10 @@ class Attempt:
         self._log.error(cause)
         if self.world.rank == 0:
             cast(DirectoryCheckpointIO, self.trainer.strategy.checkpoint_io).wait()
-            is_taken_over = self.run.is_taken_over
-            if not is_taken_over:
-                summary = self._summarize("failed", without_stack(cause), metrics=computed_metrics_of(self.trainer))
+            reason, metrics = without_stack(cause), computed_metrics_of(self.trainer)
+            summary = None if self.run.is_taken_over else self._summarize("failed", reason, metrics=metrics)
             self._lock.release()
-            if not is_taken_over:  # last, because this process may be terminated while it reads long curves
+            if summary:  # last, because this process may be terminated while it reads long curves
                 self._display.show_result(summary)
                 self._finish_mirror(RuntimeError(cause))
 
@@ -376,18 +369,10 @@ class Attempt:
             report(f"NCCL on rank {self.world.rank}:\n{warnings}")
 
     def _summarize(self, status: str, reason: str | None, **more: Any) -> dict[str, Any]:
-        summary = summarize(
-            status,
-            reason,
-            self.run,
-            self.trainer,
-            self.world,
-            self.options.keep_best,
-            seconds=round(time.perf_counter() - self._started, 3),
-            slow_ranks=list(self.control_channel.monitor.slow_ranks.values()),
-            **self.counts(),
-            **more,
-        )
+        slow_ranks = list(self.control_channel.monitor.slow_ranks.values())
+        facts = {"seconds": round(time.perf_counter() - self._started, 3), "slow_ranks": slow_ranks}
+        facts |= self.counts() | more
+        summary = summarize(status, reason, self.run, self.trainer, self.world, self.options.keep_best, **facts)
         self.run.write_summary(summary)
         # In the log too: under PBS, the signal that stops a run also ends the output of its job.
         for line in self._display.result_text(summary).splitlines():

@@ -196,10 +196,8 @@ class RunDirectory:
         record = self.read("run.json")
         attempts = record.get("attempts") or []
         if len(attempts) > self.attempt or (attempts and record.get("id") != self.id):  # new id: --resume never
-            newer = attempts[-1]
-            raise TakenOverError(
-                f"attempt {newer['number']} at run {self.name} has started on {newer['host']}; this attempt ends"
-            )
+            newer = f"attempt {attempts[-1]['number']} at run {self.name} has started on {attempts[-1]['host']}"
+            raise TakenOverError(f"{newer}; this attempt ends")
 
     @property
     def is_taken_over(self) -> bool:

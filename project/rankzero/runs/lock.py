@@ -58,9 +58,8 @@ class Owner:
         peer = Peer.this(launch)
         now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
         born = (process_state(peer.pid) or ("", ""))[1]
-        return cls(
-            secrets.token_hex(16), peer.host, peer.pid, born, peer.boot, peer.pids, now, launch.job_id, launch.restarts
-        )
+        process = peer.host, peer.pid, born, peer.boot, peer.pids
+        return cls(secrets.token_hex(16), *process, now, launch.job_id, launch.restarts)
 
     def is_superseded_by(self, launch: Launch) -> bool:
         """Returns whether `launch` is a restart of the owner's job by the scheduler or torchrun."""

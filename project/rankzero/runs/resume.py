@@ -143,11 +143,8 @@ def _choose_resume_point(
     if run.part > 1 and resume != "auto" and not is_in_this_process and checkpoints_in(run.checkpoints, run.part):
         plan.notes.append(f"{resume} was the start of part {run.part} of run {run.name}, which resumes")
         resume = "auto"
-    if (
-        resume != "auto"
-        and is_restart(launch, run.newest_attempt)
-        and (resume == "never" or newest_valid(run.checkpoints)[0])
-    ):
+    is_repeated = resume != "auto" and is_restart(launch, run.newest_attempt)
+    if is_repeated and (resume == "never" or newest_valid(run.checkpoints)[0]):
         plan.notes.append(f"--resume {resume} applied to the first start of job {launch.job_id}; the run resumes")
         resume = "auto"
     if resume == "never":
@@ -223,11 +220,10 @@ def _check_same_training(plan: ResumePlan, config: Config) -> None:
     """Raises a RequestError if the checkpoint belongs to another model or data class than requested."""
     stored_classes, requested_classes = classes_in(config_in(plan.manifest)), classes_in(config)
     if stored_classes and stored_classes != requested_classes:
-        raise RequestError(
-            " ".join(f"--{name} {path}" for name, path in requested_classes.items()) + f" for run {plan.run.name}",
-            f"{plan.checkpoint} was saved with " + " and ".join(stored_classes.values()),
-            " ".join(f"--{name} {path}" for name, path in stored_classes.items()) + ", or another --name NAME",
-        )
+        both = (requested_classes, stored_classes)
+        asked, instead = (" ".join(f"--{name} {path}" for name, path in classes.items()) for classes in both)
+        found = f"{plan.checkpoint} was saved with {' and '.join(stored_classes.values())}"
+        raise RequestError(f"{asked} for run {plan.run.name}", found, f"{instead}, or another --name NAME")
 
 
 def _check_settings(plan: ResumePlan, stored: Config, config: Config) -> None:
@@ -257,10 +253,9 @@ def archive_newer(plan: ResumePlan) -> None:
     names = [path.name for path in unused]
     if isinstance(chosen, Path) and chosen.parent.resolve() == folder.resolve() and chosen.name in names:
         unused = unused[names.index(chosen.name) + 1 :]
-    if not unused:
-        return
-    archive_folder = plan.run.archive_checkpoints(unused)
-    plan.notices.append(f"checkpoints from which the run does not resume are kept in {archive_folder}")
+    if unused:
+        archive_folder = plan.run.archive_checkpoints(unused)
+        plan.notices.append(f"checkpoints from which the run does not resume are kept in {archive_folder}")
 
 
 def keep_for_loading(trainer: Trainer, state: VerifiedState | None) -> Path | None:

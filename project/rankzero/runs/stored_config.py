@@ -81,12 +81,9 @@ def decides_results(key: str) -> bool:
 
 def data_limits(config: Config) -> dict[str, str]:
     """Returns the arguments of a configuration that limit the data of training; 1 batch differs from 1.0, all of it."""
-    values = {key.rpartition(".")[2]: value for key, value in flattened(as_json(config)).items()}
-    return {
-        name: repr(values[name])
-        for name, defaults in _LIMITS.items()
-        if repr(values.get(name)) not in map(repr, defaults)
-    }
+    values = {key.rpartition(".")[2]: repr(value) for key, value in flattened(as_json(config)).items()}
+    limited = [name for name, defaults in _LIMITS.items() if values.get(name, "None") not in map(repr, defaults)]
+    return {name: values[name] for name in limited}
 
 
 def changed_settings(

@@ -126,9 +126,7 @@ def has_reached_limits(summary: dict[str, Any], trainer: Trainer) -> bool:
     limits = _limits(summary, trainer)
     if all(stored is None for _, _, stored, _ in limits):  # ended by something else, such as `max_time`
         return any(requested is not None and count >= requested for _, count, _, requested in limits)
-    return not any(
-        stored is not None and (requested is None or requested > stored) for _, _, stored, requested in limits
-    )
+    return all(stored is None or (requested is not None and requested <= stored) for _, _, stored, requested in limits)
 
 
 def _limits(summary: dict[str, Any], trainer: Trainer) -> list[tuple[str, int, int | None, int | None]]:
