@@ -345,8 +345,7 @@ class EvaluationBatchSampler(Sampler[Indices]):
     def _end(self, batch: int, rank: int) -> int:
         """Returns how many of its samples a rank has read after a batch; rank -1 is the last rank."""
         samples = (self.count - rank % self.world_size + self.world_size - 1) // self.world_size
-        remaining_batches = len(self) - 1 - batch
-        reserved_samples = remaining_batches if samples >= len(self) else 0
+        reserved_samples = len(self) - 1 - batch if samples >= len(self) else 0  # one for each remaining batch
         return max(0, min((batch + 1) * self.batch_size, samples - reserved_samples))
 
     def samples(self, batch: int) -> list[int]:

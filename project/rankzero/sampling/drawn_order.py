@@ -29,8 +29,7 @@ class DrawnOrder:
         self, loader: "DataLoader[Any]", broadcast: Callable[[Any], Any], gather: Callable[[Any], list[Any]]
     ) -> None:
         self._sampler, self._broadcast, self._gather = draws_from(loader), broadcast, gather
-        self._is_divided = divided_by(self._sampler) > 1
-        self._is_batched = loader.batch_sampler is not None
+        self._is_divided, self._is_batched = divided_by(self._sampler) > 1, loader.batch_sampler is not None
         self.draws_batches = not self._is_batched or self._sampler is loader.batch_sampler
         self._draws: list[Any] = []
         self._epoch = self._pass_index = -1
@@ -150,8 +149,7 @@ def loader_properties(loader: Any, training: bool, reason: str | None) -> dict[s
         return {"loader": f"{'training' if training else 'evaluation'} with {reason}"}
     sampler = draws_from(loader)
     properties = {"loader": f"{'training' if training else 'evaluation'} with a {type(sampler).__name__}"}
-    has_all_draws = divided_by(sampler) == 1 and not has_run_order(loader, 1)
-    samples = sampler if has_all_draws else loader.dataset
+    samples = sampler if divided_by(sampler) == 1 and not has_run_order(loader, 1) else loader.dataset
     if isinstance(samples, Sized):
         properties["samples"] = f"{len(samples):,}"
     return properties | {"batch size": str(loader.batch_size), "drop_last": str(loader.drop_last)}

@@ -37,11 +37,8 @@ def fingerprint(dataset: Any, count: int) -> dict[str, str]:
 def changes(previous: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
     """Returns the differences between two fingerprints, one line each."""
     missing = "not there"
-    return [
-        f"{name}: was {previous.get(name, missing)}, is {current.get(name, missing)}"
-        for name in {**previous, **current}
-        if previous.get(name) != current.get(name)
-    ]
+    pairs = {name: (previous.get(name, missing), current.get(name, missing)) for name in {**previous, **current}}
+    return [f"{name}: was {before}, is {now}" for name, (before, now) in pairs.items() if before != now]
 
 
 def differing(
@@ -80,14 +77,11 @@ def check_same_data(
     content_only = lines[0].partition(":")[0] not in properties
     found = "the data differs between ranks, so that some samples would be repeated and others never used"
     others = [f"and {len(lines) - 4} further differences"] if len(lines) > 4 else []
-    raise RequestError(
-        f"{ranks[0][1]['loader']} on {len(ranks)} ranks",
-        "\n".join([found, *lines[:4], *others]),
-        "the same loaders and data on all ranks: the same files, in sorted order, and a seed for data that is "
-        "generated or split at random; Rankzero divides the samples among the ranks"
-        + "\nor --accept_changed data, if the difference does not matter"
-        * content_only,
-    )
+    instead = "the same loaders and data on all ranks: the same files, in sorted order, and a seed for data that is "
+    instead += "generated or split at random; Rankzero divides the samples among the ranks"
+    instead += "\nor --accept_changed data, if the difference does not matter" * content_only
+    asked = f"{ranks[0][1]['loader']} on {len(ranks)} ranks"
+    raise RequestError(asked, "\n".join([found, *lines[:4], *others]), instead)
 
 
 _compared: "WeakValueDictionary[int, Any]" = WeakValueDictionary()

@@ -65,18 +65,15 @@ class ManagedLoader(DataLoader[Any]):
         is_batched = loader.batch_sampler is not None
         seeded_dataset = SeededDataset(loader.dataset, loader.collate_fn is default_collate, is_batched)
         self._reader = copy.copy(loader)
+        vars(self._reader).update({"batch_size": None, "drop_last": False, "pin_memory": False, "_iterator": None})
         vars(self._reader).update(
             dataset=seeded_dataset,
             batch_sampler=batches,
             sampler=batches,
-            batch_size=None,
-            drop_last=False,
-            pin_memory=False,
             collate_fn=Collate(identity) if seeded_dataset.gathers else Collate(loader.collate_fn, is_batched),
             worker_init_fn=PrepareWorker(loader.worker_init_fn),
             # A loader draws its workers' seed from this generator, so that the global generator stays unchanged.
             generator=loader.generator or torch.Generator().manual_seed(batches.seed),
-            _iterator=None,
         )
 
     def read_for(self, device: torch.device, copies: bool, channels_last: bool = False) -> None:

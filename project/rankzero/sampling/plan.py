@@ -125,12 +125,10 @@ class SamplingPlan:
             if isinstance(loader, DataLoader) and not isinstance(loader.worker_init_fn, PrepareWorker):
                 loader.worker_init_fn = PrepareWorker(loader.worker_init_fn)
                 loader.collate_fn = Collate(loader.collate_fn)
-            rank_zero_warn(
-                f"rankzero: {reason} decides the order of the {'training' if training else 'evaluation'} samples: "
-                "Rankzero does not guarantee that each sample is used exactly once"
-                + f". Each of the {self.world_size} processes must read other samples"
-                * (self.world_size > 1)
-            )
+            text = f"{reason} decides the order of the {'training' if training else 'evaluation'} samples: "
+            text += "Rankzero does not guarantee that each sample is used exactly once"
+            text += f". Each of the {self.world_size} processes must read other samples" * (self.world_size > 1)
+            rank_zero_warn(f"rankzero: {text}")
             if training:
                 if stream and isinstance(loader, DataLoader):
                     managed = stream(loader, self._kept_stream(loader))
@@ -160,12 +158,10 @@ class SamplingPlan:
             return kept
         if self.accept_changed_data:
             return None
-        raise RequestError(
-            f"to resume with {requested}",
-            f"{found} have read {kept['batches']:,} batches of epoch {kept['epoch'] + 1}; "
-            f"{type(loader.dataset).__name__} divides its own samples, so that only the same numbers can resume",
-            f"the same numbers, or --accept_changed data, to read the stream from its beginning, or {_NEW_RUN}",
-        )
+        read = f"{found} have read {kept['batches']:,} batches of epoch {kept['epoch'] + 1}"
+        division = f"{type(loader.dataset).__name__} divides its own samples, so that only the same numbers can resume"
+        instead = f"the same numbers, or --accept_changed data, to read the stream from its beginning, or {_NEW_RUN}"
+        raise RequestError(f"to resume with {requested}", f"{read}; {division}", instead)
 
     def _unmanaged_reason(self, loader: object, training: bool) -> str | None:
         """Returns a description of the code that defines the loader's order; None if Rankzero can manage the order."""
@@ -178,19 +174,14 @@ class SamplingPlan:
         sampler = draws_from(loader)
         name = f"the {'batch ' * (sampler is loader.batch_sampler)}sampler {type(sampler).__name__}"
         parts = divided_by(sampler)
-        is_divided = parts == self.world_size
-        can_be_divided = parts == 1 and self.divides_samplers
-        if not (is_divided or can_be_divided):
-            return name
-        if isinstance(sampler, Sized):
+        is_divided, can_be_divided = parts == self.world_size, parts == 1 and self.divides_samplers
+        if isinstance(sampler, Sized) and (is_divided or can_be_divided):
             return name if self.world_size == 1 and not training else None
-        if is_divided:
+        if is_divided or not can_be_divided:
             return name
-        raise RequestError(
-            f"{name} on {self.world_size} processes",
-            "it has no length (`__len__`), so its samples cannot be divided among the processes",
-            "a sampler with a length, or use_distributed_sampler=False if it draws other samples on each rank",
-        )
+        found = "it has no length (`__len__`), so its samples cannot be divided among the processes"
+        instead = "a sampler with a length, or use_distributed_sampler=False if it draws other samples on each rank"
+        raise RequestError(f"{name} on {self.world_size} processes", found, instead)
 
     def _add_training_order(self, loader: "DataLoader[Any]", drawn: DrawnOrder | None) -> ElasticBatchSampler:
         count = len(drawn or loader.dataset)  # type: ignore[arg-type]
@@ -217,11 +208,9 @@ class SamplingPlan:
         )
         self.training_orders.append(batches)
         if len({order.micro_batches for order in self.training_orders}) > 1:
-            raise RequestError(
-                f"--max_device_batch_size {self.max_device_batch_size} for several training loaders",
-                "batches of different sizes, which would not stay aligned",
-                "--trainer.accumulate_grad_batches N",
-            )
+            asked = f"--max_device_batch_size {self.max_device_batch_size} for several training loaders"
+            found = "batches of different sizes, which would not stay aligned"
+            raise RequestError(asked, found, "--trainer.accumulate_grad_batches N")
         return batches
 
     def _pad(self, padded_for: str | None) -> None:
@@ -231,15 +220,13 @@ class SamplingPlan:
         if not padded_for:
             return
         has_empty_batches = any(order.has_empty_batches() for order in self.training_orders)
-        sources = [*self.training_orders, *self.streams]
-        for source in sources:
+        for source in (*self.training_orders, *self.streams):
             source.is_padded = True
         if has_empty_batches:
-            rank_zero_warn(
-                "rankzero: some steps have fewer samples than there are processes, but each process needs a "
-                f"sample for {padded_for}: in these steps some samples are read more than once. To avoid this, drop a "
-                "short last batch with DataLoader(drop_last=True)"
-            )
+            text = "some steps have fewer samples than there are processes, but each process needs a sample for"
+            effect = "in these steps some samples are read more than once"
+            advice = "To avoid this, drop a short last batch with DataLoader(drop_last=True)"
+            rank_zero_warn(f"rankzero: {text} {padded_for}: {effect}. {advice}")
 
     def _check_data(self) -> None:
         """Compares a resumed run's data with the checkpoint's; restarts the epoch if a change is accepted."""
@@ -251,11 +238,9 @@ class SamplingPlan:
         if not (self.accept_changed_data or (self.reloads_data and not is_within_epoch)):
             effect = ", so that some samples would be repeated and others never used" if is_within_epoch else ""
             action = "restart the epoch" if is_within_epoch else "begin the next epoch"
-            raise RequestError(
-                "to resume with this data",
-                f"the training data has changed{effect}\n" + "\n".join(differences),
-                f"--accept_changed data, to {action} with the new data, or --resume never, to restart the run",
-            )
+            found = "\n".join([f"the training data has changed{effect}", *differences])
+            instead = f"--accept_changed data, to {action} with the new data, or --resume never, to restart the run"
+            raise RequestError("to resume with this data", found, instead)
         self.start_positions, self.kept_draws = [Position(position.epoch) for position in self.start_positions], []
 
     def _next_start_position(self) -> Position | None:
@@ -350,18 +335,14 @@ def resume_order(plan: SamplingPlan, manifest: dict[str, Any], run: str, accepts
         return None
     plan.kept_sizes = sizes
     if plan.global_batch_size not in (None, kept_size):
-        raise RequestError(
-            f"--global_batch_size {plan.global_batch_size}",
-            f"run {run} keeps its global batch size, {kept_size}",
-            f"--global_batch_size {kept_size}, or --accept_changed global_batch_size to change it, or {_NEW_RUN}",
-        )
+        found = f"run {run} keeps its global batch size, {kept_size}"
+        instead = f"--global_batch_size {kept_size}, or --accept_changed global_batch_size to change it, or {_NEW_RUN}"
+        raise RequestError(f"--global_batch_size {plan.global_batch_size}", found, instead)
     requested_size = (plan.batch_size or 0) * plan.world_size * plan.micro_batches
     if requested_size in (0, kept_size):
         return None
-    return (
-        f"--batch_size {plan.batch_size} would be {requested_size:,} samples a step; "
-        f"run {run} resumes with {kept_size:,}; --accept_changed global_batch_size changes it"
-    )
+    requested = f"--batch_size {plan.batch_size} would be {requested_size:,} samples a step"
+    return f"{requested}; run {run} resumes with {kept_size:,}; --accept_changed global_batch_size changes it"
 
 
 def order_in(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -203,8 +203,7 @@ class Stream:
                 last = batch
             state = None
             if self._stateful is not None:
-                own = copy.deepcopy(self._stateful.state_dict())
-                state = own, has_ended or self._source.has_ended
+                state = copy.deepcopy(self._stateful.state_dict()), has_ended or self._source.has_ended
             self._read_ahead.append((rows, number, state))
             yield batch
 
@@ -222,8 +221,7 @@ class Stream:
             return EVEN_SHARE
         weights, samples, _ = rows.wait().T.tolist()
         weight = weights[self._rank] * self._world_size / sum(weights)
-        has_empty_rank = not all(weights) and not self.is_padded
-        return Share(samples[self._rank], sum(samples), weight, weight, has_empty_rank)
+        return Share(samples[self._rank], sum(samples), weight, weight, not all(weights) and not self.is_padded)
 
     def state(self, is_within_epoch: bool) -> dict[str, Any]:
         """Returns what a resumed run needs. All ranks must call."""
@@ -276,10 +274,8 @@ class Stream:
             raise RunError(f"rank {self._rank} has no batch of {self.name}, but each process needs one")
         if not self._has_warned:
             self._has_warned = True
-            rank_zero_warn(
-                f"rankzero: {self.name} has fewer batches on some ranks, but each process needs a sample in each step: "
-                "these ranks use their last batch more than once"
-            )
+            found = f"{self.name} has fewer batches on some ranks, but each process needs a sample in each step"
+            rank_zero_warn(f"rankzero: {found}: these ranks use their last batch more than once")
         return last
 
     def _compare_first(self, digest: str) -> None:
@@ -298,10 +294,9 @@ class Stream:
         same = max(readers.values(), key=len, default=[])
         if len(same) > 1:
             otherwise = "in __iter__, itertools.islice(samples, rank * workers + worker, None, world_size * workers)"
-            rank_zero_warn(
-                f"rankzero: the first batch of {self.name} is the same on {few(same)}: all of them seem to read the "
-                f"same samples. To divide the samples: {DIVISIONS.get(self._package, otherwise)}"
-            )
+            found = f"the first batch of {self.name} is the same on {few(same)}"
+            advice = f"To divide the samples: {DIVISIONS.get(self._package, otherwise)}"
+            rank_zero_warn(f"rankzero: {found}: all of them seem to read the same samples. {advice}")
 
 
 class _Source:
