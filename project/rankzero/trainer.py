@@ -68,9 +68,6 @@ from rankzero.training.saved_state.settings import (
 from rankzero.training.speed import layout
 from rankzero.training.speed.compiled_step import CompiledStep, compiled_model
 
-COMPILE_CACHE = ".compile"
-"""Folder beside the runs that keeps compiled graphs for the next start."""
-
 
 class Trainer(TrainerArguments):
     """Lightning's Trainer for one process or many, started by any launcher or by none.
@@ -118,9 +115,7 @@ class Trainer(TrainerArguments):
         if arguments["seed"] is not None:
             seed_everything(arguments["seed"], verbose=False)
         own = [global_seed(), arguments["fast"] == "yes", arguments["compile"], arguments["preflight"]]
-        seed, self._is_fast, self._compile, self._preflight = coordinator.broadcast_object(
-            own, work="running the script"
-        )
+        seed, self._is_fast, self._compile, self._preflight = coordinator.broadcast_object(own, "running the script")
         self.plan = plan = SamplingPlan(
             rank=world.rank,
             world_size=world.size,
@@ -146,10 +141,8 @@ class Trainer(TrainerArguments):
         if saves:
             retention = Retention(arguments["keep"], arguments["keep_best"])
             request_stop = channel.request_stop if arguments["save_errors"] == "stop" else None
-            self._checkpointing = CheckpointCallback(
-                *(self.run, Interval.read(arguments["save_every"]), self._checkpoint_metadata),
-                *(retention, request_stop, self._weights),
-            )
+            saving = (Interval.read(arguments["save_every"]), self._checkpoint_metadata, retention, request_stop)
+            self._checkpointing = CheckpointCallback(self.run, *saving, self._weights)
         self._ledger, self._throughput = SampleLedger(plan), Throughput(plan)
         logger, run_logger = lightning.get("logger"), None
         if not barebones and not lightning.get("fast_dev_run") and (logger is None or logger):
@@ -158,14 +151,13 @@ class Trainer(TrainerArguments):
 
         profile = ProfileRequest.read(arguments["profile"], arguments["profile_ranks"], world.size)
         monitor, activity, logs_system = channel.monitor, channel.monitor.activity, arguments["log_system"] == "yes"
+        measured = (self.run, self._throughput, monitor)
         callbacks: list[Callback] = [
             self._ledger,
             *user_callbacks,
             self._throughput,
             SlowRanks(monitor, run_logger),
-            IntervalMeasurements(
-                *(self.run, self._throughput, monitor, self._checkpointing, run_logger, logs_system, self._weights)
-            ),
+            IntervalMeasurements(*measured, self._checkpointing, run_logger, logs_system, self._weights),
             *([RunFigures(self.run, self._throughput, activity, run_logger, logs_system)] if self.run.is_kept else []),
             *([TensorBoardPage(self.run, self._config_so_far, plan, run_logger, loggers)] if run_logger else []),
             *([] if barebones else [self._weights]),
@@ -177,43 +169,32 @@ class Trainer(TrainerArguments):
             *filter(None, [self._checkpointing]),
         ]
         plugins.append(DirectoryCheckpointIO(self._options.trust_checkpoint))
-        self._initialize(
-            **{
-                **lightning,
-                "accelerator": world.accelerator,
-                "devices": 1 if world.accelerator == "cpu" else [world.index],
-                "num_nodes": world.nodes,
-                "precision": precision,
-                "strategy": strategy_for(
-                    lightning.get("strategy", "auto"), world, coordinator, plan, self._is_fast, self._compile == "step"
-                ),
-                "plugins": [*plugins, LaunchEnvironment(world)],
-                "callbacks": callbacks,
-                "use_distributed_sampler": False,  # SamplingPlan distributes the samples
-                "logger": run_logger if run_logger and logger in (None, True) else logger,
-                "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks)
-                if saves
-                else lightning.get("enable_checkpointing"),
-            }
-        )
+        strategy = lightning.get("strategy", "auto")
+        has_checkpoints = any(isinstance(callback, Checkpoint) for callback in callbacks)
+        replaced: dict[str, Any] = {
+            "accelerator": world.accelerator,
+            "devices": 1 if world.accelerator == "cpu" else [world.index],
+            "num_nodes": world.nodes,
+            "precision": precision,
+            "strategy": strategy_for(strategy, world, coordinator, plan, self._is_fast, self._compile == "step"),
+            "plugins": [*plugins, LaunchEnvironment(world)],
+            "callbacks": callbacks,
+            "use_distributed_sampler": False,  # SamplingPlan distributes the samples
+            "logger": run_logger if run_logger and logger in (None, True) else logger,
+            "enable_checkpointing": has_checkpoints if saves else lightning.get("enable_checkpointing"),
+        }
+        self._initialize(**lightning | replaced)
         self._signal_connector = NoSignalConnector()  # type: ignore[assignment]
         choice = ChosenCheckpoint(self, self.run, self._checkpointing, coordinator)
         self._checkpoint_connector = self._checkpoint_choice = choice
         self.predict_loop = PredictionLoop(self, inference_mode=lightning.get("inference_mode", True))
         self._found_settings = KeepFound()
         # Lightning moves batch-size and learning-rate finders to the front; these callbacks must precede them.
-        self.callbacks: list[Callback] = [
-            fit_loop.install(self, plan, activity),
-            ReportFailure(channel, self.outcome, session.is_script),
-            self._found_settings,
-            *self.callbacks,
-        ]
-        fit_loop.fit_loop_of(self).extra_subscribers += [
-            RankAgreements(channel),
-            SafePoint(
-                channel, attempt_deadline(arguments["time_limit"], world.launch), self._checkpointing, self._weights
-            ),
-        ]
+        first = [fit_loop.install(self, plan, activity), ReportFailure(channel, self.outcome, session.is_script)]
+        self.callbacks: list[Callback] = [*first, self._found_settings, *self.callbacks]
+        deadline = attempt_deadline(arguments["time_limit"], world.launch)
+        safe_point = SafePoint(channel, deadline, self._checkpointing, self._weights)
+        fit_loop.fit_loop_of(self).extra_subscribers += [RankAgreements(channel), safe_point]
         epoch_averages.install(self, run_logger)
 
     @refuses_wrong_arguments
@@ -271,8 +252,8 @@ class Trainer(TrainerArguments):
             text = layout.apply_layout(model, self.session.world.accelerator) if self._is_fast else ""
             if text and self.is_global_zero:
                 print_notice(f"--fast: {text}; {self._precision_reason}")
-            if self._compile != "off" and self.run.path.parent != Path(os.devnull):
-                set_compile_cache(self.run.path.parent / COMPILE_CACHE)
+            if self._compile != "off" and self.run.is_kept:
+                set_compile_cache(self.run.path.parent / ".compile")  # kept beside the runs, for the next start
             loop.epoch_loop.compiled_step = CompiledStep(self) if self._compile == "step" else None
             with compiled_model(self, model) if self._compile == "model" else nullcontext(model) as trained:
                 train = partial(super().fit, trained, **settings, ckpt_path=checkpoint)
@@ -298,9 +279,8 @@ class Trainer(TrainerArguments):
         self._stored_config = config = self.config or describe_config(model, data, self._explicit_arguments, tuned)
         seed = global_seed()
         own = [draw_seed() if seed is None else seed, seed is not None]
-        self.plan.seed, self.plan.is_seeded = self.session.coordinator.broadcast_object(
-            own, work="building data and model"
-        )
+        agreed = self.session.coordinator.broadcast_object(own, "building data and model")
+        self.plan.seed, self.plan.is_seeded = agreed
         if self._preflight == "full" or self.world_size > 1:
             from rankzero.preflight.all_checks import PlannedRun, check_before_fit
 

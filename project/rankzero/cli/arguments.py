@@ -20,8 +20,6 @@ from rankzero.messages import RequestError, nearest, print_line, quoted
 from rankzero.runs.directory import expanded
 from rankzero.runs.stored_config import flattened
 
-SUFFIXES = (".yaml", ".yml", ".json")
-
 
 def read_config(
     command: Command, path: str, classes: Mapping[str, str | None] = {}
@@ -66,17 +64,6 @@ def read_config(
     return path if translated == content else yaml.safe_dump(translated, sort_keys=False), translated, values
 
 
-def read_section(name: str, text: str) -> dict[str, Any]:
-    """Reads the value of a flag that sets a whole section, such as `--trainer`: a YAML dict, or a file with one.
-
-    Raises:
-        RequestError: The file does not exist, or the value is not YAML or not a dict.
-    """
-    if text.lstrip().startswith("{"):
-        return _parsed(text, f"--{name} {text}")
-    return _load(text, name)
-
-
 class _Loader(yaml.SafeLoader):
     """YAML loader that keeps `30:00` as text, because it is a time; YAML 1.1 converts it to the number 1,800."""
 
@@ -94,7 +81,7 @@ def _load(path: str, flag: str = "config") -> dict[str, Any]:
     file = expanded(path)
     if not file.is_file():
         folder = file.parent if file.parent.is_dir() else Path()
-        names = sorted(entry.name for entry in folder.glob("[!.]*") if entry.suffix in SUFFIXES)
+        names = sorted(entry.name for entry in folder.glob("[!.]*") if entry.suffix in (".yaml", ".yml", ".json"))
         by_stem = {Path(name).stem: name for name in names}  # all names are similar in their suffix
         suggestion = by_stem.get(nearest(file.stem, by_stem) or "")
         found = f"there is no such file; {folder.resolve()} contains {', '.join(names) or 'no .yaml file'}"
@@ -124,10 +111,7 @@ def _with_class_path(command: Command, name: str, section: Any) -> Any:
 
 def _put(content: dict[str, Any], key: str, value: Any) -> None:
     section, _, name = key.rpartition(".")
-    if section:
-        content[section] = {**(content.get(section) or {}), name: value}
-    else:
-        content[name] = value
+    content[section or name] = {**(content.get(section) or {}), name: value} if section else value
 
 
 class Origins(NamedTuple):
@@ -339,6 +323,8 @@ def _lightning_values(command: Command, rest: Sequence[str]) -> dict[str, Any]:
         if name in keys:
             values[name] = yaml.safe_load(text)
         elif name == "trainer":
-            section = {f"{name}.{key}": value for key, value in read_section(name, text).items()}
+            is_yaml = text.lstrip().startswith("{")  # otherwise, the path of a file
+            content = _parsed(text, f"--trainer {text}") if is_yaml else _load(text, "trainer")
+            section = {f"trainer.{key}": value for key, value in content.items()}
             values.update({key: section[key] for key in keys & section.keys()})
     return values

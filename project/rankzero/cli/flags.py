@@ -22,7 +22,6 @@ EXPORTS = (".pt", ".safetensors")
 
 Reader = Callable[[str], Any]
 
-
 NOT_BLANK = r"(?s)(?=.*\S)[^\0]+"
 """Pattern of text that has a visible character and no NUL."""
 
@@ -50,10 +49,8 @@ def text_matching(pattern: str, description: str, convert: Reader = str) -> Read
     return read
 
 
-positive_int = whole_number(1)
-non_negative_int = whole_number(0)
-seed_value = whole_number(0, 2**32 - 1)
-port_number = whole_number(1, 2**16 - 1)
+positive_int, non_negative_int = whole_number(1), whole_number(0)
+seed_value, port_number = whole_number(0, 2**32 - 1), whole_number(1, 2**16 - 1)
 bandwidth_value = text_matching(r"[0-9]+(\.[0-9]+)?", "a number of Gbit/s (0.5, 10)", float)
 file_path = text_matching(NOT_BLANK, "a path")
 hostname = text_matching(r"[!-~]+", "a name without spaces")
@@ -155,15 +152,10 @@ class Flag(NamedTuple):
         """
         try:
             return self.read(text)
-        except RequestError:
-            raise
         except ValueError as error:
             suggestion = nearest(text, str(error).partition("one of ")[2].split(", "))
-            raise RequestError(
-                f"--{self.name} {shlex.quote(text)}",
-                f"{text!r} is not {error}",
-                f"--{self.name} {suggestion or self.example}",
-            ) from None
+            asked, instead = f"--{self.name} {shlex.quote(text)}", f"--{self.name} {suggestion or self.example}"
+            raise RequestError(asked, f"{text!r} is not {error}", instead) from None
 
     def add(self, values: dict[str, Any], text: str) -> None:
         """Stores a value under the flag's name; if the default is a tuple, appends it to the earlier values.
@@ -248,8 +240,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
     "Files": (
         Flag("root", "DIR", file_path, "keep runs in DIR [runs]", "runs", ALL, default="runs"),
         Flag("mirror", "URL", file_path,
-             "copy the run to URL (s3://...), and resume from there on an empty disk [none]",
-             "s3://bucket/runs", FIT),
+             "copy the run to URL (s3://...), and resume from there on an empty disk [none]", "s3://bucket/runs", FIT),
         Flag("output", "FILE", file_path, "write the metrics as JSON to FILE [in the run directory]", "metrics.json",
              EVALUATE),
         Flag("output", "DIR", file_path, "write the predictions to DIR [predictions[-SPLIT]/ in the run directory]",
@@ -266,9 +257,8 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
              "warn, or stop the run, if a checkpoint cannot be written [warn]", "warn", FIT, default="warn"),
         Flag("resume", "HOW", resume_value, "auto: resume this run; never: do not; PATH: resume from PATH [auto]",
              "auto", FIT, default="auto", aliases=CHECKPOINT_ALIASES),
-        Flag("checkpoint", "PATH", checkpoint_value,
-             "load this checkpoint: last or best of --name, or a path [last]", "runs/my-run", LOAD,
-             aliases=CHECKPOINT_ALIASES),
+        Flag("checkpoint", "PATH", checkpoint_value, "load this checkpoint: last or best of --name, or a path [last]",
+             "runs/my-run", LOAD, aliases=CHECKPOINT_ALIASES),
         Flag("accept_changed", "WHAT", accepted_changes,
              "resume although this has changed: data, global_batch_size [none]", "data", FIT),
         Flag("trust_checkpoint", "yes", yes_or_no,

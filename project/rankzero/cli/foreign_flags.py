@@ -97,6 +97,4 @@ def equivalent_flag(name: str, value: str | None, valid_names: Sequence[str], mo
         return f"--model.{name}{shown}, where the model takes it, or --optimizer AdamW --optimizer.lr{value_text}"
     if normalized == "logger" and (value or "").lower() in _LOGGERS:
         return f"--trainer.logger {_LOGGERS[str(value).lower()]}"
-    if normalized in TRAINER_ARGUMENTS:
-        return f"--trainer.{normalized}{shown}"
-    return None
+    return f"--trainer.{normalized}{shown}" if normalized in TRAINER_ARGUMENTS else None

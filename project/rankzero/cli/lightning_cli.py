@@ -122,8 +122,7 @@ class RankzeroCLI(LightningCLI):
     @property
     def title(self) -> str:
         """Name of a run without `--name`, before its number: `<model>-<data>`."""
-        data = type(self.datamodule).__name__ if self.datamodule else "own"
-        return f"{type(self.model).__name__}-{data}"
+        return f"{type(self.model).__name__}-{type(self.datamodule).__name__ if self.datamodule else 'own'}"
 
     @property
     def stored_config(self) -> Config:

@@ -27,7 +27,7 @@ from rankzero.cli.flags import flags_of
 from rankzero.cli.foreign_flags import equivalent_flag
 from rankzero.distributed.coordination.session import report_uncaught_errors
 from rankzero.distributed.process.lightning_names import check_base
-from rankzero.messages import RequestError, WrongArgumentError, mark_refusal, nearest, user_message
+from rankzero.messages import RequestError, WrongArgumentError, mark_refusal, nearest
 from rankzero.training.lightning_inside import defaults_from_variables
 
 TRAINER_FLAGS = {flag.name: flag for flag in flags_of("fit") if flag.lightning_key is None or flag.name == "seed"}
@@ -126,8 +126,7 @@ def refuses_wrong_settings(initialize: Callable[..., None]) -> Callable[..., Non
         try:
             initialize(self, **named | dict(zip(positional, arguments, strict=False)))
         except Exception as error:
-            if user_message(error):
-                mark_refusal(error)
+            mark_refusal(error)
             raise
 
     return checked
@@ -136,11 +135,9 @@ def refuses_wrong_settings(initialize: Callable[..., None]) -> Callable[..., Non
 def _check_names(call: str, named: Mapping[str, Any], names: Sequence[str]) -> None:
     if unknown := [name for name in named if name not in names]:
         similar = [name for name in (_similar(name, names) for name in unknown) if name]
-        raise WrongArgumentError(
-            f"{call}({', '.join(f'{name}=...' for name in unknown)})",
-            f"it has no argument {' or '.join(unknown)}",
-            ", ".join(f"{name}=..." for name in similar) or f"one of {', '.join(names)}",
-        )
+        asked, instead = (", ".join(f"{name}=..." for name in some) for some in (unknown, similar))
+        found = f"it has no argument {' or '.join(unknown)}"
+        raise WrongArgumentError(f"{call}({asked})", found, instead or f"one of {', '.join(names)}")
 
 
 def _similar(name: str, names: Sequence[str]) -> str | None:
@@ -167,16 +164,9 @@ def _check_values(call: str, values: Mapping[str, Any], names: Sequence[str]) ->
 
 
 Plugin = PrecisionPlugin | ClusterEnvironment | CheckpointIO | LayerSync
-# fmt: off
-Precision = (
-    Literal[64, 32, 16]
-    | Literal[
-        "transformer-engine", "transformer-engine-float16",
-        "16-true", "16-mixed", "bf16-true", "bf16-mixed", "32-true", "64-true",
-    ]
-    | Literal["64", "32", "16", "bf16"]
-)
-# fmt: on
+_Engine = Literal["transformer-engine", "transformer-engine-float16"]
+_Format = Literal["16-true", "16-mixed", "bf16-true", "bf16-mixed", "32-true", "64-true"]
+Precision = Literal[64, 32, 16] | Literal[_Engine, _Format] | Literal["64", "32", "16", "bf16"]
 
 _DETECTED = (LightningEnvironment, SLURMEnvironment, environments.MPIEnvironment, environments.TorchElasticEnvironment)
 """Cluster environments whose launcher Rankzero detects."""

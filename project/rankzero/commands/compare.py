@@ -67,8 +67,7 @@ def _compare(values: Mapping[str, Any], named: Sequence[str]) -> int:
     comparison.print_comparison(labels, comparison.differences([entry.config for entry in compared]), rows)
     notes = [note for entry in compared for note in entry.notes] + notes
     if len(compared) == 1:
-        is_repeated = len(named) > 1
-        notes.append(f"one run{', named more than once' * is_repeated}: there are no settings to compare")
+        notes.append(f"one run{', named more than once' * (len(named) > 1)}: there are no settings to compare")
     if unlisted:
         notes.append(f"not in the table: {', '.join(unlisted)}")
     if omitted:

@@ -13,12 +13,11 @@ from rankzero.cli.command_line import run_command
 from rankzero.cli.flags import Flag, choice, file_path, positive_int
 from rankzero.distributed.environments.launch import Launch
 from rankzero.jobs.queue import may_change_status, states_of, status_with_job
-from rankzero.jobs.record import Record, array_indices, job_files, recorded_jobs, submitted_at
+from rankzero.jobs.record import Record, job_files, member_records, recorded_jobs, submitted_at
 from rankzero.messages import Exit, RequestError, few, nearest, print_error, print_line, print_text
 from rankzero.runs.directory import expanded
 from rankzero.runs.lock import RunLock
 from rankzero.runs.recorded_run import (
-    ARCHIVED_NAME,
     RUNNING,
     STATUS_WORDS,
     UNKNOWN,
@@ -64,7 +63,7 @@ def _list(values: Mapping[str, Any], positional: Sequence[str]) -> int:
     except OSError as error:
         found = why_not_listed(root, error)
         raise RequestError(f"--root {root}", found, "--root DIR, where DIR contains runs") from None
-    wanted = [(modified, path) for modified, path in runs if values["all"] or not ARCHIVED_NAME.fullmatch(path.name)]
+    wanted = [(modified, path) for modified, path in runs if values["all"] or not RecordedRun(path).is_archived]
     archived, older = len(runs) - len(wanted), max(0, len(wanted) - count)
     listed = _with_jobs([_listed(*run) for run in (wanted if word or order else wanted[older:])], jobs, root)
     if word or order:
@@ -153,8 +152,7 @@ def _listed(modified: float, path: Path) -> ListedRun:
 
 def _matches(pattern: str, job: Record) -> bool:
     """Returns whether the name of the job's run, or of a run of the job array, matches."""
-    members = [f"{job.name}-{index}" for index in (array_indices(job.array) if job.array else ())]
-    return any(fnmatchcase(name, pattern) for name in (job.name, *members))
+    return any(fnmatchcase(record.name, pattern) for record in (job, *member_records(job)))
 
 
 def _with_jobs(listed: list[ListedRun], jobs: dict[str, Record], root: Path) -> list[ListedRun]:
@@ -164,8 +162,7 @@ def _with_jobs(listed: list[ListedRun], jobs: dict[str, Record], root: Path) -> 
     not_begun = {
         name: record
         for name, record in jobs.items()
-        if not (root / name).exists()
-        and (record.array is None or any(not (root / f"{name}-{i}").exists() for i in array_indices(record.array)))
+        if not (root / name).exists() and not all((root / one.name).exists() for one in member_records(record))
     }
     begun = {
         entry.run.name: own[entry.run.name]
@@ -174,12 +171,10 @@ def _with_jobs(listed: list[ListedRun], jobs: dict[str, Record], root: Path) -> 
     }
     asked = [*begun.values(), *not_begun.values()]
     states = states_of(sorted(asked, key=lambda record: submitted_at(root, record), reverse=True)) if asked else {}
-    rows = [
-        replace(entry, status=status_with_job(entry.run, entry.status, begun[entry.run.name], states))
-        if entry.run.name in begun
-        else entry
-        for entry in listed
-    ]
+    rows = []
+    for entry in listed:
+        job = begun.get(entry.run.name)
+        rows.append(replace(entry, status=status_with_job(entry.run, entry.status, job, states)) if job else entry)
     for name, record in not_begun.items():
         run = RecordedRun(root / name)
         status = status_with_job(run, Status(UNKNOWN), record, states)

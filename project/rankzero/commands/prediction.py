@@ -249,10 +249,9 @@ def predict(flags: Arguments, world: World) -> int:
     """
     silence_warnings(world.rank)
     if flags.only_prints:
-        stored = evaluation.with_stored_configuration(flags, evaluation.find_checkpoint(flags))
-        RankzeroCLI(stored)  # prints and exits
+        RankzeroCLI(evaluation.with_stored_configuration(flags, evaluation.find_checkpoint(flags)))  # prints and exits
     with Session.for_command(flags.requested_world, world) as session, as_user_errors(has_begun=lambda: False):
-        coordinator = session.coordinator
+        coordinator, rank = session.coordinator, session.world.rank
         cli, trainer, checkpoint = evaluation.prepare(flags, coordinator)
         coordinator.run_on_all_ranks(lambda: read_split(cli, flags.get("split")))
         name = "predictions" if flags.get("split") == "predict" else f"predictions-{flags.get('split')}"
@@ -267,11 +266,9 @@ def predict(flags: Arguments, world: World) -> int:
                 raise RequestError(f"--split {flags.get('split')}", "it has no samples", "another --split or --data")
             trainer.strategy.barrier("predictions")
             # This may take minutes, and `coordinator.run_on_rank_zero` would treat Ctrl-C as a failure.
-            samples = run_on_rank_zero(
-                trainer.strategy, coordinator.world.rank, lambda: _write_files(folder, len(callback.writers))
-            )
+            samples = run_on_rank_zero(trainer.strategy, rank, lambda: _write_files(folder, len(callback.writers)))
         except BaseException:
-            if coordinator.world.rank == 0:
+            if rank == 0:
                 shutil.rmtree(folder / PARTS_FOLDER, ignore_errors=True)
                 with suppress(OSError):  # the folder contains other files
                     folder.rmdir()
@@ -279,7 +276,7 @@ def predict(flags: Arguments, world: World) -> int:
         result = {"run": evaluation.title_of(checkpoint), "checkpoint": str(checkpoint), "split": flags.get("split")}
         result |= {"world_size": trainer.world_size, "samples": samples}
         coordinator.run_on_rank_zero(lambda: evaluation.write_result(folder / "predictions.json", result))
-        if coordinator.world.rank == 0:
+        if rank == 0:
             terminal.print_predictions(result, folder)
         return Exit.FINISHED
 
@@ -295,11 +292,9 @@ def read_split(cli: RankzeroCLI, split: str) -> None:
     owner_with_loader = next((owner for owner in owners if is_overridden(hook, owner)), None)
     if owner_with_loader is None:
         splits = [name for name in STAGES if any(is_overridden(f"{name}_dataloader", owner) for owner in owners)]
-        raise RequestError(
-            " ".join(["predict", *map(quoted, cli.flags.origins.typed_arguments)]),
-            f"no {hook} in {' or '.join(type(owner).__name__ for owner in owners)}",
-            f"--split {splits[0]}" if splits else f"a data module with a {hook}",
-        )
+        asked = " ".join(["predict", *map(quoted, cli.flags.origins.typed_arguments)])
+        found = f"no {hook} in {' or '.join(type(owner).__name__ for owner in owners)}"
+        raise RequestError(asked, found, f"--split {splits[0]}" if splits else f"a data module with a {hook}")
     owners[0].predict_dataloader = getattr(owner_with_loader, hook)  # type: ignore[method-assign]
     if split != "predict":
         for owner in owners:  # Lightning's call of `setup` passes `predict`
@@ -344,11 +339,10 @@ class KeepPredictions(Callback):
         self.read_counts = [0] * len(self.loaders)
         own_order = [one for one in self.loaders if not isinstance(one, ManagedLoader) or one.batch_sampler.drawn]
         if own_order and self.world_size > 1:
-            raise RequestError(
-                f"predictions on {self.world_size} processes",
-                f"a {type(own_order[0]).__name__} with its own sample order: which rank reads which sample is unknown",
-                "--devices 1, without a launcher",
-            )
+            order = f"a {type(own_order[0]).__name__} with its own sample order"
+            found = f"{order}: which rank reads which sample is unknown"
+            asked = f"predictions on {self.world_size} processes"
+            raise RequestError(asked, found, "--devices 1, without a launcher")
 
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0

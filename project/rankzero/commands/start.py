@@ -134,23 +134,14 @@ def fast_imports() -> Iterator[None]:
     if "torch" in sys.modules:
         yield
         return
-    with _without_garbage_collection(), _delayed(SIGNAL), _delayed(PLOT):
-        yield
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Disables garbage collection during the imports, then exempts the imported objects from later collections.
-
-    Imports create hundreds of thousands of objects and hardly any garbage; Python would scan all of them many times.
-    After `gc.freeze`, later collections skip them and interrupt steps for less time.
-    """
+    # Imports create hundreds of thousands of objects and hardly any garbage; Python would scan all of them many times.
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with _delayed(SIGNAL), _delayed(PLOT):
+            yield
     finally:
-        gc.freeze()
+        gc.freeze()  # later collections skip these objects, and interrupt steps for less time
         if was_enabled:
             gc.enable()
 

@@ -78,10 +78,8 @@ def _unexpected(words: Sequence[str]) -> RequestError:
     action = next(iter([_SYNONYMS[word]] if word in _SYNONYMS else similar_names(word, ACTIONS, 1, 0.75)), None)
     if action:
         instead = f"python launch/submit.py {action} {words[1] if len(words) > 1 else 'NAME'}"
-    elif word in FORMS:
-        instead = f"--scheduler {word}"
     else:
-        instead = f"leave {word} out, or quote a value that contains spaces"
+        instead = f"--scheduler {word}" if word in FORMS else f"leave {word} out, or quote a value that contains spaces"
     found = f"unexpected argument; the actions are {', '.join(ACTIONS)}; arguments of fit.py come after --"
     return RequestError(word, found, instead)
 
