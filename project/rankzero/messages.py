@@ -45,8 +45,7 @@ class Stopped(SystemExit):
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
-        self.reason = reason
-        self.code = int(self.exit_code)
+        self.reason, self.code = reason, int(self.exit_code)
 
 
 class CannotStart(ValueError):  # noqa: N818 - users read this name
@@ -60,9 +59,7 @@ class CannotStart(ValueError):  # noqa: N818 - users read this name
     """
 
     reported_elsewhere: bool | None = None
-    is_remote = False
-    local_only = False
-    in_rendezvous = False
+    is_remote = local_only = in_rendezvous = False
 
     @property
     def summary(self) -> str:

@@ -112,29 +112,25 @@ class Mirror:
         sizes = {path[len(self._root) :]: int(entry["size"] or 0) for path, entry in entries.items()}
         part, folder, started = self.run.part, self.run.path / _DOWNLOAD, time.monotonic()
         shutil.rmtree(folder, ignore_errors=True)
-        for path in map(PurePosixPath, sizes):
-            if path.match(f"/checkpoints/*/{MANIFEST}"):
-                make_folder(folder / path.parent.name)
-                (folder / path.parent.name / MANIFEST).write_bytes(self._storage.cat_file(f"{self._root}{path}"))
+        for place in map(PurePosixPath, sizes):
+            if place.match(f"/checkpoints/*/{MANIFEST}"):
+                make_folder(folder / place.parent.name)
+                (folder / place.parent.name / MANIFEST).write_bytes(self._storage.cat_file(f"{self._root}{place}"))
         self._complete = {path.name: (path / MANIFEST).read_bytes() for path in checkpoints_in(folder)}
         local = [path for path in checkpoints_in(self.run.checkpoints, part, part) if has_valid_manifest(path)]
         newer = [path for path in checkpoints_in(folder, part, part) if not local or step_of(path) > step_of(local[-1])]
         if self.run.exists and not newer:
             return
         best = Retention(best=options.keep_best).best_in(folder, part)
-        self._download_small_files(sizes)
-        next((path for path in reversed(newer) if self._download(path, sizes)), None)
+        small = [path for path in sizes if any(PurePosixPath(path).match(f"/{pattern}") for pattern in _SMALL_FILES)]
+        self._announce(f"{len(small)} files of run {self.run.name}", sum(sizes[path] for path in small))
+        for path in sorted(small, key="/run.json".__eq__):  # `run.json` last, because with it the run exists
+            with replacing(self.run.path / path[1:]) as temporary:
+                self._storage.get_file(f"{self._root}{path}", str(temporary))
+        any(self._download(checkpoint, sizes) for checkpoint in reversed(newer))
         if best is not None and not (self.run.checkpoints / best.name).exists():
             self._download(best, sizes)
         print_notice(f"downloaded run {self.run.name} in {duration(time.monotonic() - started)}")
-
-    def _download_small_files(self, sizes: Mapping[str, int]) -> None:
-        """Downloads all small files, whose sizes are given by path; `run.json` last, because with it the run exists."""
-        paths = [path for path in sizes if any(PurePosixPath(path).match(f"/{pattern}") for pattern in _SMALL_FILES)]
-        self._announce(f"{len(paths)} files of run {self.run.name}", sum(sizes[path] for path in paths))
-        for path in sorted(paths, key="/run.json".__eq__):
-            with replacing(self.run.path / path[1:]) as temporary:
-                self._storage.get_file(f"{self._root}{path}", str(temporary))
 
     def _download(self, path: Path, sizes: Mapping[str, int]) -> bool:
         """Downloads the state of a checkpoint to `path`, which has its manifest; returns False if it is damaged."""
@@ -222,12 +218,10 @@ class Mirror:
         has_begun = self.run.attempt > 0  # a finished run begins no attempt
         if has_begun:
             self.run.assert_owner()
-        missing = self._missing()
-        if not missing:
+        if not self._missing():
             self._copy_small_files()
-        while missing:
+        while missing := self._missing():
             self._copy_checkpoint(missing[-1])
-            missing = self._missing()
         if has_begun:
             self._remove_pruned()
 

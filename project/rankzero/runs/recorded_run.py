@@ -21,9 +21,6 @@ from rankzero.text import age, is_measurement, nan_for_none
 
 RUN_FILE, SUMMARY_FILE, CONFIG_FILE = "run.json", "summary.json", "config.yaml"
 
-ARCHIVED_NAME = re.compile(r".+\.before-[0-9]+")
-"""Name of a run that `--resume never` has archived."""
-
 # Settings are searched in the text of the configuration, because parsing YAML takes milliseconds per run.
 _KEEP_BEST = re.compile(r"""^ *keep_best: *['"]?(min|max):([^\s'"]+)['"]? *$""", re.MULTILINE)
 _MAX_EPOCHS = re.compile(r"^ *max_epochs: *([0-9]{1,15}) *$", re.MULTILINE)
@@ -50,7 +47,7 @@ class RecordedRun:
     @property
     def is_archived(self) -> bool:
         """Whether `--resume never` has archived the run."""
-        return ARCHIVED_NAME.fullmatch(self.name) is not None
+        return re.fullmatch(r".+\.before-[0-9]+", self.name) is not None
 
     @property
     def attempts(self) -> Sequence[Mapping[str, Any]]:
@@ -163,9 +160,8 @@ def with_live_values(run: RecordedRun) -> RecordedRun:
     rows = newest_rows(run.path)
     steps = [row.step + 1 for row in rows]  # values of the n-th step are logged at n - 1
     logged = {tag: number for row in rows for tag, number in row.values.items()}
-    epochs = [int(row.epoch) for row in rows if row.epoch is not None]
     live = {
-        "epochs": max(epochs, default=None),
+        "epochs": max((int(row.epoch) for row in rows if row.epoch is not None), default=None),
         "samples": max((row.samples for row in rows if row.samples is not None), default=None),
         "steps": max([*steps, saved_steps(run) or 0], default=None) or None,
         "samples_per_second": logged.get("train/samples_per_second"),

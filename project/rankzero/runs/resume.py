@@ -28,15 +28,7 @@ from rankzero.distributed.environments.launch import Launch
 from rankzero.messages import CannotStart, RequestError, Stopped, is_quiet, nearest
 from rankzero.runs.directory import RunDirectory, expanded
 from rankzero.runs.lock import RunLock
-from rankzero.runs.stored_config import (
-    Config,
-    changed_settings,
-    classes_in,
-    config_in,
-    data_limits,
-    decides_results,
-    dump_config,
-)
+from rankzero.runs.stored_config import Config, changed_settings, classes_in, config_in, data_limits, dump_config
 from rankzero.runs.summary import already_finished_note, has_reached_limits
 
 T = TypeVar("T")
@@ -233,7 +225,7 @@ def _check_settings(plan: ResumePlan, stored: Config, config: Config) -> None:
         RequestError: A setting differs, so that the run would not be the one that was requested.
     """
     name, advice = plan.run.name, "--name NAME with another name, or --resume never to start this run again"
-    if plan.already_finished and (changed := changed_settings(stored, config, decides_results)):
+    if plan.already_finished and (changed := changed_settings(stored, config, only_results=True)):
         found = f"the run is finished, and was trained with other settings: {', '.join(changed)}"
         raise RequestError(f"run {name} with these settings", found, f"{advice}, or more epochs to continue it")
     before, now = data_limits(stored), data_limits(config)

@@ -27,13 +27,11 @@ _AT_END = re.compile(
 _TOKEN = re.compile(r"(?:(?:.*_)?(?P<kind>[a-z]+)_)?token")
 """A single token is a secret, except for the kinds below. `tokens` is a number or a list of words: `max_tokens`."""
 
-_TOKENS_OF_TEXT = frozenset(
-    (
-        *("additional", "begin", "blank", "bos", "class", "cls", "decoder", "dist", "end", "eos", "eot", "extra"),
-        *("first", "image", "last", "mask", "max", "min", "next", "no", "num", "pad", "padding", "patch", "per"),
-        *("prefix", "prompt", "query", "register", "sep", "separator", "sos", "source", "special", "start"),
-        *("stop", "suffix", "target", "text", "time", "unk", "unknown", "vision", "word"),
-    )
+_TOKENS_OF_TEXT = (
+    *("additional", "begin", "blank", "bos", "class", "cls", "decoder", "dist", "end", "eos", "eot", "extra", "first"),
+    *("image", "last", "mask", "max", "min", "next", "no", "num", "pad", "padding", "patch", "per", "prefix", "prompt"),
+    *("query", "register", "sep", "separator", "sos", "source", "special", "start", "stop", "suffix", "target", "text"),
+    *("time", "unk", "unknown", "vision", "word"),
 )
 
 _URL = re.compile(r"(?<![\w+.-])(?P<scheme>[A-Za-z][\w+.-]*://)(?P<user>[^\s/?#'\":@]*)(?P<password>:[^\s/?#'\"]*)?@")

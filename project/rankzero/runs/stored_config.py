@@ -5,7 +5,7 @@ import hashlib
 import inspect
 import math
 import textwrap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import yaml
@@ -86,16 +86,14 @@ def data_limits(config: Config) -> dict[str, str]:
     return {name: values[name] for name in limited}
 
 
-def changed_settings(
-    stored: Config, current: Config, is_compared: Callable[[str], bool] = lambda key: True
-) -> list[str]:
-    """Returns changed settings as `--flag before -> now`. Secret values are hidden."""
+def changed_settings(stored: Config, current: Config, only_results: bool = False) -> list[str]:
+    """Returns changed settings, or only those that `decides_results`, as `--flag before -> now`; hides secrets."""
     stored_values, current_values = flattened(stored), flattened(as_json(current))
     shown_before, shown_now = without_secrets(stored_values), without_secrets(current_values)
     return [
         "the code of the model" if key == "code" else f"--{key} {shown_before.get(key)} -> {shown_now.get(key)}"
         for key in {**stored_values, **current_values}
-        if stored_values.get(key) != current_values.get(key) and is_compared(key)
+        if stored_values.get(key) != current_values.get(key) and (not only_results or decides_results(key))
     ]
 
 

@@ -89,5 +89,5 @@ def test_the_batch_size_of_a_loader_decides_results_within_a_collection_too(numb
             None, [loader, [loader], {"a": loader}, CombinedLoader([loader])][number], {}
         )
 
-    (change,) = changed_settings(as_json(config(1)), config(2), stored_config.decides_results)
+    (change,) = changed_settings(as_json(config(1)), config(2), only_results=True)
     assert change.endswith("batch_size 1 -> 2") and not changed_settings(as_json(config(1)), config(1))
