@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 
-from rankzero.distributed.environments.launch import Launch, RequestedWorld, Variables
+from rankzero.distributed.environments.launch import Launch, RequestedWorld, Variables, folder_name
 from rankzero.distributed.environments.launchers import LAUNCHERS, env, local, mpi, pbs, slurm, torchrun
 from rankzero.messages import RequestError
 
@@ -27,29 +27,31 @@ def detect(requested: RequestedWorld | None = None, environ: Mapping[str, str] |
             launchers are nested in an unsupported way, or a job for several processes has started only this one.
     """
     environ, requested = os.environ if environ is None else environ, requested or RequestedWorld()
-    detected, launcher = None, requested.launcher
+    detected = None
     try:
-        detected = _find_launcher(launcher, environ)
-        variables = Variables(environ)
+        detected, variables = _find_launcher(requested.launcher, environ), Variables(environ)
         if detected in ("env", None) and (joined := local.one_per_machine(variables, requested)):
-            detected = None
-            launch = local.manual_launch(variables, joined)
-            _check_ranks(launch)
-            return launch
-        if detected is None:
-            return _direct_launch(launcher, environ, requested)
-        variables = Variables(environ)
-        launch = LAUNCHERS[detected].read(variables, requested)
-        launch = launch._replace(launcher=detected, externally_created=True, variables=variables.recorded)
-        if launch.world_size == 1:  # alone, so the missing positions are known
-            launch = launch._replace(rank=launch.rank or 0, local_rank=0, local_world_size=1, num_nodes=1, node_rank=0)
+            detected, launch = None, local.manual_launch(variables, joined)
+        elif detected is None:
+            launch = _direct_launch(environ, requested)
+        else:
+            variables = Variables(environ)
+            launch = LAUNCHERS[detected].read(variables, requested)
+            job_id = folder_name(launch.job_id)
+            launch = launch._replace(
+                launcher=detected, externally_created=True, variables=variables.recorded, job_id=job_id
+            )
+            if launch.world_size == 1:  # alone, so the missing positions are known
+                rank = launch.rank or 0
+                launch = launch._replace(rank=rank, local_rank=0, local_world_size=1, num_nodes=1, node_rank=0)
         _check_ranks(launch)
     except RequestError:
         raise
     except (KeyError, ValueError) as error:
-        raise _incomplete_launch_error(
-            detected or ("pbs" if "PBS_JOBID" in environ else "local"), error, Variables(environ)
-        ) from None
+        launcher = detected or ("pbs" if "PBS_JOBID" in environ else "local")
+        raise _incomplete_launch_error(launcher, error, Variables(environ)) from None
+    if detected is None:
+        return launch
     _check_nesting(launch, environ)
     torchrun.check_elastic(launch)
     if requested.node_rank not in (None, launch.node_rank) and launch.node_rank is not None and detected != "local":
@@ -75,18 +77,16 @@ def _find_launcher(requested: str, environ: Mapping[str, str]) -> str | None:
     )
 
 
-def _direct_launch(launcher: str, environ: Mapping[str, str], requested: RequestedWorld) -> Launch:
+def _direct_launch(environ: Mapping[str, str], requested: RequestedWorld) -> Launch:
     """Returns the launch of a process that the user started directly: alone, joined by hand, or in a job script."""
-    if launcher == "local":
+    variables, is_explicit = Variables(environ), requested.launcher == "local"
+    if is_explicit:
         _refuse_separate_runs(environ, requested)
-    variables = Variables(environ)
     if requested.node_rank is not None or (requested.address and (requested.nodes or 1) > 1):
-        launch = local.manual_launch(variables, requested)
-        _check_ranks(launch)
-        return launch
+        return local.manual_launch(variables, requested)
     for module in (slurm, pbs):
         if allocation := module.allocation(variables):
-            _refuse_single_process(allocation, requested, explicit=launcher == "local")
+            _refuse_single_process(allocation, requested, is_explicit)
             return Launch(evidence=f"{allocation.evidence}: no task has been started", variables=variables.recorded)
     if (nodes := requested.nodes or 1) > 1:
         devices = requested.devices or "D"
@@ -98,17 +98,15 @@ def _direct_launch(launcher: str, environ: Mapping[str, str], requested: Request
             "or the same command on each machine with --node_rank 0 (then 1, ...) --master_addr HOST "
             "--master_port PORT",
         )
-    return Launch(
-        evidence="--launcher local" if launcher == "local" else Launch().evidence, variables=variables.recorded
-    )
+    return Launch(evidence="--launcher local" if is_explicit else Launch().evidence, variables=variables.recorded)
 
 
-def _refuse_single_process(allocation: Launch, requested: RequestedWorld, explicit: bool) -> None:
+def _refuse_single_process(allocation: Launch, requested: RequestedWorld, is_explicit: bool) -> None:
     """Refuses to train in one process in an allocation for several, which usually means a forgotten `srun`."""
     name, nodes, tasks = allocation.launcher, allocation.num_nodes or 1, allocation.world_size
     # In PBS's node file, a line may represent a core instead of a process; a Slurm task is always a process.
     needs_launcher = nodes > 1 or (requested.nodes or 1) > 1 or (name == "slurm" and tasks > 1)
-    if not needs_launcher or (explicit and (requested.nodes or 1) == 1):
+    if not needs_launcher or (is_explicit and (requested.nodes or 1) == 1):
         return
     nodes, devices = requested.nodes or nodes, requested.devices or max(tasks // nodes, 1)
     raise RequestError(

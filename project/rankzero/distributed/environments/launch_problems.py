@@ -1,7 +1,7 @@
 """Settings that cost speed, end a run, or should be equal on all ranks."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from rankzero.distributed.coordination.network import GLOO
@@ -41,8 +41,8 @@ class LaunchProblem(NamedTuple):
 
 def launch_problems(
     launch: Launch, cpus: int, hides_gpus: bool, uses_gloo: bool, environ: Mapping[str, str] = os.environ
-) -> list[LaunchProblem]:
-    """Returns the settings of a launcher, and the variables, that cost speed or end a run.
+) -> Iterator[LaunchProblem]:
+    """Yields the settings of a launcher, and the variables, that cost speed or end a run.
 
     Args:
         launch: The position of this process among all processes.
@@ -51,33 +51,23 @@ def launch_problems(
         uses_gloo: Whether the ranks communicate by gloo.
         environ: The environment variables.
     """
-    problems = []
     local_ranks = launch.local_world_size or 1
     if hides_gpus and launch.launcher in ("slurm", "mpi"):
-        problems.append(
-            LaunchProblem(
-                "each rank sees only its own GPU, so that NCCL cannot connect GPUs directly (NVIDIA/nccl#1066)",
-                f"let each rank see all GPUs of its machine: srun --gpus-per-node={local_ranks}, not --gpus-per-task=1",
-            )
+        yield LaunchProblem(
+            "each rank sees only its own GPU, so that NCCL cannot connect GPUs directly (NVIDIA/nccl#1066)",
+            f"let each rank see all GPUs of its machine: srun --gpus-per-node={local_ranks}, not --gpus-per-task=1",
         )
     fair_share = _number(environ, "SLURM_CPUS_ON_NODE") // local_ranks
     cpus_per_task = _number(environ, "SLURM_CPUS_PER_TASK")  # of sbatch or srun; srun does not use sbatch's
     if launch.launcher == "slurm" and cpus < fair_share and not 0 < cpus_per_task <= cpus:
-        problems.append(
-            LaunchProblem(
-                f"srun without --cpus-per-task gives each rank {cpus} of {environ['SLURM_CPUS_ON_NODE']} CPUs",
-                f"srun --cpus-per-task={fair_share}",
-            )
-        )
+        problem = f"srun without --cpus-per-task gives each rank {cpus} of {environ['SLURM_CPUS_ON_NODE']} CPUs"
+        yield LaunchProblem(problem, f"srun --cpus-per-task={fair_share}")
     if has_invalid_interface(environ):
-        problems.append(
-            LaunchProblem(
-                f"{GLOO}={environ[GLOO]} has NCCL's syntax, with which gloo aborts the process",
-                f"unset {GLOO}, or set it to the name of one interface; --interface NAME sets it for all ranks",
-                ends_run=uses_gloo,
-            )
+        yield LaunchProblem(
+            f"{GLOO}={environ[GLOO]} has NCCL's syntax, with which gloo aborts the process",
+            f"unset {GLOO}, or set it to the name of one interface; --interface NAME sets it for all ranks",
+            ends_run=uses_gloo,
         )
-    return problems
 
 
 def has_invalid_interface(environ: Mapping[str, str] = os.environ) -> bool:

@@ -78,18 +78,15 @@ def check_world(requested: RequestedWorld, launch: Launch) -> None:
         return
     nodes, devices, counts = requested.nodes, requested.devices, launch.processes_per_node
     has_wrong_nodes = nodes is not None and (launch.num_nodes not in (None, nodes) or nodes > launch.world_size)
-    has_wrong_devices = False
-    if devices and counts:
-        has_wrong_devices = any(count != devices for count in counts)
-    elif devices:
+    has_wrong_devices = devices and any(count != devices for count in counts or ())
+    if devices and not counts:
         has_wrong_devices = launch.world_size != (launch.num_nodes or launch.world_size // devices) * devices
     has_wrong_product = nodes and devices and nodes * devices != launch.world_size
     if not (has_wrong_nodes or has_wrong_devices or has_wrong_product):
         return
-    flags = [f"--{name} {value}" for name, value in (("nodes", nodes), ("devices", devices)) if value]
-    raise RequestError(
-        " ".join(flags), f"{launch.launcher} started {launch.shape} ({launch.evidence})", _suggestion(requested, launch)
-    )
+    flags = " ".join(f"--{name} {value}" for name, value in (("nodes", nodes), ("devices", devices)) if value)
+    found = f"{launch.launcher} started {launch.shape} ({launch.evidence})"
+    raise RequestError(flags, found, _suggestion(requested, launch))
 
 
 def processes_to_start(requested: RequestedWorld, launch: Launch) -> int:
@@ -116,10 +113,8 @@ def _suggestion(requested: RequestedWorld, launch: Launch) -> str:
     fitting_flags = ""
     if launch.num_nodes and len(set(process_counts)) == 1:
         fitting_flags = f"--nodes {launch.num_nodes} --devices {process_counts[0]}, or omit both"
-    nodes, devices = (
-        requested.nodes or launch.num_nodes or 1,
-        requested.devices or (process_counts[0] if process_counts else 1),
-    )
+    nodes = requested.nodes or launch.num_nodes or 1
+    devices = requested.devices or (process_counts[0] if process_counts else 1)
     scheduler = "pbs" if launch.launcher == "mpi" and "PBS_NODEFILE" in os.environ else launch.launcher
     command = LAUNCHERS[scheduler].command_for(nodes, devices)
     if launch.launcher == "pbs":

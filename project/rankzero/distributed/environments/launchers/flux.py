@@ -4,14 +4,7 @@ import json
 import subprocess
 from contextlib import suppress
 
-from rankzero.distributed.environments.launch import (
-    Launch,
-    Launcher,
-    RequestedWorld,
-    Variables,
-    folder_name,
-    rendezvous_endpoint,
-)
+from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, rendezvous_endpoint
 from rankzero.distributed.environments.launchers import slurm
 
 
@@ -39,7 +32,7 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
         address=address,
         port=port,
         world_id=world_id,
-        job_id=folder_name(job),
+        job_id=job,
     )
 
 

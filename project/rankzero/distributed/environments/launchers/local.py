@@ -90,9 +90,8 @@ def manual_launch(variables: Variables, requested: RequestedWorld) -> Launch:
             raise KeyError("--master_port")
     address, port = rendezvous_endpoint(variables, requested, "127.0.0.1", "by hand")
     devices = requested.devices or 1
-    recorded = variables.recorded
-    names = [name for name in recorded if name.endswith(("_NNODES", "RANK", "SIZE", "_INDEX"))]
-    evidence = " ".join(f"{name}={recorded[name]}" for name in names)
+    positions = ("_NNODES", "RANK", "SIZE", "_INDEX")
+    evidence = " ".join(f"{name}={value}" for name, value in variables.recorded.items() if name.endswith(positions))
     return Launch(
         evidence=evidence or f"--nodes {requested.nodes} --node_rank {requested.node_rank}; {Launch().evidence}",
         rank=requested.node_rank * devices,

@@ -11,14 +11,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from rankzero.distributed.environments.launch import (
-    Launch,
-    Launcher,
-    RequestedWorld,
-    Variables,
-    folder_name,
-    rendezvous_endpoint,
-)
+from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, rendezvous_endpoint
 from rankzero.distributed.environments.launchers import pbs, slurm
 from rankzero.distributed.process.system import ancestor_commands
 
@@ -43,15 +36,12 @@ def found(variables: Variables) -> bool:
 
 def read(variables: Variables, requested: RequestedWorld) -> Launch:
     """Returns the launch that MPI's variables describe."""
-    families = [
-        family
-        for family, names in VARIABLES_BY_FAMILY.items()
-        if names[0] in variables and (family != "hydra" or "MPI_LOCALNRANKS" in variables)
-    ]
-    if not families:
+    for family, names in VARIABLES_BY_FAMILY.items():
+        if names[0] in variables and (family != "hydra" or "MPI_LOCALNRANKS" in variables):
+            break
+    else:
         raise KeyError("OMPI_COMM_WORLD_RANK or PMI_RANK")
-    family = families[0]
-    rank_name, size_name, local_rank_name, local_size_name = VARIABLES_BY_FAMILY[family]
+    rank_name, size_name, local_rank_name, local_size_name = names
     rank, local_rank = variables.number(rank_name), variables.find_number(local_rank_name)
     local_size = variables.find_number(local_size_name)
     size = variables.find_number(size_name) or (requested.nodes or 0) * (requested.devices or 0) or None
@@ -100,8 +90,7 @@ def _mpirun_id_and_host(variables: Variables) -> tuple[str, str | None]:
     for arguments in ancestor_commands():
         command = " ".join(arguments)
         control = re.search(r"--control-port (\S+):(\d+)", command)
-        control = control or re.search(r"--upstream-host (\S+) --upstream-port (\d+)", command)
-        if control:
+        if control := control or re.search(r"--upstream-host (\S+) --upstream-port (\d+)", command):
             return f"mpi {control[1]}:{control[2]}", control[1]
     return f"mpi {_job_id(variables)} of {os.getuid()}", None
 
@@ -120,7 +109,7 @@ def _scheduler_host(variables: Variables) -> str | None:
 def _job_id(variables: Variables) -> str | None:
     lsf_job, index = variables.find("LSB_JOBID"), variables.find("LSB_JOBINDEX") or "0"  # 0: of no job array
     lsf_id = f"{lsf_job}[{index}]" if lsf_job and index != "0" else lsf_job
-    return folder_name(variables.find("SLURM_JOB_ID")) or pbs.job_id(variables) or folder_name(lsf_id)
+    return variables.find("SLURM_JOB_ID") or variables.find("PBS_JOBID") or lsf_id
 
 
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID", "PMI_RANK", "PMIX_RANK")

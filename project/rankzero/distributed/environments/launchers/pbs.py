@@ -13,14 +13,7 @@ import socket
 from collections import Counter
 from pathlib import Path
 
-from rankzero.distributed.environments.launch import (
-    Launch,
-    Launcher,
-    RequestedWorld,
-    Variables,
-    folder_name,
-    rendezvous_endpoint,
-)
+from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, rendezvous_endpoint
 
 
 def found(variables: Variables) -> bool:
@@ -31,9 +24,8 @@ def found(variables: Variables) -> bool:
 def read(variables: Variables, requested: RequestedWorld) -> Launch:
     """Returns the launch that a task's variables describe."""
     job, node_rank = variables.text("PBS_JOBID"), variables.number("PBS_NODENUM")
-    rank = variables.find_number("RANK")
+    rank, hosts = variables.find_number("RANK"), node_file(variables)
     requested_size = (requested.nodes or 0) * (requested.devices or 0) or None
-    hosts = node_file(variables)
     # Without a rank on its command line, this task is one of those that pbsdsh starts for all lines of the node file.
     counts = tuple(Counter(hosts).values()) if rank is None and hosts else None
     size = sum(counts) if counts else requested_size
@@ -44,9 +36,8 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     own_host = socket.gethostname() if node_rank == 0 else None
     num_nodes = len(counts) if counts else requested.nodes
     is_single_machine = size == 1 or num_nodes == 1 or variables.find_number("LOCAL_WORLD_SIZE") == size
-    world_id = f"pbs {job}"
     first_host = "127.0.0.1" if is_single_machine else own_host or next(iter(hosts), None)
-    address, port = rendezvous_endpoint(variables, requested, first_host, world_id)
+    address, port = rendezvous_endpoint(variables, requested, first_host, f"pbs {job}")
     return Launch(
         evidence=f"PBS_JOBID={job} PBS_TASKNUM={variables.text('PBS_TASKNUM')}",
         rank=rank,
@@ -59,19 +50,17 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
         hosts=tuple(dict.fromkeys(hosts)),
         address=address,
         port=port,
-        world_id=world_id,
-        job_id=job_id(variables),
+        world_id=f"pbs {job}",
+        job_id=job,
     )
 
 
 def allocation(variables: Variables) -> Launch | None:
     """Returns the PBS job around this process, in which no task has been started; None outside a job."""
-    job = variables.find("PBS_JOBID")
-    if job is None:
+    if (job := variables.find("PBS_JOBID")) is None:
         return None
     lines = node_file(variables)
-    evidence = f"PBS_JOBID={job}, the job script"
-    return Launch("pbs", evidence, world_size=len(lines) or 1, num_nodes=len(set(lines)) or 1)
+    return Launch("pbs", f"PBS_JOBID={job}, the job script", world_size=len(lines) or 1, num_nodes=len(set(lines)) or 1)
 
 
 def node_file(variables: Variables) -> list[str]:
@@ -97,13 +86,7 @@ def pbs_setting(name: str) -> str | None:
         lines = Path(os.environ.get("PBS_CONF_FILE") or "/etc/pbs.conf").read_text().splitlines()
     except (OSError, UnicodeError):
         return None
-    settings = dict(line.strip().partition("=")[::2] for line in lines)
-    return settings.get(name) or None
-
-
-def job_id(variables: Variables) -> str | None:
-    """Returns the id of the PBS job as a valid folder name; None outside a job."""
-    return folder_name(variables.find("PBS_JOBID"))
+    return dict(line.strip().partition("=")[::2] for line in lines).get(name) or None
 
 
 def _task_number(variables: Variables) -> int:

@@ -3,14 +3,7 @@
 import re
 from itertools import product
 
-from rankzero.distributed.environments.launch import (
-    Launch,
-    Launcher,
-    RequestedWorld,
-    Variables,
-    folder_name,
-    rendezvous_endpoint,
-)
+from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, rendezvous_endpoint
 
 
 def found(variables: Variables) -> bool:
@@ -27,8 +20,7 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     job = variables.find("SLURM_JOB_ID") or "0"
     step = variables.find("SLURM_STEP_ID") or "0"
     tasks = variables.find_number("SLURM_STEP_NUM_TASKS") or variables.number("SLURM_NTASKS")
-    nodes = variables.find("SLURM_STEP_NODELIST") or variables.find("SLURM_NODELIST") or ""
-    hosts = expand_hosts(nodes)
+    hosts = expand_hosts(variables.find("SLURM_STEP_NODELIST") or variables.find("SLURM_NODELIST") or "")
     num_nodes = variables.find_number("SLURM_STEP_NUM_NODES") or len(hosts) or 1
     first_host = "127.0.0.1" if num_nodes == 1 else next(iter(hosts), None)
     address, port = rendezvous_endpoint(variables, requested, first_host, world_id(variables))
@@ -47,7 +39,7 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
         address=address,
         port=port,
         world_id=world_id(variables),
-        job_id=folder_name(job),
+        job_id=job,
         restarts=variables.find_number("SLURM_RESTART_COUNT") or 0,
     )
 
@@ -60,13 +52,11 @@ def world_id(variables: Variables) -> str:
 
 def allocation(variables: Variables) -> Launch | None:
     """Returns the Slurm allocation around this process, in which no task has been started; None outside one."""
-    job = variables.find("SLURM_JOB_ID")
-    if job is None:
+    if (job := variables.find("SLURM_JOB_ID")) is None:
         return None
     nodes = variables.find_number("SLURM_JOB_NUM_NODES") or variables.find_number("SLURM_NNODES") or 1
     tasks = variables.find_number("SLURM_NTASKS") or nodes * (variables.find_number("SLURM_NTASKS_PER_NODE") or 1)
-    evidence = f"SLURM_JOB_ID={job} without a SLURM_STEP_ID"
-    return Launch("slurm", evidence, world_size=tasks, num_nodes=nodes)
+    return Launch("slurm", f"SLURM_JOB_ID={job} without a SLURM_STEP_ID", world_size=tasks, num_nodes=nodes)
 
 
 def expand_tasks(text: str) -> tuple[int, ...]:

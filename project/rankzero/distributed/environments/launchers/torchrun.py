@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables, folder_name
+from rankzero.distributed.environments.launch import Launch, Launcher, RequestedWorld, Variables
 from rankzero.distributed.process.system import ancestor_commands, ancestors
 from rankzero.messages import RequestError
 
@@ -36,7 +36,7 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
         address=address,
         port=port,
         world_id=f"torchrun {run_id} {attempt} {address}:{port}",
-        job_id=None if run_id == "none" else folder_name(run_id),  # older torchrun's default of --rdzv-id
+        job_id=None if run_id == "none" else run_id,  # older torchrun's default of --rdzv-id
         restarts=attempt,
         uses_agent_store=(variables.find("TORCHELASTIC_USE_AGENT_STORE") or "False") == "True",
         elastic=elastic_nodes(variables),
@@ -92,9 +92,7 @@ def option(arguments: list[str], name: str) -> str | None:
 
 
 def _is_torchrun(arguments: list[str]) -> bool:
-    return any(
-        Path(argument).name == "torchrun" or argument.startswith("torch.distributed.") for argument in arguments[:4]
-    )
+    return any(Path(word).name == "torchrun" or word.startswith("torch.distributed.") for word in arguments[:4])
 
 
 LAUNCHER = Launcher(

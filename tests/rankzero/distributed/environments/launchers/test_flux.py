@@ -1,5 +1,6 @@
 import pytest
 
+from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import flux
 from recorded import FLUX
@@ -13,7 +14,7 @@ def read(variables, **requested):
 
 
 def test_tasks_on_one_node_rendezvous_on_loopback_at_a_port_of_their_job():
-    launch = read(FLUX)
+    launch = detect(None, FLUX)
     assert (launch.rank, launch.local_rank, launch.world_size, launch.local_world_size) == (3, None, 4, 4)
     assert (launch.address, launch.num_nodes, launch.node_rank, launch.job_id) == ("127.0.0.1", 1, 0, "Abc")
     assert launch.port != read(FLUX | {"FLUX_JOB_ID": "ƒAbd"}).port

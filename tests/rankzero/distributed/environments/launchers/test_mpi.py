@@ -1,6 +1,7 @@
 import pytest
 
 import recorded
+from rankzero.distributed.environments.detect import detect
 from rankzero.distributed.environments.launch import RequestedWorld, Variables
 from rankzero.distributed.environments.launchers import mpi
 from recorded import HYDRA, JSRUN, OPEN_MPI_5, PALS
@@ -64,7 +65,7 @@ def test_jsrun_and_pals_take_hosts_and_size_from_the_files_of_their_schedulers(t
     hosts.write_text("batch5\nh4\nh4\nh5\n")
     launch = read(JSRUN | {"LSB_DJOB_RANKFILE": str(hosts)})
     assert (launch.rank, launch.local_rank, launch.world_size, launch.address, launch.job_id) == (3, 1, 4, "h4", "7")
-    launch = read(OPEN_MPI | {"LSB_DJOB_RANKFILE": str(hosts), "LSB_JOBID": "7", "LSB_JOBINDEX": "3"})
+    launch = detect(None, OPEN_MPI | {"LSB_DJOB_RANKFILE": str(hosts), "LSB_JOBID": "7", "LSB_JOBINDEX": "3"})
     assert (launch.address, launch.job_id) == ("batch5", "7-3")
     for slots in ({"LSB_HOSTS": "batch5 h4 h4 h5"}, {"LSB_MCPU_HOSTS": "batch5 1 h4 2 h5 1"}):
         assert read(JSRUN | slots).address == "h4"

@@ -84,7 +84,7 @@ def test_a_job_id_becomes_a_valid_folder_name_and_with_a_slash_names_no_node_fil
     mom.write_text("pbs1\n")
     assert pbs.node_file(Variables({"PBS_JOBID": "0.pbs1"})) == ["pbs1"]
     assert pbs.node_file(Variables({"PBS_JOBID": "../aux/0.pbs1"})) == []
-    assert pbs.job_id(Variables({"PBS_JOBID": "15[3].pbs1"})) == "15-3.pbs1"
+    assert detect(TWO_NODES, task(0, "") | {"PBS_JOBID": "15[3].pbs1"}).job_id == "15-3.pbs1"
 
 
 def test_a_setting_is_read_from_the_file_that_a_variable_names_if_it_is_valid(tmp_path, monkeypatch):
