@@ -101,14 +101,12 @@ class Coordinator:
             RequestError: The processes are not the requested ones, or do not share a required key.
             AnotherRankFailed: Rank zero does not listen in time.
         """
-        found, listener = launch._replace(port=0), None
+        found, listener, is_single_machine = launch._replace(port=0), None, launch.is_single_machine
         if launch.rank == 0:
-            listener = listen_as_leader(found) if launch.is_single_machine else None
+            listener = listen_as_leader(found) if is_single_machine else None
             if listener is None:
                 ips = [ip for ip in network.resolve(launch.address) if network.is_local_address(ip)]
-                address = (
-                    "127.0.0.1" if launch.is_single_machine else listening_address(launch, ips, requested.interface)
-                )
+                address = "127.0.0.1" if is_single_machine else listening_address(launch, ips, requested.interface)
                 listener = network.listen(address, 0)
                 address, port = listener.getsockname()[:2]
                 found = found._replace(port=port, address=launch.address if address in ("0.0.0.0", "::") else address)
@@ -196,14 +194,11 @@ class Coordinator:
             error = caught
         except (SystemExit, KeyboardInterrupt) as caught:
             error = LeftEarlyError(f"your code ended the process: {caught!r}")
-        own_outcome = {}
+        own = {} if error is None else {"failed": repr(error)}
         if isinstance(error, CannotStart):
-            own_outcome = {"refused": str(error), "summary": error.summary}
-        elif error is not None:
-            own_outcome = {"failed": repr(error)}
-        outcome = Outcomes(
-            **self.decide(own_outcome, lambda values: asdict(Outcomes.of(values, self.world.name_of)), work=description)
-        )
+            own = {"refused": str(error), "summary": error.summary}
+        name_of = self.world.name_of
+        outcome = Outcomes(**self.decide(own, lambda values: asdict(Outcomes.of(values, name_of)), work=description))
         if error is not None and not isinstance(error, CannotStart):
             raise error
         if outcome.refusals:
@@ -266,7 +261,7 @@ class Coordinator:
                 choose_reporter(refusal, self.control_channel)
             elif name := self.refusing_rank(error):
                 is_refused = True
-                raise refusal_reported_by(name) from None
+                raise reported_by(name, RankRefusal(name, "  see its output", "see its output")) from None
             elif error is not None and not is_refused:
                 self._report_failure(error)
             if refusal is not None and refusal is not error:
@@ -352,31 +347,20 @@ class Outcomes:
         text = str(own_error) if own_error else next(iter(self.refusals))
         rank, name, summary = self.refusals[text]
         is_reporter = own_error is not None and own_rank == rank
-        if own_error and is_reporter and not self.all_refuse:
-            named = RankRefusal(name, text, own_error.summary)
-            named.reported_elsewhere = False
-            return named
-        refusal = own_error or RankRefusal(name, text, summary)
-        refusal.reported_elsewhere = not is_reporter
-        refusal.is_remote = not is_reporter and _is_remote(name)
-        return refusal
+        if own_error is None or (is_reporter and not self.all_refuse):
+            return reported_by(name, RankRefusal(name, text, summary), is_reporter)
+        return reported_by(name, own_error, is_reporter)
 
 
 def choose_reporter(refusal: CannotStart, channel: ControlChannel) -> None:
     """Notes in a refusal whether another rank reports the same text; the first rank that calls this reports it."""
     digest, own_name = sha256(str(refusal).encode()).hexdigest(), channel.world.name_of(channel.rank)
     reporter = channel.refusals(digest).get(digest, own_name)
-    refusal.reported_elsewhere = reporter != own_name
-    refusal.is_remote = _is_remote(reporter)
+    reported_by(reporter, refusal, reporter == own_name)
 
 
-def refusal_reported_by(name: str) -> CannotStart:
-    """Returns a refusal that the rank with this name reports."""
-    refusal = RankRefusal(name, "  see its output", "see its output")
-    refusal.reported_elsewhere, refusal.is_remote = True, _is_remote(name)
+def reported_by(name: str, refusal: CannotStart, is_own: bool = False) -> CannotStart:
+    """Notes in a refusal that the rank with this name reports it, which may be this rank; returns the refusal."""
+    refusal.reported_elsewhere = not is_own
+    refusal.is_remote = not is_own and not name.endswith(f" on {socket.gethostname()}")
     return refusal
-
-
-def _is_remote(name: str) -> bool:
-    """Returns whether the rank with this name is on another machine."""
-    return not name.endswith(f" on {socket.gethostname()}")

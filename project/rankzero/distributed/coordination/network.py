@@ -100,10 +100,9 @@ def address_of(interface: str) -> str:
     Raises:
         RequestError: The interface does not exist or has no address.
     """
+    families = (socket.AF_INET, socket.AF_INET6)
     addresses = {
-        name: [
-            entry.address for family in (socket.AF_INET, socket.AF_INET6) for entry in entries if entry.family == family
-        ]
+        name: [entry.address for family in families for entry in entries if entry.family == family]
         for name, entries in sorted(psutil.net_if_addrs().items())
     }
     if addresses.get(interface):
@@ -138,8 +137,5 @@ def use_interface(requested: str | None, detected: str | None) -> None:
 
 def interface_by_variable() -> str | None:
     """Returns the interface specified by gloo's or NCCL's variable, if this machine has it; otherwise None."""
-    for name in (GLOO, NCCL):
-        value = os.environ.get(name, "").lstrip("=")
-        if value in psutil.net_if_addrs():
-            return value
-    return None
+    names = (os.environ.get(variable, "").lstrip("=") for variable in (GLOO, NCCL))
+    return next((name for name in names if name in psutil.net_if_addrs()), None)

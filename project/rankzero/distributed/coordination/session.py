@@ -15,7 +15,7 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rankzero.distributed.coordination.coordinator import Coordinator
 from rankzero.distributed.coordination.join import join_ranks, start_processes
@@ -157,11 +157,7 @@ def _share(kind: type, path: str) -> None:
 
     A Trainer that is unpickled in another process joins the session of that process, or opens one.
     """
-
-    def describe(part: object) -> tuple[Any, ...]:
-        return _shared_part, (path, Session.current.requested if Session.current else None)
-
-    copyreg.pickle(kind, describe)
+    copyreg.pickle(kind, lambda part: (_shared_part, (path, Session.current and Session.current.requested)))
 
 
 def _shared_part(path: str, requested: RequestedWorld | None) -> object:

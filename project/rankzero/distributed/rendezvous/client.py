@@ -19,14 +19,7 @@ from rankzero.distributed.connections.local_socket import connect_locally, is_su
 from rankzero.distributed.coordination import network
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.distributed.rendezvous.errors import (
-    different_keys_error,
-    missing_key_error,
-    missing_processes_error,
-    no_answer_error,
-    wrong_address_error,
-    wrong_listener_error,
-)
+from rankzero.distributed.rendezvous import errors
 from rankzero.distributed.rendezvous.listening import listen_for_ranks, reject_clients, resolve_address
 from rankzero.distributed.rendezvous.ranks import read_view, world_of_rank_zero
 from rankzero.distributed.rendezvous.server import RendezvousServer
@@ -91,7 +84,7 @@ class RankZeroSearch:
             SIGNALS.check_stop_request()
             time.sleep(TIMERS.poll)
         if launch.port == 0:
-            raise missing_processes_error(launch, [self.this_peer], self.timeout)
+            raise errors.missing_processes_error(launch, [self.this_peer], self.timeout)
         return self._world_of(*self._ask_rank_zero())
 
     def _result_as_leader(self, leader: NodeLeader) -> World:
@@ -137,11 +130,11 @@ class RankZeroSearch:
                 first_host = None
             silent_since = None if was_refused else (silent_since or started)
             if launch.rank == 0 or (silent_since is not None and now - silent_since > TIMERS.first_answer):
-                raise no_answer_error(launch, ips)
+                raise errors.no_answer_error(launch, ips)
             if now - started > TIMERS.first_answer:
                 self._check_address(ips)
             if now > self.deadline:
-                error = missing_processes_error(launch, [self.this_peer], self.timeout)
+                error = errors.missing_processes_error(launch, [self.this_peer], self.timeout)
                 # Rank zero, the usual reporting rank, is missing.
                 error.reported_elsewhere = self.this_peer.local_rank not in (0, None)
                 raise error
@@ -170,11 +163,11 @@ class RankZeroSearch:
             except WrongListenerError as error:
                 if is_local:
                     return None
-                raise wrong_listener_error(launch, error.greeting) from None
+                raise errors.wrong_listener_error(launch, error.greeting) from None
             except DifferentKeyError:
                 if launch.rank == 0:  # another program or run on this machine listens on the port
-                    raise no_answer_error(launch, network.resolve(launch.address)) from None
-                raise different_keys_error(launch, self.key) from None
+                    raise errors.no_answer_error(launch, network.resolve(launch.address)) from None
+                raise errors.different_keys_error(launch, self.key) from None
             connection.send({"peer": self.this_peer._asdict()})
             if leader:
                 connection.connection.setblocking(False)
@@ -190,7 +183,7 @@ class RankZeroSearch:
                 if messages:
                     closing.pop_all()
                     return messages[0]
-            raise missing_processes_error(launch, [self.this_peer], self.timeout)
+            raise errors.missing_processes_error(launch, [self.this_peer], self.timeout)
 
     def _world_of(self, answer: Message, connection: LineConnection) -> World:
         """Returns the world in rank zero's answer; the connection is closed if that is a refusal.
@@ -212,7 +205,7 @@ class RankZeroSearch:
                 world.link = Link(connection, entries.get("leader", 0))
                 return world
         connection.close()
-        raise wrong_listener_error(self.launch, "")
+        raise errors.wrong_listener_error(self.launch, "")
 
     def _check_address(self, ips: Sequence[str]) -> None:
         """Refuses an address of this machine if rank zero cannot be on it, also to ranks that connect here."""
@@ -221,7 +214,7 @@ class RankZeroSearch:
         is_own_address = any(network.is_local_address(ip) and not network.is_loopback(ip) for ip in ips)
         if launch.is_single_machine or not is_other_machine or not is_own_address:
             return
-        error = wrong_address_error(launch, ips)
+        error = errors.wrong_address_error(launch, ips)
         if self.this_peer.local_rank == 0:  # the reporter of this machine, see `is_node_reporter`
             reject_clients(launch, ips, error, self.key)
         raise error
@@ -251,7 +244,7 @@ def rendezvous(
         key = find_key()
         this_peer = Peer.this(launch, key)
         if requires_key and key.secret is None:
-            raise missing_key_error(key)
+            raise errors.missing_key_error(key)
         if interface:
             network.address_of(interface)
         may_listen = launch.rank == 0 or (launch.rank is None and launch.node_rank == 0)

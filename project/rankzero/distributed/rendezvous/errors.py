@@ -29,9 +29,8 @@ def missing_processes_error(launch: Launch, members: Sequence[Peer], timeout: fl
     """Returns the error that names the ranks and machines that have not connected."""
     connected_hosts = sorted({member.host for member in members})
     nodes = {member.node_rank for member in members}
-    missing_machines = (
-        [host for host in launch.hosts if host not in connected_hosts] if len(set(launch.hosts)) > 1 else []
-    )
+    hosts = launch.hosts if len(set(launch.hosts)) > 1 else ()
+    missing_machines = [host for host in hosts if host not in connected_hosts]
     if not missing_machines and launch.num_nodes and None not in nodes:
         missing_machines = [f"node {node}" for node in range(launch.num_nodes) if node not in nodes]
     elif launch.hosts and len(launch.hosts) == launch.num_nodes and None not in nodes:

@@ -74,17 +74,13 @@ def listen_for_ranks(launch: Launch, interface: str | None, key: Key, deadline: 
 
 def listening_address(launch: Launch, own_addresses: Sequence[str], interface: str | None) -> str:
     """Returns the address to listen on; all addresses (`""`) if it is unknown which one the other ranks use."""
-    interface = interface or network.interface_by_variable()
-    if interface:
+    if interface := interface or network.interface_by_variable():
         return network.address_of(interface)
     external_addresses = [ip for ip in own_addresses if not network.is_loopback(ip)]
     if launch.launcher == "pbs" and not launch.is_single_machine:
         return ""  # the address is rank zero's own host name here, and its name in the node file elsewhere
-    if (
-        own_addresses
-        and not external_addresses
-        and (launch.is_single_machine or launch.address in ("localhost", *own_addresses))
-    ):
+    may_be_loopback = launch.is_single_machine or launch.address in ("localhost", *own_addresses)
+    if own_addresses and not external_addresses and may_be_loopback:
         return own_addresses[0]
     # A host name that resolves to loopback here (127.0.1.1 on Debian) resolves to another address on other machines.
     return external_addresses[0] if len(external_addresses) == 1 == len(own_addresses) else ""

@@ -12,16 +12,7 @@ from rankzero.distributed.connections.line_server import LineServer, ServedConne
 from rankzero.distributed.coordination.network import reachable_address
 from rankzero.distributed.environments.launch import Launch
 from rankzero.distributed.process.stop_signals import SIGNALS
-from rankzero.distributed.rendezvous.errors import (
-    SAME_KEY_ADVICE,
-    another_key_error,
-    describe_key_problem,
-    describe_missing_ranks,
-    different_keys_error,
-    duplicate_rank_error,
-    missing_processes_error,
-    world_size_error,
-)
+from rankzero.distributed.rendezvous import errors
 from rankzero.distributed.rendezvous.ranks import assign_ranks, node_views
 from rankzero.distributed.stop_and_failure.leader import Link
 from rankzero.distributed.stop_and_failure.protocol import FROM_LEADER, FROM_RANK, read
@@ -113,7 +104,7 @@ class RendezvousServer:
         # Processes of the same user on one machine are trusted, but containers may have given them different keys.
         own = self.this_peer
         if others := [peer for peer, end in claims if not (end.is_trusted and peer.has_key_of(own))]:
-            self.key_problem = describe_key_problem(self.key, own, others)
+            self.key_problem = errors.describe_key_problem(self.key, own, others)
         self._server.stop_accepting()
         assigned = assign_ranks([self.this_peer, *(claim.peer for claim in claims)])
         self._answer(claims, assigned)
@@ -142,14 +133,14 @@ class RendezvousServer:
         return self.key.secret is None or time.monotonic() > self._changed_at + TIMERS.key
 
     def _missing_processes_error(self) -> RequestError:
-        error = missing_processes_error(self.launch, self.members, self.timeout)
+        error = errors.missing_processes_error(self.launch, self.members, self.timeout)
         wrong_keys = self._describe_wrong_keys()
-        return RequestError(error.asked, error.found + wrong_keys, SAME_KEY_ADVICE) if wrong_keys else error
+        return RequestError(error.asked, error.found + wrong_keys, errors.SAME_KEY_ADVICE) if wrong_keys else error
 
     def _describe_wait(self) -> str:
         if len(self._claims) >= self.launch.world_size - 1:
             return "not all ranks have the same key; waiting for ranks that have it"
-        missing = describe_missing_ranks(self.launch, self.members)
+        missing = errors.describe_missing_ranks(self.launch, self.members)
         return f"{missing}; {len(self.members)} connected{self._describe_wrong_keys()}"
 
     def _describe_wrong_keys(self) -> str:
@@ -189,17 +180,17 @@ class RendezvousServer:
     def _conflict(self, connection: ServedConnection, peer: Peer) -> RequestError | None:
         """Returns why a process cannot belong to the run. A trusted one takes the place of an untrusted one."""
         if peer.world_size != self.launch.world_size:
-            return world_size_error(self.launch, self.this_peer, peer)
+            return errors.world_size_error(self.launch, self.this_peer, peer)
         if self._server.requires_key and not peer.has_key_of(self.this_peer):
-            return another_key_error(self.launch, self.key, self.this_peer, [peer])
+            return errors.another_key_error(self.launch, self.key, self.this_peer, [peer])
         if peer.rank is not None and peer.rank == self.this_peer.rank:
-            return duplicate_rank_error(self.this_peer, peer)
+            return errors.duplicate_rank_error(self.this_peer, peer)
         holder = self._claims.get(peer.id)
         if peer.rank in self._by_rank:
             holder = self._claims[self._by_rank[peer.rank]]
         if holder is None:
             return None
-        error = duplicate_rank_error(holder.peer, peer)
+        error = errors.duplicate_rank_error(holder.peer, peer)
         if holder.connection.is_trusted or not connection.is_trusted:
             return error
         self._refuse(holder.connection, error)
@@ -211,9 +202,9 @@ class RendezvousServer:
         # Processes of this user may have another key, in a container with another home directory.
         trusted = [claim.peer for claim in self._claims.values() if claim.connection.is_trusted]
         if others := [peer for peer in trusted if not peer.has_key_of(self.this_peer)]:
-            raise another_key_error(self.launch, self.key, self.this_peer, others)
+            raise errors.another_key_error(self.launch, self.key, self.this_peer, others)
         for connection in [connection for connection in self._by_connection if not connection.is_trusted]:
-            self._refuse(connection, different_keys_error(self.launch, self.key))
+            self._refuse(connection, errors.different_keys_error(self.launch, self.key))
 
     def _refuse(self, connection: ServedConnection, error: RequestError) -> None:
         connection.send({"refused": [*error.args], "is_single": True})

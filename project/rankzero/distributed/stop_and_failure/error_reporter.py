@@ -115,11 +115,10 @@ def refuse(error: CannotStart, launch: Launch | None, code: Exit = Exit.WRONG_RE
     is_reported = error.reported_elsewhere if error.reported_elsewhere is not None else not is_reporting_rank(launch)
     if is_reported and error.is_remote and launch and not LAUNCHERS[launch.launcher].gathers_output:
         is_reported = not is_reporting_rank(launch)
+    may_be_unseen = error.reported_elsewhere is None or error.is_remote
     if not is_reported:
         print_error(f"cannot start\n{error}")
-    elif (
-        (error.reported_elsewhere is None or error.is_remote) and launch and is_node_reporter(launch, error.local_only)
-    ):
+    elif may_be_unseen and launch and is_node_reporter(launch, error.local_only):
         process_name = "a process" if launch.rank is None else f"rank {launch.rank}"
         print_error(f"{process_name} on {socket.gethostname()} did not start: {error.summary}")
     exit_after_reporter(code, has_printed=not is_reported or error.local_only)
@@ -138,10 +137,8 @@ def report_error(error: BaseException, launch: Launch, prints_traceback: bool = 
     """
     process_name = f"rank {launch.rank} on {socket.gethostname()}" if launch.world_size > 1 else "this process"
     traceback = "".join(user_frames(error)) if prints_traceback else ""
-    place = place_of(error)
-    where = f", in {place}" if place else ""
-    if place == SANITY_CHECK:
-        where += ", which --trainer.num_sanity_val_steps 0 skips"
+    where = f", in {place_of(error)}" if place_of(error) else ""
+    where += ", which --trainer.num_sanity_val_steps 0 skips" * (place_of(error) == SANITY_CHECK)
     if was_reported(error):
         time.sleep(TIMERS.exit_after_lost_contact)
     elif launch.world_size > 1 and is_peer_failure(error):

@@ -8,13 +8,7 @@ from typing import Any
 
 from rankzero.distributed.connections.line_connection import Message, encode_message
 from rankzero.distributed.connections.line_server import LineServer, ServedConnection
-from rankzero.distributed.monitoring.hangs import (
-    HangDetector,
-    SlowRankDetector,
-    Status,
-    report_interval,
-    silence_seconds,
-)
+from rankzero.distributed.monitoring import hangs
 from rankzero.distributed.stop_and_failure.exchange import Exchange
 from rankzero.distributed.stop_and_failure.protocol import FROM_LEADER, FROM_RANK, read
 from rankzero.distributed.timers import TIMERS, Progress
@@ -52,15 +46,14 @@ class ControlServer:
         self._server, self._connections, self.world, self._exchange = server, dict(ranks), world, exchange
         self.describe_exit = describe_exit
         self.on_hang: Callable[[str], bool] = lambda description: False
-        self.interval, self.size, hosts = report_interval(world.nodes), world.size, world.hosts
-        self._hangs = HangDetector(hosts, silence_seconds(self.interval), leader_of=self._leader_of)
+        self.interval, self.size, hosts = hangs.report_interval(world.nodes), world.size, world.hosts
+        self._hangs = hangs.HangDetector(hosts, hangs.silence_seconds(self.interval), leader_of=self._leader_of)
         self._start_progress: Progress | None = None
-        self.slow_ranks = SlowRankDetector(hosts)
+        self.slow_ranks = hangs.SlowRankDetector(hosts)
         self._ranks = {rank: connection for connection, numbers in ranks.items() for rank in numbers}
         self._refusals: dict[str, str] = {}
         self._exited_ranks: set[int] = set()
-        self._accounted_ranks: set[int] = set()
-        self._latest_position, self._has_position = -1, False
+        self._positions: dict[int, int] = {}
         self._stop_reason: str | None = None
         self._stop_at: int | None = None
         self._answers: dict[str, dict[int, tuple[bool, int]]] = {}
@@ -142,9 +135,8 @@ class ControlServer:
                 self._stop_reason = reason
                 self.send_all({"stop_requested": reason})
             case "position", position:
-                self._latest_position = max(position, self._latest_position)
-                self._has_position = True
-                self._account_for(rank)
+                self._positions[rank] = position
+                self._choose_stop()
             case "answer", [topic, number, is_there, batch] if number == self._decisions.get(topic, 0):
                 self._record_answer(topic, rank, is_there, batch)
             case "value", [number, value]:
@@ -157,7 +149,7 @@ class ControlServer:
                 self._exited_ranks.add(rank)
                 self._exchange.leave(rank)
                 self._hangs.update(rank, None)
-                self._account_for(rank)
+                self._choose_stop()
                 for topic in list(self._answers):
                     self._decide(topic)
             case "status", values:
@@ -187,16 +179,15 @@ class ControlServer:
     def _update(self, rank: int, values: object) -> None:
         if rank in self._exited_ranks:
             return
-        status = Status.from_message(values)
+        status = hangs.Status.from_message(values)
         self._hangs.update(rank, status)
         self.slow_ranks.update(rank, status.first_gradient if status else 0.0)
 
-    def _account_for(self, rank: int) -> None:
+    def _choose_stop(self) -> None:
         """Once all positions are known, has all ranks stop at the safe point after the most advanced position."""
-        self._accounted_ranks.add(rank)
-        is_known = len(self._accounted_ranks) == self.size and self._has_position
+        is_known = len(self._positions.keys() | self._exited_ranks) == self.size and self._positions
         if self._stop_reason is not None and self._stop_at is None and is_known:
-            self._stop_at = self._latest_position + 1
+            self._stop_at = max(-1, *self._positions.values()) + 1
             self.send_all({"stop_at": self._stop_at})
 
     def _record_answer(self, topic: str, rank: int, is_there: bool, batch: int) -> None:

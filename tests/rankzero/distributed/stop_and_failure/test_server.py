@@ -79,7 +79,7 @@ def test_a_lost_rank_is_a_failure(world, launcher, description, text, reporting_
 
 def test_a_lost_rank_is_not_named_as_the_cause_of_a_hang(world, monkeypatch):
     monkeypatch.setattr(TIMERS, "heartbeat", 0.02)
-    monkeypatch.setattr(server, "silence_seconds", lambda interval: 0.5)
+    monkeypatch.setattr(server.hangs, "silence_seconds", lambda interval: 0.5)
     ranks = world(2).ranks
     ranks[1].send({"status": [7, "backward", 0.1, 0.3, False, "", 0, "", 0.1]})
     ranks[1].close()
