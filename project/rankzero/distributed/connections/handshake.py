@@ -28,15 +28,7 @@ _NONCE = re.compile(r"[0-9a-f]{32}")
 
 
 class WrongListenerError(Exception):
-    """Raised if a listener is not rank zero, or a leader, of this run.
-
-    Args:
-        greeting: The first line that it sent; empty if it sent none.
-    """
-
-    def __init__(self, greeting: str) -> None:
-        super().__init__(greeting)
-        self.greeting = greeting
+    """Raised if a listener is not rank zero, or a leader, of this run; the message is the first line that it sent."""
 
 
 class DifferentKeyError(Exception):

@@ -26,9 +26,6 @@ MIN_KEY_LENGTH = 32
 NEW_KEY_COMMAND = "export RANKZERO_KEY=$(openssl rand -hex 32)"
 """Command that creates a key. Its output must then be given to all machines."""
 
-KEY_FILE = "key"
-"""File in the user's configuration folder."""
-
 
 @dataclass(frozen=True)
 class Key:
@@ -47,9 +44,8 @@ class Key:
 
     def fingerprint(self, world_id: str) -> str:
         """Returns a text by which processes can compare their keys without revealing them; empty without a key."""
-        if self.secret is None:
-            return ""
-        return hmac.digest(self.secret, f"fingerprint {world_id}".encode(), "sha256").hex()
+        text = f"fingerprint {world_id}".encode()
+        return hmac.digest(self.secret, text, "sha256").hex() if self.secret is not None else ""
 
 
 def config_folder() -> Path | None:
@@ -108,7 +104,7 @@ def _load() -> Key:
     deadline = time.monotonic() + TIMERS.shared_file
     while True:
         try:
-            secret, path = load_key(KEY_FILE, create=True)
+            secret, path = load_key("key", create=True)
             return Key(secret, str(path))
         except NoKeyError as error:
             if not isinstance(error.__cause__, FileNotFoundError) or time.monotonic() > deadline:
@@ -117,8 +113,6 @@ def _load() -> Key:
 
 
 KEY_BYTES = 32
-
-_ONLY_OWNER_WRITES, _ONLY_OWNER_READS = 0o022, 0o077
 
 
 class NoKeyError(Exception):
@@ -141,7 +135,7 @@ def load_key(name: str, create: bool) -> tuple[bytes, Path]:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder_descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-            _check_owner(os.fstat(folder_descriptor), folder, _ONLY_OWNER_WRITES)
+            _check_owner(os.fstat(folder_descriptor), folder, forbidden=0o022)
             if create and not path.exists():
                 _create(folder_descriptor, name)
             return _read(folder_descriptor, path), path
@@ -158,7 +152,7 @@ def _read(folder_descriptor: int, path: Path) -> bytes:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise NoKeyError(f"{path} is not a regular file")
-        _check_owner(status, path, _ONLY_OWNER_READS)
+        _check_owner(status, path, forbidden=0o077)
         key = file.read(KEY_BYTES + 1)
     if len(key) != KEY_BYTES:
         raise NoKeyError(f"{path} is damaged; delete it, and the next run creates another")
@@ -175,9 +169,8 @@ def _check_owner(status: os.stat_result, path: Path, forbidden: int) -> None:
 def _create(folder_descriptor: int, name: str) -> None:
     """Creates the key. If several processes do this at once, all of them use the key of the first."""
     temporary = f".{name}.{secrets.token_hex(8)}"
-    descriptor = os.open(
-        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=folder_descriptor
-    )
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    descriptor = os.open(temporary, flags, 0o600, dir_fd=folder_descriptor)
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, 0o600)  # independent of the umask

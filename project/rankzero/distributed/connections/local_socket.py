@@ -1,5 +1,6 @@
 """Unix sockets between the processes of one user on one machine."""
 
+import contextlib
 import os
 import socket
 import struct
@@ -15,12 +16,10 @@ def is_supported() -> bool:
     """Returns whether this system has, and allows, Unix sockets whose name disappears with them."""
     if sys.platform != "linux":
         return False
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind("")  # the kernel chooses an abstract address
-    except OSError:
-        return False
-    return True
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind("")  # the kernel chooses an abstract address
+        return True
+    return False
 
 
 def listen_locally(name: str) -> socket.socket | None:
@@ -42,16 +41,12 @@ def listen_locally(name: str) -> socket.socket | None:
 
 def connect_locally(name: str) -> socket.socket | None:
     """Returns a connection to the process of the same user that listens under a name; None if there is none."""
-    if not is_supported():
-        return None
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with contextlib.suppress(OSError):
         connection.settimeout(TIMERS.attempt)
         connection.connect(_address(name))
         if is_own_user(connection):
             return connection
-    except OSError:
-        pass
     connection.close()
     return None
 

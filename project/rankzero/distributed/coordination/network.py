@@ -34,12 +34,10 @@ def resolve(address: str) -> list[str]:
 def is_local_address(ip: str) -> bool:
     """Returns whether an IP address belongs to this machine."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        try:
-            probe.bind((ip, 0))
-        except OSError:
-            return False
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((ip, 0))
         return True
+    return False
 
 
 def is_loopback(ip: str) -> bool:
@@ -78,12 +76,10 @@ def describe_listener(port: int) -> str:
 def source_address(target: str) -> str | None:
     """Returns the address from which this machine reaches the address `target`; None if there is no route."""
     family = socket.AF_INET6 if ":" in target else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((target, 9))  # UDP: sends no packet
-        except OSError:
-            return None
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((target, 9))  # UDP: sends no packet
         return str(probe.getsockname()[0])
+    return None
 
 
 def interface_of(ip: str) -> str | None:
@@ -108,12 +104,9 @@ def address_of(interface: str) -> str:
     if addresses.get(interface):
         return str(addresses[interface][0].partition("%")[0])
     names = [name for name, found in addresses.items() if found]
-    raise RequestError(
-        f"--interface {interface}",
-        f"{socket.gethostname()} has no network interface of that name with an address; "
-        f"those with one are {', '.join(names)}",
-        f"--interface {next((name for name in names if name != 'lo'), 'lo')}",
-    )
+    found = f"{socket.gethostname()} has no network interface of that name with an address; those with one are"
+    other = next((name for name in names if name != "lo"), "lo")
+    raise RequestError(f"--interface {interface}", f"{found} {', '.join(names)}", f"--interface {other}")
 
 
 def use_interface(requested: str | None, detected: str | None) -> None:

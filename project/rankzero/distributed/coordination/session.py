@@ -235,11 +235,9 @@ def _check_can_start(count: int) -> None:
     if script is not None and Path(script).is_file() and not hasattr(sys, "ps1"):
         return
     program = "a notebook" if "ipykernel" in sys.modules else "an interactive interpreter or standard input"
-    raise RequestError(
-        f"--devices {count}",
-        f"{program}: several processes need a script file, and there is none",
-        "--devices 1, or save the program as train.py and run `python train.py`",
-    )
+    found = f"{program}: several processes need a script file, and there is none"
+    instead = "--devices 1, or save the program as train.py and run `python train.py`"
+    raise RequestError(f"--devices {count}", found, instead)
 
 
 def _script_name() -> str:

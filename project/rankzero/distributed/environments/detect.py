@@ -157,8 +157,7 @@ def _check_nesting(launch: Launch, environ: Mapping[str, str]) -> None:
     for name in outer_launchers:
         outer = _outer_launch(name, environ)
         is_one_per_node = launch.launcher == "torchrun" and outer and (outer.local_world_size or 1) == 1
-        is_single_node = launch.num_nodes == 1 and not launch.elastic
-        if outer is None or (is_one_per_node and not is_single_node):
+        if outer is None or (is_one_per_node and (launch.num_nodes != 1 or launch.elastic)):
             continue
         raise RequestError(
             f"{launch.launcher} within {name} ({launch.evidence}; {outer.evidence})",

@@ -50,19 +50,15 @@ def requested_world(arguments: Mapping[str, Any], lightning_arguments: Mapping[s
     """Returns the processes that a Trainer's arguments request."""
     devices, gpus = requested_devices(lightning_arguments.get("devices"))
     accelerator = lightning_arguments.get("accelerator") or "auto"
+    same_names = ("launcher", "node_rank", "interface", "backend", "start_timeout", "auth")
     return RequestedWorld(
         nodes=lightning_arguments.get("num_nodes"),
         devices=devices,
         gpus=gpus,
         accelerator=accelerator.name() if hasattr(accelerator, "name") else str(accelerator),
-        launcher=arguments["launcher"],
-        node_rank=arguments["node_rank"],
         address=arguments["master_addr"],
         port=arguments["master_port"],
-        interface=arguments["interface"],
-        backend=arguments["backend"],
-        start_timeout=arguments["start_timeout"],
-        auth=arguments["auth"],
+        **{name: arguments[name] for name in same_names},
     )
 
 

@@ -163,7 +163,7 @@ class RankZeroSearch:
             except WrongListenerError as error:
                 if is_local:
                     return None
-                raise errors.wrong_listener_error(launch, error.greeting) from None
+                raise errors.wrong_listener_error(launch, str(error)) from None
             except DifferentKeyError:
                 if launch.rank == 0:  # another program or run on this machine listens on the port
                     raise errors.no_answer_error(launch, network.resolve(launch.address)) from None

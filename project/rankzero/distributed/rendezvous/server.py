@@ -61,8 +61,7 @@ class RendezvousServer:
     ) -> None:
         self.launch, self.this_peer, self.deadline, self.timeout, self.key = launch, this_peer, deadline, timeout, key
         self.listeners, self.key_problem = listeners, ""
-        requires_key = requires_key or key.is_explicit
-        self._server = LineServer(listeners, launch.world_id, key.secret, requires_key)
+        self._server = LineServer(listeners, launch.world_id, key.secret, requires_key or key.is_explicit)
         self._claims: dict[str, Claim] = {}
         self._by_rank: dict[int, str] = {}
         self._by_connection: dict[ServedConnection, dict[str, None]] = {}
@@ -99,14 +98,14 @@ class RendezvousServer:
             for listener in self.listeners:
                 listener.close()
             raise
-        claims = sorted(self._claims.values(), key=lambda claim: not claim.connection.is_trusted)
-        claims = claims[: self.launch.world_size - 1]
+        by_trust = sorted(self._claims.values(), key=lambda claim: not claim.connection.is_trusted)
+        claims = by_trust[: self.launch.world_size - 1]
         # Processes of the same user on one machine are trusted, but containers may have given them different keys.
         own = self.this_peer
         if others := [peer for peer, end in claims if not (end.is_trusted and peer.has_key_of(own))]:
             self.key_problem = errors.describe_key_problem(self.key, own, others)
         self._server.stop_accepting()
-        assigned = assign_ranks([self.this_peer, *(claim.peer for claim in claims)])
+        assigned = assign_ranks([own, *(claim.peer for claim in claims)])
         self._answer(claims, assigned)
         return assigned
 
@@ -262,10 +261,10 @@ class RendezvousServer:
                     connection.send(too_many)
                 self._server.disconnect(connection)
         ranks_of = {peer.id: peer.rank or 0 for peer in assigned}
-        ranks: dict[ServedConnection, list[int]] = {}
-        for connection, processes in self._by_connection.items():  # the leader of a node is the first on its connection
-            if connection in answers:
-                ranks[connection] = [ranks_of[process] for process in processes if process in ranks_of]
+        ranks = {  # the leader of a node is the first on its connection
+            connection: [ranks_of[process] for process in self._by_connection[connection] if process in ranks_of]
+            for connection in answers
+        }
         self._server.flush(TIMERS.leave)
         own, own_served = self._server.connect_own()
         listener = next((listener for listener in self.listeners if listener.family != socket.AF_UNIX), None)

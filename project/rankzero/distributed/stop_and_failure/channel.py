@@ -346,10 +346,9 @@ class ControlChannel:
         ORIGINAL_EXIT(1)
 
     def _exit_early(self, status: int) -> None:
-        is_single_process = self._connection is None
-        process_name = "this process" if is_single_process else f"rank {self.rank} on {socket.gethostname()}"
+        process_name = f"rank {self.rank} on {socket.gethostname()}" if self._connection else "this process"
         cause = f"{process_name} exited with code {status} (os._exit) without an error report"
         if self.report_failure(cause):
-            print_error(cause + "; stopping all ranks" * (not is_single_process))
+            print_error(cause + "; stopping all ranks" * bool(self._connection))
         call_in_thread(self.on_abort, f"{cause}\n{''.join(traceback.format_stack())}")
         report_exit()

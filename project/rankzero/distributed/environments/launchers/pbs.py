@@ -28,7 +28,7 @@ def read(variables: Variables, requested: RequestedWorld) -> Launch:
     requested_size = (requested.nodes or 0) * (requested.devices or 0) or None
     # Without a rank on its command line, this task is one of those that pbsdsh starts for all lines of the node file.
     counts = tuple(Counter(hosts).values()) if rank is None and hosts else None
-    size = sum(counts) if counts else requested_size
+    size = requested_size if counts is None else sum(counts)
     if rank is not None:
         size = variables.find_number("WORLD_SIZE") or requested_size
     if size is None:
