@@ -58,8 +58,7 @@ class LineConnection:
     """
 
     def __init__(self, connection: socket.socket, max_line_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        self.connection, self.max_line_bytes = connection, max_line_bytes
-        self.close_reason = ""
+        self.connection, self.max_line_bytes, self.close_reason = connection, max_line_bytes, ""
         self._lines: deque[bytes] = deque()
         self._partial_line = bytearray()
         self._unsent = bytearray()
@@ -191,13 +190,12 @@ class LineConnection:
         if not received:
             self.close_reason = self.close_reason or " (killed? out of memory?)"
             return False
-        head, newline, rest = received.rpartition(b"\n")
-        if newline:
-            self._partial_line += head
-            self._lines.extend(bytes(self._partial_line).split(b"\n"))
-            self._partial_line = bytearray(rest)
-        else:
-            self._partial_line += received
+        *lines, rest = received.split(b"\n")
+        if lines:
+            lines[0] = bytes(self._partial_line) + lines[0]
+            self._lines.extend(lines)
+            self._partial_line.clear()
+        self._partial_line += rest
         if max((len(self._partial_line), *map(len, self._lines))) > self.max_line_bytes:
             self._lines.clear()
             self.close_reason = " (it sent too long a line)"

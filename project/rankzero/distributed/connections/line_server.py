@@ -83,8 +83,7 @@ class LineServer:
     def __init__(
         self, listeners: Sequence[socket.socket], world_id: str, secret: bytes | None, requires_key: bool
     ) -> None:
-        self.listeners, self.world_id = listeners, world_id
-        self.secret, self.requires_key = secret, requires_key
+        self.listeners, self.world_id, self.secret, self.requires_key = listeners, world_id, secret, requires_key
         self.wrong_keys: set[str] = set()
         self.max_unidentified = min(MAX_UNIDENTIFIED, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._connections: dict[socket.socket, ServedConnection] = {}
@@ -221,8 +220,7 @@ class LineServer:
                 is_open = self._answer_hello(connection, line) and is_open
             if not is_open:
                 self.disconnect(connection)
-                return None
-            if not connection.has_said_hello:
+            if not is_open or not connection.has_said_hello:
                 return None
         if (messages := connection.receive(0)) is None:
             self.disconnect(connection)

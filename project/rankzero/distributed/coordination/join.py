@@ -10,7 +10,6 @@ from rankzero.distributed.environments.validate import check_world
 from rankzero.distributed.process.spawn import die_with_parent, is_local_process, own_command, run_processes
 from rankzero.distributed.process.threads import choose_threads, set_threads
 from rankzero.distributed.rendezvous.client import rendezvous
-from rankzero.distributed.stop_and_failure.leader import Link
 from rankzero.distributed.world import World
 from rankzero.messages import RequestError
 
@@ -47,15 +46,14 @@ def find_requested_ranks(
     Raises:
         RequestError: A rank is missing, or the ranks are not the requested ones. Its `in_rendezvous` is True.
     """
-    link: Link | None = None
+    world = None
     try:
         world = rendezvous(launch, requested.rendezvous_timeout, requested.interface, requires_key, listener)
-        link = world.link
         check_world(requested, world.launch)
     except RequestError as error:
         error.in_rendezvous = True
-        if link:
-            link.close()
+        if world:
+            world.link.close()
         raise
     return world
 

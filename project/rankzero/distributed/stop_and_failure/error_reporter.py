@@ -41,16 +41,14 @@ def is_reporting_rank(launch: Launch | None) -> bool:
     if launch is not None and launch.rank is not None and launch.launcher != "env":
         return launch.rank == 0
     variables = Variables(os.environ)
-    ranks = [(name, variables.text(name)) for name in RANK_VARIABLES if name in variables]
-    if not ranks:
+    if (name := next(filter(variables.find, RANK_VARIABLES), None)) is None:
         return True
-    name, rank = ranks[0]
     if name == "RANK" and "TORCHELASTIC_RUN_ID" not in variables and "PBS_TASKNUM" not in variables:
         # Started by hand or in containers: no launcher gathers the output, so one process per shell and container
         # reports. Two jobs on one machine may both lack MASTER_ADDR; the parent process id distinguishes them.
         job = f"{variables.find('MASTER_ADDR')}:{variables.find('MASTER_PORT')}"
         return acquire_host_lock(f"env {job} {os.getppid()} {process_namespace()}")
-    if rank != "0":
+    if variables.find(name) != "0":
         return False
     if "PBS_TASKNUM" in variables:
         return (variables.find("PBS_NODENUM") or "0") == "0" and acquire_host_lock(f"pbs {variables.find('PBS_JOBID')}")
@@ -71,9 +69,8 @@ def is_node_reporter(launch: Launch, local_only: bool) -> bool:
     The first process of a machine prints it; if the launcher does not state which one that is, the first that asks.
     `local_only` states whether only this process may have found the error, so that rank zero's report lacks it.
     """
-    has_separate_output = not LAUNCHERS[launch.launcher].gathers_output
     prints_in_full = launch.rank == 0 or launch.launcher == "env"  # see `is_reporting_rank`
-    if prints_in_full or not (local_only or has_separate_output):
+    if prints_in_full or (LAUNCHERS[launch.launcher].gathers_output and not local_only):
         return False
     return launch.local_rank == 0 or (launch.local_rank is None and acquire_host_lock(f"reporter {launch.world_id}"))
 
