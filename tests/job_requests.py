@@ -4,12 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankzero.jobs.job_request import job_request
-from rankzero.jobs.options import FORMS, IN_CONTAINERS, JobRequest, accepted_flags, parse
+from rankzero.jobs.options import FORMS, JobRequest, accepted_flags, parse
 from rankzero.jobs.script import render
 from running import refusal_of
 
 SLURM = ("--scheduler", "slurm", "--name", "x")
 MPIRUN = ("--scheduler", "mpirun", "--name", "x")
+
+IN_CONTAINERS = "docker", "apptainer", "kubernetes"
 
 
 def request(*tokens):

@@ -152,6 +152,8 @@ class Flag(NamedTuple):
         """
         try:
             return self.read(text)
+        except RequestError:
+            raise
         except ValueError as error:
             suggestion = nearest(text, str(error).partition("one of ")[2].split(", "))
             asked, instead = f"--{self.name} {shlex.quote(text)}", f"--{self.name} {suggestion or self.example}"

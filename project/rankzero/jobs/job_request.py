@@ -12,18 +12,8 @@ import yaml
 
 from rankzero.cli.command_line import CommandLine
 from rankzero.distributed.connections.key import config_folder
-from rankzero.jobs.options import (
-    DIRECTIVES,
-    FLAGS,
-    FORMS,
-    IN_CONTAINERS,
-    JOB_FLAGS,
-    LISTS,
-    QUEUING,
-    JobRequest,
-    accepted_flags,
-    host_value,
-)
+from rankzero.jobs import options
+from rankzero.jobs.options import FLAGS, FORMS, JOB_FLAGS, LISTS, QUEUING, JobRequest
 from rankzero.messages import RequestError, nearest
 
 _SET_BY_SCRIPT = {
@@ -59,9 +49,9 @@ def job_request(command_line: CommandLine) -> JobRequest:
     if "venv" in given:
         site.pop("image", None)
     image = given.get("image") or site.get("image")
-    if scheduler in IN_CONTAINERS and image is None:
+    if scheduler in ("docker", "apptainer", "kubernetes") and image is None:
         raise RequestError(f"--scheduler {scheduler}", "the container image is missing", "--image IMAGE")
-    accepted = accepted_flags(scheduler, image is not None)
+    accepted = options.accepted_flags(scheduler, image is not None)
     _refuse_ignored(given, accepted, scheduler)
     _check_extra((*site.get("extra", ()), *given.get("extra", ())) if scheduler in QUEUING else (), scheduler)
     values = {name: value for name, value in {**site, **given}.items() if name in accepted}
@@ -102,29 +92,24 @@ def _instead_of(name: str, scheduler: str) -> str:
 def _check_extra(lines: Sequence[str], scheduler: str) -> None:
     """Raises an error for a line of `--extra` that the scheduler ignores, or that contradicts the script."""
     for line in lines:
-        own = DIRECTIVES[scheduler]
-        other = next((text for text in DIRECTIVES.values() if text != own and line.lstrip().startswith(text)), None)
-        if other is not None:
-            found = f"{scheduler} ignores a line that begins with {other}"
+        own = options.DIRECTIVES[scheduler]
+        others = [text for text in options.DIRECTIVES.values() if text != own and line.lstrip().startswith(text)]
+        if others:
+            found = f"{scheduler} ignores a line that begins with {others[0]}"
             example = {"slurm": "--qos=high", "pbs": "-m n", "lsf": "-x"}.get(scheduler, "--exclusive")
             raise RequestError(f"--extra {shlex.quote(line)}", found, f"--extra '{own} {example}'")
         if match := re.match(_SET_BY_SCRIPT[scheduler], line):
-            raise RequestError(
-                f"--extra {shlex.quote(line)}",
-                f"the script itself sets {match[1]}",
-                "the flag of submit.py instead: --nodes, --devices, --cpus_per_device, --array or --name",
-            )
+            instead = "the flag of submit.py instead: --nodes, --devices, --cpus_per_device, --array or --name"
+            raise RequestError(f"--extra {shlex.quote(line)}", f"the script itself sets {match[1]}", instead)
 
 
 def _form(scheduler: str, given: str | None, of_site: str | None) -> str | None:
     """Returns the form of a job: the given one, the site's form if the scheduler has it, or the default."""
     forms = FORMS[scheduler]
     if given is not None and given not in forms:
-        raise RequestError(
-            f"--form {given} with --scheduler {scheduler}",
-            f"its forms are {', '.join(forms)}" if forms else f"{scheduler} has only one form",
-            f"--form {forms[0]}" if forms else "leave --form out",
-        )
+        found = f"its forms are {', '.join(forms)}" if forms else f"{scheduler} has only one form"
+        instead = f"--form {forms[0]}" if forms else "leave --form out"
+        raise RequestError(f"--form {given} with --scheduler {scheduler}", found, instead)
     return given or (of_site if of_site in forms else next(iter(forms), None))
 
 
@@ -183,7 +168,7 @@ def hosts_in(file: Path) -> tuple[str, ...]:
     if not names:
         raise RequestError(f"--hostfile {file}", "it names no machine", "--hosts n1,n2")
     try:
-        return tuple(host_value(name) for name in names)
+        return tuple(options.host_value(name) for name in names)
     except ValueError:
         raise RequestError(f"--hostfile {file}", "a line does not begin with a host name", "n1 slots=4") from None
 

@@ -45,9 +45,6 @@ QUEUING = ("slurm", "pbs", "lsf", "flux", "kubernetes")
 DIRECTIVES = {"slurm": "#SBATCH", "pbs": "#PBS", "lsf": "#BSUB", "flux": "#flux:"}
 """Scheduler -> what begins a line of the script that is an option of the scheduler."""
 
-IN_CONTAINERS = ("docker", "apptainer", "kubernetes")
-"""Schedulers that need `--image`."""
-
 command_lines = text_matching(NOT_BLANK, "one or more lines of text")
 host_value = text_matching(r"(?a)(\w[\w.-]*@)?\w[\w.-]*", "a list of host names, separated by commas")
 
