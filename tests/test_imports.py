@@ -37,24 +37,24 @@ MAX_PRIVATE_NAMES = 48
 OF_PYTHON = {"_asdict", "_current_frames", "_fields", "_ncallbacks", "_option_string_actions"}
 """Private names of Python's own modules, and the methods of named tuples."""
 
-MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 221, 33_750, 37_800
+MAX_FILES, MAX_SOURCE_LINES, MAX_TEST_LINES = 211, 33_690, 37_800
 """Size of `rankzero` and of the tests; like the numbers below, they may fall and may not rise."""
 
 MAX_CLOSURES = {
-    "trainer": (161, 28_084),
-    "commands.fit": (170, 29_465),
-    "commands.evaluate": (173, 29_744),
-    "commands.predict": (175, 30_137),
-    "commands.preflight": (170, 29_509),
-    "commands.submit": (191, 31_877),
-    "commands.list": (45, 6_077),
-    "commands.compare": (40, 6_098),
-    "commands.report": (41, 6_129),
-    "commands.explain": (34, 4_871),
+    "trainer": (153, 27_931),
+    "commands.fit": (161, 29_266),
+    "commands.evaluate": (164, 29_524),
+    "commands.predict": (166, 29_890),
+    "commands.preflight": (161, 29_310),
+    "commands.submit": (186, 31_876),
+    "commands.list": (44, 5_490),
+    "commands.compare": (40, 5_778),
+    "commands.report": (39, 5_968),
+    "commands.explain": (33, 4_683),
 }
 """Module -> most files, and most lines, of all modules that it imports, also inside functions."""
 
-MAX_CHAIN = 25
+MAX_CHAIN = 24
 """Most modules of which each imports the next one while it is itself imported."""
 
 FILES = sorted(ROOT.rglob("*.py"))
