@@ -172,8 +172,9 @@ def test_a_scheduler_is_asked_to_requeue_the_run_unless_another_attempt_would_no
     """tests/system/test_slurm_stops.py uses a real scheduler."""
     assert request(objection="of this") == request() == ""  # without a scheduler
     monkeypatch.setattr(module, "requeue", lambda launch, run: f"{run} is requeued")
-    monkeypatch.setattr(module, "current_job", lambda launch: "a job")
-    assert request(objection="of this") == "not requeued: of this" and request() == "x is requeued"
+    for scheduler, answers in (("slurm", ["not requeued: of this", "x is requeued"]), ("lsf", ["", ""])):
+        monkeypatch.setattr(module, "current_job", lambda launch, scheduler=scheduler: Mock(scheduler=scheduler))
+        assert [request(objection="of this"), request()] == answers  # LSF requeues a job by its exit code
 
 
 NO_PROGRESS = "the last 3 attempts began at step 40 and saved no later step; their logs in logs/ may state why"
