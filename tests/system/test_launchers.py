@@ -62,7 +62,8 @@ PLATFORMS = {
 def test_processes_that_a_platform_has_started_learn_as_one_process(cores_shared, reference, hosts, platform):
     (cores_shared / "nodes").write_text("rz1\nrz2\n")
     (cores_shared / "ranks").write_text("batch\nrz1\nrz2\n")
-    write_program(cores_shared / "flux", """echo '{"execution": {"nodelist": ["rz[1-2]"]}}'""")
+    job_info = """echo '{"execution": {"nodelist": ["rz[1-2]"]}}'"""
+    write_program(cores_shared / "flux", f"[ $2 = timeleft ] && echo 4294967295 || {job_info}")  # no time limit
     path = f"PATH={cores_shared}:{os.environ['PATH']}"
     launcher, *variables = PLATFORMS[platform].split()
     variables = [[variable.format(rank=rank) for variable in variables] for rank in range(2)]
