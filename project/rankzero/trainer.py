@@ -26,6 +26,7 @@ from rankzero.distributed.coordination.session import Session
 from rankzero.distributed.environments.cluster import LaunchEnvironment
 from rankzero.distributed.environments.validate import requested_world
 from rankzero.distributed.scheduler.job import attempt_deadline
+from rankzero.distributed.timers import TIMERS
 from rankzero.distributed.torch_inside import missing, set_compile_cache
 from rankzero.messages import RequestError, Stopped, is_quiet, print_notice, set_quiet, set_spelling
 from rankzero.runs.attempt import Attempt, Outcome, agree_on_run
@@ -189,8 +190,9 @@ class Trainer(TrainerArguments):
         self._checkpoint_connector = self._checkpoint_choice = choice
         self.predict_loop = PredictionLoop(self, inference_mode=lightning.get("inference_mode", True))
         self._found_settings = KeepFound()
+        wait = min(TIMERS.same_error, self._options.hang_timeout / 2) if session.is_script else 0
         # Lightning moves batch-size and learning-rate finders to the front; these callbacks must precede them.
-        first = [fit_loop.install(self, plan, activity), ReportFailure(channel, self.outcome, session.is_script)]
+        first = [fit_loop.install(self, plan, activity), ReportFailure(channel, self.outcome, wait)]
         self.callbacks: list[Callback] = [*first, self._found_settings, *self.callbacks]
         deadline = attempt_deadline(arguments["time_limit"], world.launch)
         safe_point = SafePoint(channel, deadline, self._checkpointing, self._weights)

@@ -150,16 +150,14 @@ class Monitor:
     def __init__(self, terminate: Callable[[str], None]) -> None:
         self.activity = Activity()
         self.on_hang: Callable[[str], None] = lambda description: None
-        self.is_single_process = False
+        self.is_single_process, self.stops_run = False, True
         self.slow_ranks: dict[int, str] = {}
         self._terminate = terminate
         self._heartbeat: Heartbeat | None = None
-        self.stops_run = True
         self._is_over = threading.Event()
         self.recorded = self.rank_zero_place = ""
         self._pauses = PauseDetector()
-        self._heard_at = monotonic()
-        self._is_silence_reported = False
+        self._heard_at, self._is_silence_reported = monotonic(), False
 
     def start(self, timeout: float, stops_run: bool, collective_in_flight: CollectiveInFlight) -> None:
         """Begins to report the status of this rank. All ranks must call.

@@ -67,9 +67,8 @@ class ControlChannel:
         self._stop_decided = threading.Event()
         self._failure_received = threading.Event()
         self._cause, self._reporting_rank = "", PARENT_REPORTS
-        self._is_exiting = self._has_reported_failure = self._is_finished = False
+        self._is_exiting = self._has_reported_failure = self._is_finished = self._is_same_error = False
         self._early_exit = EarlyExit(self._exit_early)
-        self._is_same_error = False
         self._errors_compared = threading.Event()
         self.agreements = {topic: Agreement(topic, self._send, self._check_failure) for topic in TOPICS}
         self.exchange = Exchange(world, self._send, self._send_all, self._raise_failure)
@@ -159,18 +158,17 @@ class ControlChannel:
 
     # Failures
 
-    def is_same_on_all_ranks(self, error: str) -> bool:
+    def is_same_on_all_ranks(self, error: str, seconds: float) -> bool:
         """Returns whether all ranks have raised the same error at the same point, so that none waits for another.
-
-        Waits up to `TIMERS.same_error` for the other ranks.
 
         Args:
             error: Describes the error and where this rank is.
+            seconds: How long to wait for the other ranks.
         """
         self._errors_compared.clear()
         self._is_same_error = self._connection is None
         self._send({"raised": sha256(repr([error, self.position, self.exchange.count]).encode()).hexdigest()})
-        deadline = time.monotonic() + TIMERS.same_error
+        deadline = time.monotonic() + seconds
         while self._connection and not self._errors_compared.wait(TIMERS.poll):
             if self._failure_received.is_set() or time.monotonic() > deadline:
                 return False

@@ -6,7 +6,7 @@ import traceback
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
-from rankzero.distributed.monitoring.activity import BACKWARD
+from rankzero.distributed.monitoring.activity import BACKWARD, END
 from rankzero.distributed.process.user_traceback import user_position
 from rankzero.distributed.stop_and_failure.channel import ControlChannel
 from rankzero.messages import CannotStart, Stopped, is_peer_failure, mark_advice, user_message
@@ -23,11 +23,11 @@ class ReportFailure(LoopCallback):
     Args:
         control_channel: The control channel of this rank.
         outcome: Receives the error.
-        can_be_caught: Whether the program may go on after an error that all ranks raise.
+        wait: Seconds to wait for all ranks to raise an error, after which the program may go on; 0 if it never does.
     """
 
-    def __init__(self, control_channel: ControlChannel, outcome: Outcome, can_be_caught: bool = False) -> None:
-        self.control_channel, self.outcome, self._can_be_caught = control_channel, outcome, can_be_caught
+    def __init__(self, control_channel: ControlChannel, outcome: Outcome, wait: float = 0) -> None:
+        self.control_channel, self.outcome, self._wait = control_channel, outcome, wait
         self._batches_before: int | None = None
 
     def on_ready(self, trainer: Trainer) -> None:
@@ -52,7 +52,7 @@ class ReportFailure(LoopCallback):
         self.outcome.error = exception
         logging.getLogger("rankzero").error("".join(traceback.format_exception(exception)))
         channel = self.control_channel
-        if self._can_be_caught and self._is_on_all_ranks(trainer, exception):
+        if self._wait and channel.monitor.activity.phase != BACKWARD and self._is_on_all_ranks(trainer, exception):
             return
         channel.report_failure(f"{channel.world.name_of(channel.rank)} failed: {exception!r}")
         if isinstance(trainer.strategy, RunStrategy):
@@ -63,11 +63,13 @@ class ReportFailure(LoopCallback):
 
         In the backward pass, a rank may have begun other collectives than the others.
         """
-        activity = self.control_channel.monitor.activity
-        if activity.phase == BACKWARD:
-            return False
-        place = [trainer.state.fn, activity.phase, activity.batches, trainer.current_epoch]
-        return self.control_channel.is_same_on_all_ranks(repr([type(error), user_position(error), place]))
+        channel, activity = self.control_channel, self.control_channel.monitor.activity
+        phase = activity.phase
+        place = [trainer.state.fn, phase, activity.batches, trainer.current_epoch]
+        activity.enter(END)  # to wait for the other ranks is no hang
+        is_same = channel.is_same_on_all_ranks(repr([type(error), user_position(error), place]), self._wait)
+        activity.enter(phase)
+        return is_same
 
     def _update_has_trained(self, trainer: Trainer) -> None:
         before, batches = self._batches_before, trainer.fit_loop.epoch_loop.batch_progress.total

@@ -51,9 +51,11 @@ def test_ranks_agree_on_a_stop_before_one_of_them_reaches_a_safe_point(coordinat
 
 
 @pytest.mark.parametrize("difference", ["error", "position", "absent"])
-def test_ranks_know_whether_all_of_them_have_raised_the_same_error(coordinators, scale_timers, difference):
+def test_ranks_know_whether_all_of_them_have_raised_the_same_error(coordinators, difference):
+    seconds = 10.0
+
     def compare(member, error="ValueError"):
-        return member.control_channel.is_same_on_all_ranks(error)
+        return member.control_channel.is_same_on_all_ranks(error, seconds)
 
     def compare_differently(member):
         is_other = member.world.rank == 1
@@ -63,7 +65,7 @@ def test_ranks_know_whether_all_of_them_have_raised_the_same_error(coordinators,
         return compare(member, "KeyError" if is_other and difference == "error" else "ValueError")
 
     assert [on_each_rank(coordinators, compare) for _ in range(3)] == [[True] * 3] * 3
-    scale_timers(0.1)
+    seconds = 0.5
     assert on_each_rank(coordinators, compare_differently) == [False] * 3
 
 
