@@ -136,9 +136,9 @@ for place in PLACES:
     try:
         trial(place, (0, 1))
     except Pruned as error:
-        print(error, flush=True)
+        print(f"{error}\\n", end="", flush=True)  # one write, as both ranks print at once
 trainer, model = trial("none", ())
-print("trained", trainer.world_size, model.layer.weight.sum().item(), flush=True)
+print(f"trained {trainer.world_size} {model.layer.weight.sum().item()}\\n", end="", flush=True)
 try:
     trial(sys.argv[1], range(int(sys.argv[2])))
 except Pruned:
