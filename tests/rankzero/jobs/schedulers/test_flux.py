@@ -1,4 +1,4 @@
-"""The output of Flux 0.80 is recorded; tests/system/test_flux.py runs a real Flux where there is one."""
+"""Reads recorded output of Flux 0.80. The tests in tests/system/test_flux.py run Flux itself, if it is installed."""
 
 import re
 from pathlib import Path
